@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
     """Wrong name, value, file or shape. The command line prints it without a traceback and exits with 2."""
+
+
+class RunFailed(Exception):
+    """A run that could not go on through no mistake of the user's; what it had is kept. Exit code 1."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
@@ -17,3 +25,24 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     hint = f"did you mean {lowered[near[0]]}?" if near else f"there are {', '.join(names)}"
     return UserError(f"no '{name}' among the {what}: {hint}")
+
+
+def positive(name: str, value: float) -> float:
+    """The value, if it is a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{name} must be a positive number, not {value}")
+    return value
+
+
+def not_negative(name: str, value: float) -> float:
+    """The value, if it is a finite number of zero or more."""
+    if not (math.isfinite(value) and value >= 0):
+        raise UserError(f"{name} must be zero or more, not {value}")
+    return value
+
+
+def one_of(name: str, value: T, known: Sequence[T]) -> T:
+    """The value, if it is among the known ones."""
+    if value not in known:
+        raise UserError(f"{name} must be one of {', '.join(map(str, known))}, not {value}")
+    return value

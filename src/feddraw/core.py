@@ -1,0 +1,362 @@
+"""The words of the house: a model as flat vectors, what travels to a client and back, and the three rules of a method.
+
+A method is a `Local` rule (what a client changes in its training), a `Weighting` (how much each client counts) and a
+`Server` rule (how the global model moves). Rules are frozen dataclasses, their fields are the hyperparameters, and
+they are pure: state comes in as an argument and goes out as a result. numpy only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Vector = NDArray[Any]  # floating, (d,)
+Matrix = NDArray[Any]  # floating, (clients, d)
+State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
+Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
+
+# A vector as long as the parameters, as a whole model (parameters, then floating buffers), or a single number.
+Extent = Literal["params", "model", "number"]
+Part = Literal["both", "weight", "bias"]
+
+_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
+
+
+# ---------------------------------------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor of a network and its place in the flat vector of its kind."""
+
+    name: str
+    kind: Literal["param", "buffer", "counter"]
+    shape: tuple[int, ...]
+    start: int
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def place(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the flat vectors of a model mean: the order of its tensors and which layer is the classifier."""
+
+    entries: tuple[Entry, ...]
+    classifier: str
+
+    def length(self, kind: str) -> int:
+        return sum(entry.size for entry in self.entries if entry.kind == kind)
+
+    def extent(self, extent: Extent) -> int:
+        params = self.length("param")
+        return {"params": params, "model": params + self.length("buffer"), "number": 1}[extent]
+
+    def find(self, layer: str = "classifier", part: Part = "both") -> slice | NDArray[np.intp]:
+        """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
+        prefix = self.classifier if layer == "classifier" else layer
+        params = [entry for entry in self.entries if entry.kind == "param"]
+        chosen = [e for e in params if layer == "all" or e.name == prefix or e.name.startswith(prefix + ".")]
+        if not chosen:
+            raise unknown("layers", layer, ["classifier", "all", *{e.name.rpartition(".")[0] for e in params}])
+        chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
+        if not chosen:
+            raise UserError(f"layer '{layer}' has no {part}")
+        start, stop = chosen[0].start, chosen[-1].place.stop
+        if sum(e.size for e in chosen) == stop - start:
+            return slice(start, stop)
+        return np.concatenate([np.arange(e.place.start, e.place.stop) for e in chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network's state as three vectors, because the three kinds are never treated alike.
+
+    Parameters are what a method moves. Floating buffers (batch-norm statistics) are only ever averaged: a server step
+    beyond the clients' values could make a variance negative. Counters are integers and keep their maximum.
+    """
+
+    params: Vector
+    buffers: Vector
+    counters: NDArray[np.int64]
+    layout: Layout
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Name to array, in the network's order: a state dict in numpy."""
+        vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
+        return {e.name: vectors[e.kind][e.place].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
+
+
+# ---------------------------------------------------------------------------------------------------- what travels
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What the server asks of one client in one round."""
+
+    round: int
+    rounds: int
+    client: int  # its place in the scenario
+    seed: int  # drawn from run, round and client: the same under every engine
+    model: Model
+    broadcast: Mapping[str, Vector] = field(default_factory=dict)  # what the server rule sends beside the model
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What comes back from one client."""
+
+    client: int
+    model: Model
+    size: int  # images
+    steps: int  # optimiser steps taken
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Vector] = field(default_factory=dict)  # what the local rule sends beside the model
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The updates of one round that count, in client order, beside the model that was sent."""
+
+    round: int
+    rounds: int
+    model: Model  # the one that was sent
+    updates: Sequence[Update]
+    population: int  # clients in the federation, present or not
+
+    @cached_property
+    def params(self) -> Matrix:
+        """(clients, d); no copy where the updates lie in one matrix already, as the engines leave them."""
+        return _stack([update.model.params for update in self.updates])
+
+    @cached_property
+    def buffers(self) -> Matrix:
+        return _stack([update.model.buffers for update in self.updates])
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return tuple(update.client for update in self.updates)
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        return np.array([update.size for update in self.updates], dtype=np.float64)
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        return np.array([update.steps for update in self.updates], dtype=np.float64)
+
+    @property
+    def deltas(self) -> Matrix:
+        """(clients, d): how far each client moved. A copy as large as all updates; prefer `combine` for sums."""
+        return self.params - self.model.params
+
+    def piece(self, layer: str = "classifier", part: Part = "both") -> Matrix:
+        """(clients, d_l): the parameters of one layer."""
+        return np.asarray(self.params[:, self.model.layout.find(layer, part)])
+
+    def extra(self, name: str) -> Matrix:
+        return _stack([update.extra[name] for update in self.updates])
+
+    def metric(self, name: str) -> NDArray[np.float64]:
+        return np.array([update.metrics[name] for update in self.updates], dtype=np.float64)
+
+    def combine(self, coefficients: NDArray[np.float64]) -> Vector:
+        """The sent parameters plus each client's move times its coefficient."""
+        total = weighted_sum(coefficients, self.params)
+        rest = 1.0 - float(coefficients.sum())
+        if abs(rest) > 1e-9:  # not an average: part of the sent model stays, or more than all of it goes
+            total += (rest * self.model.params.astype(np.float64)).astype(total.dtype)
+        return total
+
+
+def _stack(rows: Sequence[Vector]) -> Matrix:
+    base = rows[0].base
+    whole = isinstance(base, np.ndarray) and base.ndim == 2 and base.shape == (len(rows), len(rows[0]))
+    if whole and all(row.base is base and np.shares_memory(row, base[i]) for i, row in enumerate(rows)):
+        return np.asarray(base)
+    return np.stack(rows)
+
+
+def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix) -> Vector:
+    """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
+    total = np.empty(rows.shape[1], dtype=rows.dtype)
+    for start in range(0, rows.shape[1], _BLOCK):
+        block = slice(start, start + _BLOCK)
+        total[block] = coefficients @ rows[:, block].astype(np.float64)
+    return total
+
+
+def squared_distance(vector: Vector, origin: Vector) -> float:
+    """|vector - origin|² for long float32 vectors; not finite if and only if an element is not."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(vector), _BLOCK):
+            step = vector[start : start + _BLOCK] - origin[start : start + _BLOCK]
+            square = float(step @ step)
+            if not np.isfinite(square):  # too large for a float32 square, or really not finite
+                step = vector[start : start + _BLOCK].astype(np.float64) - origin[start : start + _BLOCK]
+                square = float(step @ step)
+            total += square
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------- the rules
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """How a local rule bends each training step; `w` are the parameters now, `w0` those that were received.
+
+    The loss gains `<linear, w> + pull/2 |w - w0|² + penalty(images, features)`, so these act before clipping.
+    `shift` is added to the clipped gradient, and `drift` to the step itself: w <- w - lr · drift.
+    """
+
+    linear: Vector | None = None
+    pull: float = 0.0
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None  # of the images and the classifier's input
+    shift: Vector | None = None
+    drift: Vector | None = None
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The clients' optimiser, as far as a rule needs to know it."""
+
+    optimizer: Literal["adam", "sgd"]
+    lr: float
+    momentum: float = 0.0
+
+
+class Client(Protocol):
+    """What a local rule may ask of the client it runs on."""
+
+    solver: Solver
+
+    def full_gradient(self) -> Vector:
+        """Of the plain loss over all the client's images, at the received model."""
+
+    def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
+        """A frozen copy of a model, in evaluation mode: images to the classifier's input."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The plain client: trains on its own loss and remembers nothing."""
+
+    keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
+    sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
+
+    def check(self, solver: Solver) -> None:
+        """Refuse an optimiser that the rule does not make sense with."""
+
+    def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
+        return Correction()
+
+    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+        """What to send beside the model, and what to remember."""
+        return {}, {}
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """How much each client of a cohort counts, a distribution, with the parts that explain it where there are some."""
+
+    values: NDArray[np.float64]  # (clients,)
+    parts: Mapping[str, NDArray[np.float64] | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weighting(ABC):
+    """How much each client counts."""
+
+    needs: ClassVar[str] = "sizes"  # what it looks at, for `feddraw list methods`
+    streams: ClassVar[bool] = True  # a client's score needs only its own update, the sent model and the sizes
+
+    def init(self) -> State:
+        return {}
+
+    @abstractmethod
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        """Weights that sum to one, and the state for the next round."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The plain server: the new parameters are the clients' weighted average."""
+
+    def init(self, model: Model) -> State:
+        return {}
+
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        """Vectors that every client gets beside the model."""
+        return {}
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        """What each client's move is multiplied with; the weights themselves for an average."""
+        return weights.values
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        return cohort.combine(self.coefficients(cohort, weights)), state
+
+    def shown(self, model: Model, state: State) -> Model:
+        """The model to evaluate and to keep, where it is not the one that is sent next."""
+        return model
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What a round of aggregation gives."""
+
+    model: Model
+    weights: Weights
+    coefficients: NDArray[np.float64]
+    state: State
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: three rules. Any weighting goes with any local and server rule."""
+
+    local: Local
+    weighting: Weighting
+    server: Server
+
+    def init(self, model: Model) -> State:
+        return {"weighting": self.weighting.init(), "server": self.server.init(model)}
+
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        return self.server.broadcast(state["server"])
+
+    def aggregate(self, cohort: Cohort, state: State) -> Aggregate:
+        weights, weighting = self.weighting.weigh(cohort, state["weighting"])
+        params, server = self.server.step(cohort, weights, state["server"])
+        buffers = weighted_sum(weights.values, cohort.buffers)
+        counters = np.max([update.model.counters for update in cohort.updates], axis=0)
+        model = Model(params, buffers, counters, cohort.model.layout)
+        coefficients = self.server.coefficients(cohort, weights)
+        return Aggregate(model, weights, coefficients, {"weighting": weighting, "server": server})
+
+    def shown(self, model: Model, state: State) -> Model:
+        return self.server.shown(model, state["server"])
+
+
+def normalize(scores: NDArray[np.float64]) -> Weights:
+    """Non-negative scores as weights that sum to one."""
+    return Weights(scores / scores.sum())

@@ -1,0 +1,299 @@
+"""Prepared images on disk: decoded, resized and equalised once, memory-mapped by every run and worker.
+
+An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the settings and of what
+identifies the sources: for image files the folder and each file's name, size and time of change; for arrays in an
+archive their checksums. While it is made, chunks of rows are written in place and logged in `progress.jsonl`, so a killed
+preparation goes on where it stopped; the finished array gets its name by a rename.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data.crew import in_workers
+from feddraw.data.imaging import BadImage, Grey, Recipe, decode
+from feddraw.errors import UserError
+
+FORMAT = 1  # raise it when the same settings give other pixels
+CHUNK = 128  # images prepared, written and logged together
+
+Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
+
+
+class Source(Protocol):
+    """Images that can be read one by one, in any process."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> Grey: ...
+
+    def identity(self) -> Iterable[str]: ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files under a folder."""
+
+    root: Path
+    paths: tuple[str, ...]  # relative to the root
+    stamps: tuple[tuple[int, int], ...]  # size and time of change
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> Grey:
+        return decode(self.root / self.paths[row])
+
+    def identity(self) -> Iterable[str]:
+        yield str(self.root.resolve())
+        for path, stamp in zip(self.paths, self.stamps, strict=True):
+            yield f"{path}\n{stamp}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images of another cache entry, to be resized or equalised."""
+
+    entry: Path
+
+    def __len__(self) -> int:
+        return len(mapped(self.entry / "images.npy"))
+
+    def read(self, row: int) -> Grey:
+        return np.asarray(mapped(self.entry / "images.npy")[row])
+
+    def identity(self) -> Iterable[str]:
+        yield self.entry.name  # ends with the hash of its content
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished entry."""
+
+    images: NDArray[np.uint8]  # (n, size, size), memory-mapped; black where the source is bad
+    bad: dict[int, str]  # rows that could not be read, and why
+    entry: Path
+
+
+@lru_cache(maxsize=4)
+def mapped(path: Path) -> NDArray[np.uint8]:
+    """Opened once a process, however many rows are read."""
+    images: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return images
+
+
+def root() -> Path:
+    """Where the cache is."""
+    if chosen := os.environ.get("FEDDRAW_CACHE"):
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("feddraw"))
+
+
+def entry_for(name: str, identity: Iterable[str], settings: dict[str, Any]) -> Path:
+    """The folder that this content with these settings has in the cache."""
+    digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
+    for line in identity:
+        digest.update(line.encode(errors="surrogateescape") + b"\0")
+    return root() / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None) -> Prepared:
+    """The prepared images, from the cache or made now; bad files are told, not raised."""
+    entry = entry_for(name, source.identity(), asdict(recipe))
+    shape = (len(source), recipe.size, recipe.size)
+    say = progress or silent
+
+    def make(partial: Path) -> None:
+        job = Job(source, recipe, partial, allocate(partial, shape))
+        log = entry / "progress.jsonl"
+        done = read_log(log)
+        chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
+        ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
+        say(name, ready, len(source))
+        with log.open("a") as file:
+            for start, bad in job.chunks(chunks, workers):
+                file.write(json.dumps({"start": start, "bad": bad}) + "\n")
+                file.flush()
+                done[start] = bad
+                ready += min(CHUNK, len(source) - start)
+                say(name, ready, len(source))
+        write_whole(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
+
+    about = {"name": name, "format": FORMAT, **asdict(recipe)}
+    return settle(entry, shape, about, make, say)
+
+
+def settle(
+    entry: Path, shape: tuple[int, ...], about: dict[str, Any], make: Callable[[Path], None], say: Progress
+) -> Prepared:
+    """Open the entry if it is finished, else make it, while other processes that want it wait."""
+    if (found := opened(entry, shape)) is not None:
+        return found
+    try:
+        entry.mkdir(parents=True, exist_ok=True)
+        with locked(entry, say):
+            if (found := opened(entry, shape)) is not None:  # made by whoever had the lock
+                return found
+            check_room(entry, int(np.prod(shape)))
+            write_whole(entry / "about.json", {**about, "shape": shape})
+            make(entry / "images.partial.npy")
+            finish(entry)
+    except OSError as error:
+        raise UserError(f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder") from error
+    found = opened(entry, shape)
+    assert found is not None
+    return found
+
+
+def opened(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
+    """The entry if it is finished and whole."""
+    try:
+        images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
+        bad = json.loads((entry / "bad.json").read_text()) if (entry / "bad.json").exists() else {}
+    except (OSError, ValueError, EOFError):  # not there, or cut short by a full disk: it is made again
+        return None
+    return Prepared(images, {int(row): why for row, why in bad.items()}, entry) if images.shape == shape else None
+
+
+def finish(entry: Path) -> None:
+    """Give the array its name; from here on the entry is never written again."""
+    with (entry / "images.partial.npy").open("rb") as file:
+        os.fsync(file.fileno())
+    (entry / "images.partial.npy").replace(entry / "images.npy")
+    (entry / "progress.jsonl").unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------- one chunk
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to prepare chunks."""
+
+    source: Source
+    recipe: Recipe
+    target: Path
+    offset: int  # of the first pixel in the target
+
+    def chunks(self, starts: list[int], workers: int) -> Iterator[tuple[int, dict[int, str]]]:
+        """Each chunk's start and bad rows, as they get ready."""
+        if workers > 1 and len(starts) > 1:
+            yield from in_workers(self, starts, min(workers, len(starts)))
+        else:
+            yield from ((start, self(start)) for start in starts)
+
+    def __call__(self, start: int) -> dict[int, str]:
+        """Prepare a chunk and write it where it belongs; gives the bad rows."""
+        stop = min(start + CHUNK, len(self.source))
+        block, bad = np.zeros((stop - start, self.recipe.size, self.recipe.size), dtype=np.uint8), {}
+        for row in range(start, stop):
+            try:
+                block[row - start] = self.recipe.apply(self.source.read(row))
+            except BadImage as error:
+                bad[row] = str(error)
+        with self.target.open("r+b") as file:  # written, not mapped: a full disk is then an error and not a dead process
+            file.seek(self.offset + start * self.recipe.size**2)
+            file.write(block.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        return bad
+
+
+def read_log(log: Path) -> dict[int, dict[int, str]]:
+    """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
+    if not log.exists():
+        return {}
+    *lines, rest = log.read_bytes().split(b"\n")
+    if rest:
+        os.truncate(log, sum(len(line) + 1 for line in lines))
+    entries = [json.loads(line) for line in lines]
+    return {entry["start"]: {int(row): why for row, why in entry["bad"].items()} for entry in entries}
+
+
+def allocate(path: Path, shape: tuple[int, ...]) -> int:
+    """Make the array file unless an earlier preparation left it; gives where its pixels begin."""
+    header = array_header(shape)
+    total = len(header) + int(np.prod(shape))
+    if not path.exists() or path.stat().st_size != total:
+        path.with_name("progress.jsonl").unlink(missing_ok=True)
+        with path.open("wb") as file:
+            file.write(header)
+            file.truncate(total)
+    return len(header)
+
+
+def array_header(shape: tuple[int, ...]) -> bytes:
+    """The beginning of an .npy file of bytes."""
+    from io import BytesIO
+
+    file = BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------- the disk
+
+
+@contextmanager
+def locked(entry: Path, say: Progress) -> Iterator[None]:
+    """Hold the entry. The kernel lets go of the lock when its holder ends, however it ends."""
+    with (entry / "lock").open("a+") as file:
+        while not taken(file):
+            file.seek(0)
+            holder = file.read().strip()
+            if holder == str(os.getppid()):
+                raise UserError("a script that prepares data must do so under `if __name__ == '__main__':`")
+            say(f"waiting for process {holder}, which prepares the same images", 0, 1)
+            time.sleep(0.2)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def check_room(entry: Path, needed: int) -> None:
+    there = sum(file.stat().st_blocks * 512 for file in entry.glob("images.partial.npy"))
+    free = shutil.disk_usage(entry).free + there
+    if needed > free:
+        raise UserError(
+            f"the cache {entry.parent} needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free; "
+            "make room, or set FEDDRAW_CACHE to another folder"
+        )
+
+
+def write_whole(path: Path, content: object) -> None:
+    """Write JSON so that the file is there whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def silent(what: str, ready: int, total: int) -> None:
+    """No progress is shown."""

@@ -1,0 +1,124 @@
+"""From a file to grey pixels: decode, make grey, resize, then CLAHE, in the paper's order.
+
+CLAHE is scikit-image's, because other libraries' differ from it by up to 76 grey levels. Resizing is Pillow's
+antialiased bilinear one to a square, whatever the shape of the film.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Grey = NDArray[np.uint8]  # (height, width)
+
+MAX_PIXELS = 64_000_000  # four times what the largest detectors give
+MAX_FILE = 512 * 2**20  # bytes of a DICOM file, which is read whole
+
+
+class BadImage(Exception):
+    """A file that is no usable image; the text says why, the caller knows which."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to every image, once; part of the cache's key."""
+
+    size: int
+    clahe: bool = False
+    kernel: int = 28
+    clip: float = 0.02
+
+    def apply(self, image: Grey) -> Grey:
+        """(size, size) pixels, ready for training."""
+        square = resize(image, self.size)
+        return clahe(square, self.kernel, self.clip) if self.clahe else square
+
+
+def decode(path: Path) -> Grey:
+    """The grey pixels of a PNG, JPEG or DICOM file, told apart by their content."""
+    try:
+        with path.open("rb") as file:
+            dicom = file.read(132)[128:] == b"DICM"
+        return decode_dicom(path) if dicom else decode_picture(path)
+    except BadImage:
+        raise
+    except Exception as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
+        raise BadImage(reason(error)) from error
+
+
+def decode_picture(path: Path) -> Grey:
+    """PNG or JPEG; colour becomes luminance, 16 bits are stretched from darkest to brightest."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            check_pixels(picture.width, picture.height)
+            if picture.mode.startswith(("I", "F")):
+                return stretch(np.asarray(picture, dtype=np.float64))
+            return np.asarray(picture.convert("L"))
+
+
+def decode_dicom(path: Path) -> Grey:
+    """One grey frame, after its own modality table and first window; inverted where white means air."""
+    import pydicom
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+
+    if path.stat().st_size > MAX_FILE:
+        raise BadImage(f"a DICOM file of more than {MAX_FILE >> 20} MB")
+    if pydicom.filereader.read_file_meta_info(path).TransferSyntaxUID.is_deflated:
+        raise BadImage("deflated DICOM, which can unpack to any size, is not read")
+    file = pydicom.dcmread(path)
+    check_pixels(int(file.Columns), int(file.Rows))
+    photometric = str(file.PhotometricInterpretation)
+    if photometric not in ("MONOCHROME1", "MONOCHROME2") or int(file.get("NumberOfFrames") or 1) != 1:
+        raise BadImage(f"not a single grey frame ({photometric}, {file.get('NumberOfFrames') or 1} frames)")
+    windowed = apply_voi_lut(apply_modality_lut(file.pixel_array, file), file, index=0)
+    grey = stretch(windowed.astype(np.float64))
+    return 255 - grey if photometric == "MONOCHROME1" else grey
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Before anything is decoded: a small file can unpack to more than the memory holds."""
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{width:,} × {height:,} pixels, more than the limit of {MAX_PIXELS:,}")
+
+
+def stretch(values: NDArray[np.float64]) -> Grey:
+    """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
+    low, high = values.min(), values.max()
+    return np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+
+
+def resize(image: Grey, size: int) -> Grey:
+    """To a square, antialiased."""
+    from PIL import Image
+
+    if image.shape == (size, size):
+        return image
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
+    """Contrast-limited adaptive histogram equalisation; a flat image, which would come out as noise, stays as it is."""
+    from skimage.exposure import equalize_adapthist
+
+    if image.min() == image.max():
+        return image
+    equalized: NDArray[Any] = equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)
+    return np.rint(equalized * 255).astype(np.uint8)
+
+
+def reason(error: Exception) -> str:
+    """Why a decoder gave up, in few words and without the path, which the caller names."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "cannot identify image file" in text:
+        return "not a PNG, JPEG or DICOM image"
+    if isinstance(error, FileNotFoundError):
+        return "the file is gone"
+    return text if len(text) < 120 else f"{text[:117]}..."

@@ -1,0 +1,52 @@
+"""Engines: jobs in, updates out. The one door between the federated loop and the clients, wherever they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Extent, Job, Layout, Memory, Model, Update, Vector
+
+Rows = NDArray[np.intp]
+Scores = NDArray[np.float32]  # (images, classes), probabilities
+
+
+class Engine(Protocol):
+    """Where clients train."""
+
+    memory: dict[int, Memory]  # by client; read for a checkpoint, set to resume from one
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        """Updates as they come, in any order; they hold until the next call."""
+
+    def predict(self, model: Model, rows: Rows) -> Scores: ...
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """Where the updates of a round lie: one row a client in one matrix of each kind, so that sums need no copy."""
+
+    def __init__(self, layout: Layout, params: Vector, buffers: Vector, counters: Vector, extra: Mapping[str, Vector]):
+        self.layout, self.params, self.buffers, self.counters, self.extra = layout, params, buffers, counters, extra
+
+    @staticmethod
+    def shapes(layout: Layout, rows: int, sends: Mapping[str, Extent]) -> dict[str, tuple[tuple[int, int], type]]:
+        """Name to shape and type of the matrices that an inbox is made of."""
+        kinds = {"params": ("param", np.float32), "buffers": ("buffer", np.float32), "counters": ("counter", np.int64)}
+        shapes = {name: ((rows, layout.length(kind)), dtype) for name, (kind, dtype) in kinds.items()}
+        return shapes | {f"extra.{name}": ((rows, layout.extent(e)), np.float32) for name, e in sends.items()}
+
+    @classmethod
+    def of(cls, layout: Layout, arrays: Mapping[str, NDArray[np.generic]]) -> Inbox:
+        extra = {name.removeprefix("extra."): array for name, array in arrays.items() if name.startswith("extra.")}
+        return cls(layout, arrays["params"], arrays["buffers"], arrays["counters"], extra)
+
+    def model(self, row: int) -> Model:
+        return Model(self.params[row], self.buffers[row], self.counters[row], self.layout)
+
+    def extras(self, row: int) -> dict[str, Vector]:
+        return {name: matrix[row] for name, matrix in self.extra.items()}

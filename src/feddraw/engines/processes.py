@@ -1,0 +1,273 @@
+"""The processes engine: persistent workers that share memory with this process.
+
+Models, updates and data lie in shared memory; pipes carry names and numbers only. Clients are dealt longest first to
+whoever is free. Seeds come with the jobs and every client trains on one thread, so the bits are those of the serial
+engine whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from feddraw.core import Job, Layout, Local, Memory, Model, Update
+from feddraw.engines import Inbox, Rows, Scores
+from feddraw.engines.shared import Attached, Handle, Shared
+from feddraw.errors import RunFailed, UserError
+from feddraw.training import Examples, Loss, Trainer, Training, memory_of, predict
+
+CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches do not change
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a worker needs to know, once."""
+
+    build: Callable[[], tuple[nn.Module, str]]
+    training: Training
+    local: Local
+    loss: Loss
+    mean: float
+    std: float
+    shards: tuple[Handle, Handle]  # all clients' rows behind one another, and where each begins
+    arrays: Mapping[str, Handle]
+
+
+class Processes:
+    """Workers under this process; the trainer here only serves as the pattern for theirs."""
+
+    def __init__(self, trainer: Trainer, workers: int, names: Sequence[str]) -> None:
+        self.trainer, self.names = trainer, names
+        self.layout = trainer.network.layout
+        self.memory: dict[int, Memory] = {}
+        self._shared = Shared()
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._handles: dict[str, Handle] = {}
+        self._reserve()
+        context = multiprocessing.get_context("spawn")
+        plan = self._plan()
+        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        for _ in range(workers):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(there, plan), daemon=True)
+            process.start()
+            there.close()  # or the pipe would not tell when the worker is gone
+            self._workers.append((process, here))
+
+    # ------------------------------------------------------------------------------------------ what is shared
+
+    def _reserve(self) -> None:
+        clients, examples = len(self.trainer.shards), self.trainer.examples
+        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.local.sends).items():
+            self._make(name, shape, dtype)
+        for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
+            self._make(f"sent.{name}", shape, dtype)
+        for name, extent in memory_of(self.trainer.local, self.trainer.training).items():
+            self._make(f"memory.{name}", (clients, self.layout.extent(extent)), np.float32)
+        self._make("query", (len(examples.images),), np.int64)
+        self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
+        self._handles["images"] = self._shared.publish(examples.images)
+        self._handles["targets"] = self._shared.publish(examples.targets)
+
+    def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+        self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
+
+    def _plan(self) -> Plan:
+        trainer = self.trainer
+        rows = self._shared.publish(np.concatenate([np.asarray(shard) for shard in trainer.shards]))
+        ends = self._shared.publish(np.cumsum([0, *map(len, trainer.shards)]))
+        parts = (trainer.build, trainer.training, trainer.local, trainer.loss)
+        return Plan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
+
+    def _publish(self, model: Model) -> None:
+        for name in ("params", "buffers", "counters"):
+            self._arrays[f"sent.{name}"][0] = getattr(model, name)
+
+    # ------------------------------------------------------------------------------------------ the engine
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        self._publish(jobs[0].model)
+        broadcast = self._broadcast(jobs[0])
+        inbox = Inbox.of(self.layout, self._arrays)
+        rows = {job.client: row for row, job in enumerate(jobs)}
+        requests = []
+        for job in sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
+            memory = self.memory.get(job.client, {})
+            for name, vector in memory.items():
+                self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
+            numbers = {"round": job.round, "rounds": job.rounds, "client": job.client, "seed": job.seed}
+            requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
+        for reply in self._ask(requests):
+            client, row = reply["client"], rows[reply["client"]]
+            self.memory[client] = {name: self._arrays[f"memory.{name}"][client] for name in reply["memory"]}
+            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row))
+            yield Update(client, inbox.model(row), *arguments)
+
+    def _broadcast(self, job: Job) -> dict[str, Any]:
+        """Where workers find the vectors that go out beside the model; each gets a block when it first appears."""
+        for name, vector in job.broadcast.items():
+            key = f"broadcast.{name}"
+            if key not in self._arrays:
+                self._make(key, vector.shape, vector.dtype)
+            self._arrays[key][...] = vector
+        return {name: vars(self._handles[f"broadcast.{name}"]) for name in job.broadcast}
+
+    def predict(self, model: Model, rows: Rows) -> Scores:
+        self._publish(model)
+        self._arrays["query"][: len(rows)] = rows
+        requests = [{"predict": [start, min(start + CHUNK, len(rows))]} for start in range(0, len(rows), CHUNK)]
+        for _ in self._ask(requests):
+            pass
+        return self._arrays["scores"][: len(rows)].copy()
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
+            pipe.close()
+            process.terminate()
+        for process, _ in self._workers:
+            process.join()
+        self._workers.clear()
+        self._arrays.clear()
+        self._shared.close()
+
+    # ------------------------------------------------------------------------------------------ talking to workers
+
+    def _ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Send the requests out, the next one to whoever is free, and yield the replies as they come."""
+        waiting = list(reversed(requests))
+        busy: dict[Connection, Mapping[str, Any]] = {}
+        for _, pipe in self._workers[: len(requests)]:
+            busy[pipe] = waiting.pop()
+            self._send(pipe, busy[pipe])
+        while busy:
+            sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
+            ready = wait([*busy, *sentinels])
+            for pipe in [p for p in ready if isinstance(p, Connection)]:
+                reply = self._receive(pipe, busy.pop(pipe))
+                if waiting:
+                    busy[pipe] = waiting.pop()
+                    self._send(pipe, busy[pipe])
+                yield reply
+            for sentinel in [s for s in ready if not isinstance(s, Connection)]:
+                process, pipe = sentinels[sentinel]  # type: ignore[index]
+                if not (pipe in busy and pipe.poll()):  # its last words are read first
+                    raise RunFailed(self._obituary(process, busy.get(pipe)))
+
+    def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
+        try:
+            pipe.send_bytes(json.dumps(request).encode())
+        except OSError:
+            raise RunFailed(self._obituary(self._process(pipe), request)) from None
+
+    def _receive(self, pipe: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = json.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise RunFailed(self._obituary(self._process(pipe), request)) from None
+        if "mistake" in reply:
+            raise UserError(reply["mistake"])
+        if "error" in reply:
+            print(reply["traceback"], file=sys.stderr)
+            raise RunFailed(f"{self._task(request)} failed: {reply['error']}")
+        return reply
+
+    def _process(self, pipe: Connection) -> SpawnProcess:
+        return next(process for process, other in self._workers if other is pipe)
+
+    def _obituary(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
+        process.join(timeout=1)
+        code = process.exitcode or 0
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        advice = "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
+        return f"a worker {how} while {self._task(request)}{advice}"
+
+    def _task(self, request: Mapping[str, Any] | None) -> str:
+        if request is None:
+            return "idle"
+        if "train" in request:
+            return f"training client {self.names[request['train']['client']]}"
+        return "evaluating"
+
+
+# ---------------------------------------------------------------------------------------------------- the worker
+
+
+def serve(pipe: Connection, plan: Plan) -> None:
+    """A worker's life: answer requests until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        worker = _Worker(plan)
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(json.dumps(_answer(worker, request)).encode())
+    except (EOFError, OSError):
+        pass  # the parent has closed the pipe
+
+
+def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return worker.train(request) if "train" in request else worker.predict(*request["predict"])
+    except UserError as mistake:
+        return {"mistake": str(mistake)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def _leave_with_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.3)
+    os._exit(1)
+
+
+class _Worker:
+    def __init__(self, plan: Plan) -> None:
+        self._attached = Attached()
+        self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
+        rows, ends = (self._attached.open(handle) for handle in plan.shards)
+        shards = [rows[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+        examples = Examples(self._arrays["images"], self._arrays["targets"], plan.mean, plan.std)
+        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss)
+        layout = self._trainer.network.layout
+        self._inbox = Inbox.of(layout, self._arrays)
+        sent = [self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters")]
+        self._sent = Model(*sent, layout)
+        self._broadcast: dict[str, NDArray[Any]] = {}
+
+    def train(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for name, handle in request["broadcast"].items():
+            if name not in self._broadcast:
+                self._broadcast[name] = self._attached.open(Handle(**handle | {"shape": tuple(handle["shape"])}))
+        job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
+        memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
+        update, memory = self._trainer.work(job, memory, into=self._inbox.model(request["row"]))
+        for name, vector in update.extra.items():
+            self._inbox.extra[name][request["row"]] = vector
+        for name, vector in memory.items():
+            self._arrays[f"memory.{name}"][job.client] = vector
+        numbers = {"client": update.client, "size": update.size, "steps": update.steps}
+        return numbers | {"metrics": dict(update.metrics), "memory": list(memory)}
+
+    def predict(self, start: int, stop: int) -> dict[str, Any]:
+        self._trainer.network.load(self._sent)
+        rows = self._arrays["query"][start:stop]
+        self._arrays["scores"][start:stop] = predict(self._trainer.network, self._trainer.examples, rows)
+        return {}

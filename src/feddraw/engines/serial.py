@@ -1,0 +1,43 @@
+"""The serial engine: every client in turn, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from feddraw.core import Job, Memory, Model, Update
+from feddraw.engines import Inbox, Rows, Scores
+from feddraw.training import Trainer, one_thread, predict
+
+
+class Serial:
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.memory: dict[int, Memory] = {}
+        self._inbox: Inbox | None = None
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        inbox = self._room_for(len(jobs))
+        for row, job in enumerate(jobs):
+            memory = self.memory.get(job.client, {})
+            update, self.memory[job.client] = self.trainer.work(job, memory, into=inbox.model(row))
+            for name, vector in update.extra.items():
+                inbox.extra[name][row] = vector
+            yield replace(update, extra=inbox.extras(row))
+
+    def predict(self, model: Model, rows: Rows) -> Scores:
+        self.trainer.network.load(model)
+        with one_thread():
+            return predict(self.trainer.network, self.trainer.examples, rows)
+
+    def close(self) -> None:
+        pass
+
+    def _room_for(self, rows: int) -> Inbox:
+        if self._inbox is None or len(self._inbox.params) != rows:
+            layout = self.trainer.network.layout
+            shapes = Inbox.shapes(layout, rows, self.trainer.local.sends)
+            self._inbox = Inbox.of(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+        return self._inbox

@@ -1,0 +1,78 @@
+"""Numpy arrays in memory that several processes share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.errors import RunFailed
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What another process needs to find an array: a block of shared memory, or a file that it may map by itself."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    block: str = ""
+    file: str = ""
+    offset: int = 0
+
+
+class Shared:
+    """Arrays made here for others to attach to; all are freed by `close`."""
+
+    def __init__(self) -> None:
+        self._blocks: list[SharedMemory] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], Handle]:
+        length = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
+        try:
+            block = SharedMemory(create=True, size=length)
+        except OSError as error:
+            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try --engine serial") from error
+        self._blocks.append(block)
+        return np.ndarray(shape, dtype, buffer=block.buf), Handle(shape, np.dtype(dtype).str, block=block.name)
+
+    def publish(self, array: NDArray[Any]) -> Handle:
+        """A copy for others to read; a memory-mapped file needs none."""
+        if isinstance(array, np.memmap) and array.filename and array.flags.c_contiguous:
+            return Handle(array.shape, array.dtype.str, file=str(array.filename), offset=array.offset)
+        copy, handle = self.empty(array.shape, array.dtype)
+        copy[...] = array
+        return handle
+
+    def close(self) -> None:
+        for block in self._blocks:
+            _release(block)
+            block.unlink()
+        self._blocks.clear()
+
+
+class Attached:
+    """Arrays that another process made."""
+
+    def __init__(self) -> None:
+        self._blocks: list[SharedMemory] = []
+
+    def open(self, handle: Handle) -> NDArray[Any]:
+        if handle.file:
+            return np.memmap(handle.file, handle.dtype, "r", handle.offset, handle.shape)
+        block = SharedMemory(handle.block)
+        self._blocks.append(block)  # the array does not keep it alive
+        return np.ndarray(handle.shape, handle.dtype, buffer=block.buf)
+
+
+def _release(block: SharedMemory) -> None:
+    """Close unless an array still looks into it; the memory then goes with the last of them."""
+    try:
+        block.close()
+    except BufferError:
+        # keep the mapping, but do not let its destructor complain when the process ends
+        block._mmap = None  # type: ignore[attr-defined]
+        block._buf = None  # type: ignore[attr-defined]

@@ -1,0 +1,65 @@
+"""FedDyn: each client's loss is bent so that all share one stationary point. (Acar et al., ICLR 2021)
+
+Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
+moves, x <- mean of the clients - h/alpha. The terms are written into the loss, never into weight decay, because that
+trick does not survive an adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import (
+    Client, Cohort, Correction, Job, Local, Memory, Method, Model, Server, State, Update, Vector, Weights, weighted_sum,
+)
+from feddraw.errors import one_of, positive
+from feddraw.methods.uniform import Uniform
+
+Shown = Literal["sent", "mean"]
+
+
+@dataclass(frozen=True)
+class DynamicallyRegularized(Local):
+    alpha: float = 0.01
+
+    keeps = {"gradient": "params"}
+
+    def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
+        linear = -memory["gradient"] if "gradient" in memory else None
+        return Correction(linear=linear, pull=self.alpha)
+
+    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+        before = memory.get("gradient", 0.0)
+        return {}, {"gradient": before - self.alpha * (update.model.params - job.model.params)}
+
+
+@dataclass(frozen=True)
+class DynamicServer(Server):
+    alpha: float = 0.01
+    show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
+
+    def init(self, model: Model) -> State:
+        return {"h": np.zeros_like(model.params)}
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        return weights.values + 1 / cohort.population
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        everyone = np.full(len(cohort.updates), 1 / cohort.population)
+        present = len(cohort.updates) / cohort.population
+        moved = weighted_sum(everyone, cohort.params) - present * cohort.model.params
+        h = state["h"] - self.alpha * moved
+        return cohort.combine(weights.values) - h / self.alpha, {"h": h}
+
+    def shown(self, model: Model, state: State) -> Model:
+        return replace(model, params=model.params + state["h"] / self.alpha) if self.show == "mean" else model
+
+
+def feddyn(alpha: float = 0.01, show: Shown = "sent") -> Method:
+    """A linear and a quadratic term at the client, their mirror image at the server."""
+    server = DynamicServer(positive("alpha", alpha), one_of("show", show, ("sent", "mean")))
+    return Method(DynamicallyRegularized(alpha), Uniform(), server)

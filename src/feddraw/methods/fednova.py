@@ -1,0 +1,56 @@
+"""FedNova: each client's move is divided by the progress its steps could make. (Wang et al., NeurIPS 2020)
+
+x <- x + (sum_j p_j a_j) · sum_i p_i D_i / a_i, where a_i is the l1 norm of the solver's accumulation vector. For SGD
+it is the number of steps; momentum and a proximal term have closed forms. None is published for Adam: we count steps
+there, which is exact for constant gradients. With equal epochs steps are proportional to size, and FedNova is then
+uniform averaging with a longer server step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Client, Cohort, Job, Memory, Method, Server, Solver, Update, Vector, Weights
+from feddraw.errors import UserError, not_negative
+from feddraw.methods.fedavg import BySize
+from feddraw.methods.fedprox import Proximal
+
+
+def accumulation(steps: int, momentum: float = 0.0, decay: float = 0.0) -> float:
+    """|a|_1 after some steps of SGD with momentum, or with a proximal term (decay = lr · mu)."""
+    if momentum:
+        return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    return (1 - (1 - decay) ** steps) / decay if decay else float(steps)
+
+
+@dataclass(frozen=True)
+class Counted(Proximal):
+    """A client that tells how far its solver could have gone."""
+
+    mu: float = 0.0
+
+    sends = {"progress": "number"}
+
+    def check(self, solver: Solver) -> None:
+        if solver.optimizer == "sgd" and solver.momentum and self.mu:
+            raise UserError("FedNova knows no normaliser for momentum and a proximal term together: set one of them to 0")
+
+    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+        solver = client.solver
+        of_sgd = (solver.momentum, solver.lr * self.mu) if solver.optimizer == "sgd" else (0.0, 0.0)
+        return {"progress": np.array([accumulation(update.steps, *of_sgd)], np.float32)}, {}
+
+
+@dataclass(frozen=True)
+class NormalizedAverage(Server):
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        progress = cohort.extra("progress")[:, 0].astype(np.float64)
+        return np.asarray((weights.values @ progress) * weights.values / progress)
+
+
+def fednova(mu: float = 0.0) -> Method:
+    """The average of moves per step, made as long as the mean move."""
+    return Method(Counted(not_negative("mu", mu)), BySize(), NormalizedAverage())

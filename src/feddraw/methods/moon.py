@@ -1,0 +1,58 @@
+"""MOON: features are drawn to those of the received model and away from the client's last one. (Li et al., CVPR 2021)
+
+The term is mu · log(1 + exp((cos(z, z_last) - cos(z, z_received)) / temperature)), averaged over the batch; z is the
+classifier's input. Both references are frozen and in evaluation mode, so their batch-norm statistics do not drift. In
+a client's first round there is no last model and no term. The paper's projection head is a setting of the model
+(`model.projection`), because it changes the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feddraw.core import Client, Correction, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.errors import not_negative, positive
+from feddraw.methods.fedavg import BySize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def contrast(features: Tensor, received: Tensor, last: Tensor, temperature: float) -> Tensor:
+    """log(1 + exp((cos(z, last) - cos(z, received)) / temperature)), the mean over the batch."""
+    from torch.nn.functional import cosine_similarity, softplus
+
+    gap = cosine_similarity(features, last) - cosine_similarity(features, received)
+    return softplus(gap / temperature).mean()
+
+
+@dataclass(frozen=True)
+class Contrastive(Local):
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    keeps = {"last": "model"}
+
+    def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
+        if "last" not in memory or not self.mu:
+            return Correction()
+        received = client.features_of(job.model)
+        split = len(job.model.params)
+        params, buffers = memory["last"][:split], memory["last"][split:]
+        last = client.features_of(Model(params, buffers, job.model.counters, job.model.layout))
+
+        def penalty(images: Tensor, features: Tensor) -> Tensor:
+            return self.mu * contrast(features, received(images), last(images), self.temperature)
+
+        return Correction(penalty=penalty)
+
+    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+        return {}, {"last": np.concatenate([update.model.params, update.model.buffers])}
+
+
+def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:
+    """FedAvg with a contrastive term on the features."""
+    return Method(Contrastive(not_negative("mu", mu), positive("temperature", temperature)), BySize(), Server())

@@ -1,0 +1,90 @@
+"""SCAFFOLD: control variates take the client's own direction out of its steps. (Karimireddy et al., ICML 2020)
+
+Each step follows g - c_i + c. Controls start at zero and cover parameters only. The paper assumes plain SGD; under
+Adam a control learnt from moves (option II) is a normalised direction, about a thousand times a gradient, so it is
+added to the step (`space="update"`) and never to the gradient. Option I takes true gradients at the received model,
+at the price of one more pass over the data, and goes into the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import (
+    Client, Cohort, Correction, Job, Local, Memory, Method, Model, Server, Solver, State, Update, Vector, Weights, weighted_sum,
+)
+from feddraw.errors import UserError, one_of, positive
+from feddraw.methods.fedavg import BySize
+from feddraw.methods.uniform import Uniform
+
+Option = Literal["I", "II"]
+Space = Literal["update", "gradient"]
+
+
+@dataclass(frozen=True)
+class Controlled(Local):
+    option: Option = "II"
+    space: Space = "update"
+
+    keeps = {"control": "params"}
+    sends = {"control_change": "params"}
+
+    def check(self, solver: Solver) -> None:
+        if solver.optimizer == "adam" and (self.option, self.space) not in {("II", "update"), ("I", "gradient")}:
+            raise UserError(
+                f"SCAFFOLD's option {self.option} does not fit {self.space} space under Adam, where moves and gradients "
+                "have different units: take option='II' with space='update', option='I' with space='gradient', or SGD"
+            )
+
+    def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
+        correction = job.broadcast["control"] - _control(memory, job.model)
+        return Correction(shift=correction) if self.space == "gradient" else Correction(drift=correction)
+
+    def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
+        before = _control(memory, job.model)
+        if self.option == "I":
+            after = client.full_gradient()
+        else:
+            mean_step = (job.model.params - update.model.params) / (update.steps * client.solver.lr)
+            after = before - job.broadcast["control"] + mean_step
+        return {"control_change": after - before}, {"control": after}
+
+
+def _control(memory: Memory, model: Model) -> Vector:
+    return memory["control"] if "control" in memory else np.zeros_like(model.params)
+
+
+@dataclass(frozen=True)
+class ControlledServer(Server):
+    lr: float = 1.0
+
+    def init(self, model: Model) -> State:
+        return {"control": np.zeros_like(model.params)}
+
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        return {"control": state["control"]}
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        return self.lr * weights.values
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        params, _ = super().step(cohort, weights, state)
+        present = len(cohort.updates) / cohort.population
+        change = weighted_sum(present * weights.values, cohort.extra("control_change"))
+        return params, {"control": state["control"] + change}
+
+
+def scaffold(
+    server_lr: float = 1.0,
+    option: Option = "II",
+    space: Space = "update",
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Method:
+    """Steps corrected by the difference between the common and the client's own direction."""
+    local = Controlled(one_of("option", option, ("I", "II")), one_of("space", space, ("update", "gradient")))
+    weighting = BySize() if one_of("weights", weights, ("uniform", "samples")) == "samples" else Uniform()
+    return Method(local, weighting, ControlledServer(positive("server_lr", server_lr)))

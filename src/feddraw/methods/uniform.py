@@ -1,0 +1,22 @@
+"""Uniform averaging: every client counts the same. The control that FedDRAW anneals to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+
+
+@dataclass(frozen=True)
+class Uniform(Weighting):
+    needs = "nothing"
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        return normalize(np.ones(len(cohort.updates))), state
+
+
+def uniform() -> Method:
+    """The plain average of the clients."""
+    return Method(Local(), Uniform(), Server())

@@ -1,0 +1,85 @@
+"""AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation. Pure numpy.
+
+A finding that all images or no image of a part show has no AUC and no GM: it is NaN here, left out of the mean, and
+named as undefined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.floating[Any]]  # (images,) or (images, classes)
+Truth = NDArray[np.integer[Any]]
+
+
+def auc(scores: Scores, truth: Truth) -> float:
+    """The chance that a positive image scores above a negative one; ties count half."""
+    positives = int(truth.sum())
+    negatives = len(truth) - positives
+    if not positives or not negatives:
+        return math.nan
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks = (last - (counts - 1) / 2)[inverse]  # equal scores share their mean rank
+    return float((ranks[truth == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
+    """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
+    called = scores >= threshold
+    positive = truth == 1
+    sensitivity = float(called[positive].mean()) if positive.any() else math.nan
+    specificity = float((~called[~positive]).mean()) if (~positive).any() else math.nan
+    return sensitivity, specificity
+
+
+def best_threshold(scores: Scores, truth: Truth) -> float:
+    """The threshold with the largest GM; candidates lie midway between neighbouring scores, and beyond both ends.
+
+    Of several equally good ones it is the middle one, the lower of two middle ones.
+    """
+    positives = int(truth.sum())
+    negatives = len(truth) - positives
+    if not positives or not negatives:
+        return math.nan
+    values, inverse = np.unique(scores.astype(np.float64), return_inverse=True)
+    per_value = np.bincount(inverse, minlength=len(values))
+    positives_below = np.concatenate([[0], np.cumsum(np.bincount(inverse, truth, len(values)))]).astype(np.int64)
+    negatives_below = np.concatenate([[0], np.cumsum(per_value)]) - positives_below
+    candidates = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])
+    products = (positives - positives_below) * negatives_below  # proportional to GM², and exact
+    best = np.flatnonzero(products == products.max())
+    return float(candidates[best[(len(best) - 1) // 2]])
+
+
+def evaluate(scores: Scores, truth: Truth, classes: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
+    """All metrics of one part of the data, as `metrics.json` holds them."""
+    columns = range(len(classes))
+    areas = {name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, classes, strict=True)}
+    pairs = {name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in zip(columns, classes, strict=True)}
+    pairs = {name: (math.nan, math.nan) if math.isnan(thresholds[c]) else pairs[name] for c, name in enumerate(classes)}
+    means = {name: math.sqrt(se * sp) for name, (se, sp) in pairs.items()}
+    return {
+        "auc": {"macro": macro(areas.values()), "per_class": areas},
+        "gm": {"macro": macro(means.values()), "per_class": means},
+        "sensitivity": {name: pair[0] for name, pair in pairs.items()},
+        "specificity": {name: pair[1] for name, pair in pairs.items()},
+        "thresholds": dict(zip(classes, map(float, thresholds), strict=True)),
+        "undefined": [name for name in classes if math.isnan(areas[name]) or math.isnan(means[name])],
+    }
+
+
+def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:
+    """One threshold a finding, on validation data."""
+    return [best_threshold(scores[:, c], truth[:, c]) for c in range(truth.shape[1])]
+
+
+def macro(values: Any) -> float:
+    """The mean over the findings for which there is a value."""
+    defined = [value for value in values if not math.isnan(value)]
+    return float(np.mean(defined)) if defined else math.nan

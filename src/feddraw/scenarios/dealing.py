@@ -1,0 +1,105 @@
+"""A shuffled deck of images: the same order on every machine, dealt by exact counts, image by image or patient by patient.
+
+Images are put in the order of their names, then ordered by raw 64-bit numbers of PCG64: unlike a Generator's
+distribution methods, these do not change between versions of numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data import Labels
+from feddraw.errors import UserError
+from feddraw.scenarios.patients import share_out
+
+Rows = NDArray[np.intp]
+Hands = dict[str, Rows]  # client's name -> its images
+
+
+def scaled(count: int, scale: float) -> int:
+    """`count * scale`, halves up; in decimal, because 9,500 × 0.045 is 427.5 on paper and not always in binary."""
+    return int((Decimal(count) * Decimal(repr(float(scale)))).quantize(Decimal(1), ROUND_HALF_UP))
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` split in proportion to the weights, into whole numbers that sum to it."""
+    heaps = np.cumsum(weights)
+    marks = np.floor(np.round(heaps / heaps[-1] * total, 9) + 0.5).astype(int)
+    return np.diff(marks, prepend=0).tolist()
+
+
+def numbered(hands: Sequence[Rows]) -> Hands:
+    """Clients called C1, C2, … as in the paper."""
+    return {f"C{number}": rows for number, rows in enumerate(hands, start=1)}
+
+
+@dataclass(frozen=True, eq=False)
+class Deck:
+    """Images in the order drawn; whoever deals from the front deals at random."""
+
+    labels: Labels
+    rows: Rows
+    stream: np.random.PCG64  # for what else is left to chance
+    by_patient: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def units(self) -> NDArray[np.intp]:
+        """What is dealt in one piece: per image in drawn order its own number, or its patient's."""
+        if not self.by_patient or self.labels.patients is None:
+            return np.arange(len(self))
+        _, first, patient = np.unique(self.labels.patients[self.rows], return_index=True, return_inverse=True)
+        # numbered as they turn up in the deck, so that their order is drawn as well
+        return np.argsort(np.argsort(first))[patient]
+
+    def raw(self, count: int) -> NDArray[np.uint64]:
+        """The next numbers of the stream."""
+        return self.stream.random_raw(count).astype(np.uint64)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """The next numbers of the stream as fractions, never 0 or 1."""
+        return ((self.raw(count) >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+    def only(self, chosen: NDArray[np.bool_]) -> Deck:
+        """Some of the images (a mark per image in drawn order), in the same order."""
+        return replace(self, rows=self.rows[chosen])
+
+    def sample(self, scale: float) -> Deck:
+        """A random part of the images."""
+        wanted = scaled(len(self), scale)
+        if wanted > len(self):
+            raise UserError(f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use --scale 1 or less")
+        return self if wanted == len(self) else self.only(np.isin(self.rows, self.deal([wanted])[0]))
+
+    def deal(self, sizes: Sequence[int]) -> list[Rows]:
+        """A random hand of exactly the wanted size for each client."""
+        nothing = np.zeros(len(self), dtype=bool)
+        return self.deal_quotas(sizes, [0] * len(sizes), nothing)
+
+    def deal_quotas(self, sizes: Sequence[int], quotas: Sequence[int], marked: NDArray[np.bool_]) -> list[Rows]:
+        """Random hands of exact sizes, each with an exact number of marked images (a mark per image in drawn order)."""
+        needs = np.column_stack([quotas, np.subtract(sizes, quotas)]).astype(np.intp)
+        if self.by_patient:
+            owner = share_out(self.units, marked, needs, self.raw(len(self)))
+            return [self.rows[owner == client] for client in range(len(sizes))]
+        stops = np.cumsum(needs, axis=0)[:-1]
+        with_mark = np.split(self.rows[marked][: needs[:, 0].sum()], stops[:, 0])
+        without = np.split(self.rows[~marked][: needs[:, 1].sum()], stops[:, 1])
+        return [np.concatenate(hand) for hand in zip(with_mark, without, strict=True)]
+
+
+def shuffle(labels: Labels, seed: int, patient_disjoint: bool = False) -> Deck:
+    """All images in an order that depends on their names and the seed only."""
+    if patient_disjoint and labels.patients is None:
+        raise UserError("patient_disjoint needs to know whose each image is, and this data has no patients")
+    stream = np.random.PCG64(seed)
+    by_name = np.argsort(labels.names, kind="stable")
+    keys = stream.random_raw(len(labels)).astype(np.uint64)
+    return Deck(labels, by_name[np.argsort(keys, kind="stable")], stream, patient_disjoint)

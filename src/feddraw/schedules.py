@@ -1,0 +1,187 @@
+"""FedDRAW's mathematics as pure functions: size prior, cosine similarity, two schedules, one softmax.
+
+A client's reputation xi = gamma_t p + (1 - gamma_t) s moves from its share of the data p to the similarity s of its
+classifier to the global one; a softmax with inverse temperature beta_t turns reputations into weights and relaxes
+to equal weights at the end. (M. Moradpour and A.-C. Hauschild, FedDRAW.) The paper's algorithm, equation and figures
+disagree about the first round and the index of beta; `Reading` says which is meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from feddraw.errors import UserError, positive, unknown
+
+Reading = Literal["reported", "algorithm1", "equation"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+Floats = NDArray[np.float64]
+
+ETA, LAM, BETA_MAX = 0.4, 0.2, 3.0  # the paper's values, the same in all its scenarios
+
+_BLOCK = 1 << 16  # columns at a time: a block of a few clients stays in the processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The weights of one round with every part that explains them."""
+
+    prior: Floats  # p, over the clients counted this round
+    similarity: Floats  # s
+    gamma: float
+    beta: float | None  # None where the prior itself is the weight
+    reputation: Floats  # xi
+    weight: Floats  # omega
+
+
+def gamma(round: int, *, eta: float = ETA, reading: Reading = "reported") -> float:
+    """The trust left in size: 1 at first, then decaying."""
+    elapsed = round + 1 if reading == "equation" else round
+    return math.exp(-eta * elapsed)
+
+
+def beta(
+    round: int, rounds: int, *, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
+) -> float | None:
+    """The softmax's inverse temperature, late to fall; None in a round that takes the prior as it is."""
+    if round == 0 and reading != "algorithm1":
+        return None
+    left = rounds - round if reading == "algorithm1" else rounds - 1 - round
+    return beta_max * -math.expm1(-lam * left)
+
+
+def size_prior(sizes: ArrayLike) -> Floats:
+    """Each client's share of the images."""
+    counts = np.asarray(sizes, dtype=np.float64)
+    return np.asarray(counts / counts.sum())
+
+
+def cosine(vectors: NDArray[Any], reference: NDArray[Any]) -> Floats:
+    """Cosine of each row with the reference, in float64; 0 where a norm is zero."""
+    dots = np.zeros(len(vectors))
+    squares = np.zeros(len(vectors))
+    square = 0.0
+    for start in range(0, len(reference), _BLOCK):
+        block = vectors[:, start : start + _BLOCK].astype(np.float64)
+        along = reference[start : start + _BLOCK].astype(np.float64)
+        dots += block @ along
+        squares += np.einsum("kd,kd->k", block, block)
+        square += float(along @ along)
+    norms = np.sqrt(squares) * math.sqrt(square)
+    return np.clip(np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0), -1.0, 1.0)
+
+
+def softmax(scores: Floats, beta: float) -> Floats:
+    """exp(beta · score), normalised; no beta is too large, because the largest score is subtracted first."""
+    with np.errstate(over="ignore"):
+        shifted = np.exp(beta * (scores - scores.max()))
+    return np.asarray(shifted / shifted.sum())
+
+
+def anatomy(
+    round: int,
+    rounds: int,
+    sizes: ArrayLike,
+    similarities: ArrayLike,
+    *,
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
+) -> Anatomy:
+    """The weights of round t of T and all that they are made of."""
+    prior = size_prior(sizes)
+    similarity = np.asarray(similarities, dtype=np.float64)
+    trust = gamma(round, eta=eta, reading=reading)
+    inverse_temperature = beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading)
+    reputation = trust * prior + (1.0 - trust) * similarity
+    weight = prior if inverse_temperature is None else softmax(reputation, inverse_temperature)
+    return Anatomy(prior, similarity, trust, inverse_temperature, reputation, weight)
+
+
+def weights(
+    *,
+    round: int,
+    rounds: int,
+    sizes: Sequence[float],
+    similarities: Sequence[float] | None = None,
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
+) -> Floats:
+    """How much each client counts in one round.
+
+    >>> weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98]).round(3)
+    array([0.254, 0.25 , 0.25 , 0.245])
+    """
+    check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    if not 0 <= round < rounds:
+        raise UserError(f"round {round} is not among the rounds 0 to {rounds - 1}")
+    counts, values = _clients(sizes, similarities)
+    return anatomy(round, rounds, counts, values, eta=eta, lam=lam, beta_max=beta_max, reading=reading).weight
+
+
+def schedule(
+    *,
+    rounds: int,
+    sizes: Sequence[float],
+    similarities: Sequence[float] | Sequence[Sequence[float]] | None = None,
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
+    clients: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Every round's weights and parts, an element a round: the rows of `feddraw weights --json`.
+
+    `similarities` is one number a client, or a row of them a round; left out, every client is taken as fully similar.
+    """
+    check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    names = list(clients) if clients is not None else [f"C{i + 1}" for i in range(len(sizes))]
+    rows = []
+    for t, similarity in enumerate(_by_round(rounds, similarities)):
+        counts, values = _clients(sizes, similarity)
+        parts = anatomy(t, rounds, counts, values, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+        columns = zip(names, sizes, parts.prior, parts.similarity, parts.reputation, parts.weight, strict=True)
+        keys = ("client", "size", "prior", "similarity", "reputation", "weight")
+        table = [dict(zip(keys, (name, size, *map(float, rest)), strict=True)) for name, size, *rest in columns]
+        rows.append({"round": t, "gamma": parts.gamma, "beta": parts.beta, "clients": table})
+    return rows
+
+
+def check_settings(*, eta: float, lam: float, beta_max: float, reading: str, rounds: int = 1) -> None:
+    """Refuse what the formulas do not allow."""
+    if rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {rounds}")
+    for name, value in (("eta", eta), ("lam", lam), ("beta_max", beta_max)):
+        positive(name, value)
+    if reading not in READINGS:
+        raise unknown("readings", reading, READINGS)
+
+
+def _by_round(rounds: int, similarities: Any) -> list[Any]:
+    if similarities is None or np.ndim(similarities) == 1:
+        return [similarities] * rounds
+    if len(similarities) != rounds:
+        raise UserError(f"{len(similarities)} rows of similarities for {rounds} rounds: give one a round")
+    return list(similarities)
+
+
+def _clients(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
+    counts = np.asarray(sizes, dtype=np.float64)
+    if counts.ndim != 1 or counts.size == 0:
+        raise UserError("sizes must be a list with one number a client")
+    if not (np.isfinite(counts).all() and (counts > 0).all()):
+        raise UserError(f"sizes must be positive numbers, not {list(sizes)}")
+    values = np.ones(counts.size) if similarities is None else np.asarray(similarities, dtype=np.float64)
+    if values.shape != counts.shape:
+        raise UserError(f"{values.size} similarities for {counts.size} clients: give one a client")
+    if not (np.abs(values) <= 1.0).all():
+        raise UserError(f"similarities are cosines, between -1 and 1, not {list(values)}")
+    return counts, values

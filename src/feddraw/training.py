@@ -1,0 +1,409 @@
+"""The one training loop, and the passage between a torch network and a flat `Model`.
+
+A network's parameters, gradients and batch-norm buffers are laid out as views of flat tensors, so that clipping,
+corrections and the optimiser are single operations, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from feddraw.core import Correction, Entry, Extent, Job, Layout, Local, Memory, Model, Solver, Update, Vector
+from feddraw.data.augment import augment
+from feddraw.errors import UserError, not_negative, one_of, positive
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every client trains; the same for all methods."""
+
+    epochs: int = 2
+    batch_size: int = 64
+    lr: float = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0  # of SGD
+    weight_decay: float = 0.0  # L2, added to the gradient
+    label_smoothing: float = 0.0
+    clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
+    augment: bool = False  # rotation, translation, scaling of each batch
+    steps: int = 0  # optimiser steps a round, instead of epochs, for clients that should all do the same work
+    persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
+
+    def check(self) -> None:
+        """Refuse values that cannot be trained with."""
+        positive("training.lr", self.lr)
+        for name in ("momentum", "weight_decay", "label_smoothing", "clip", "steps"):
+            not_negative(f"training.{name}", getattr(self, name))
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"training.{name} must be at least 1, not {getattr(self, name)}")
+        if self.batch_size == 1:
+            raise UserError("training.batch_size must be at least 2: batch normalisation cannot train on one image")
+        for name in ("momentum", "label_smoothing"):
+            if getattr(self, name) >= 1:
+                raise UserError(f"training.{name} must be below 1, not {getattr(self, name)}")
+        one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
+
+
+class Network:
+    """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`."""
+
+    def __init__(self, module: nn.Module, classifier: str) -> None:
+        self.module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = layout_of(module, classifier)
+        self.params = torch.empty(self.layout.length("param"))
+        self.grads = torch.zeros_like(self.params)
+        self.buffers = torch.empty(self.layout.length("buffer"))
+        self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64)
+        flat = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
+        self._views = [(entry, _view(flat[entry.kind], entry)) for entry in self.layout.entries]
+        self._params = [entry for entry in self.layout.entries if entry.kind == "param"]
+        self._features: Tensor | None = None
+        self._adopt()
+        module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
+
+    def _adopt(self) -> None:
+        """Make every tensor of the module a view of one of ours, keeping its values."""
+        for entry, view in self._views:
+            parent, _, leaf = entry.name.rpartition(".")
+            owner = self.module.get_submodule(parent)
+            view.copy_(getattr(owner, leaf).detach())
+            if entry.kind == "param":
+                parameter = nn.Parameter(view)
+                parameter.grad = _view(self.grads, entry)
+                setattr(owner, leaf, parameter)
+            else:
+                owner._buffers[leaf] = view
+
+    def _keep_features(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the classifier's input."""
+        logits: Tensor = self.module(images)
+        if self._features is None:
+            raise UserError(f"the network does not use its classifier layer '{self.layout.classifier}'")
+        features, self._features = self._features, None
+        return logits, features
+
+    def load(self, model: Model) -> None:
+        vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+        for entry, view in self._views:
+            view.copy_(_natural(vectors[entry.kind], entry))
+
+    def read_into(self, model: Model) -> None:
+        """Copy the state out, every tensor in its natural order."""
+        vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+        for entry, view in self._views:
+            _natural(vectors[entry.kind], entry).copy_(view)
+
+    def read(self) -> Model:
+        model = empty_model(self.layout)
+        self.read_into(model)
+        return model
+
+    def vector(self, values: Vector) -> Tensor:
+        """A vector of parameters' length in the order in which `params` lie in memory."""
+        flat = torch.empty_like(self.params)
+        for entry in self._params:
+            _view(flat, entry).copy_(_natural(values, entry))
+        return flat
+
+    def values(self, flat: Tensor) -> Vector:
+        """The way back: a tensor beside `params`, each layer in its natural order."""
+        values = np.empty(len(flat), dtype=np.float32)
+        for entry in self._params:
+            _natural(values, entry).copy_(_view(flat, entry))
+        return values
+
+
+def layout_of(module: nn.Module, classifier: str) -> Layout:
+    """The order of a module's tensors: parameters, floating buffers and counters each counted from zero."""
+    params = dict(module.named_parameters())
+    entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+    for name, tensor in module.state_dict().items():
+        kind: Literal["param", "buffer", "counter"] = (
+            "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
+        )
+        entry = Entry(name, kind, tuple(tensor.shape), ends[kind], str(tensor.dtype).removeprefix("torch."))
+        ends[kind] += entry.size
+        entries.append(entry)
+    if not any(entry.name.startswith(f"{classifier}.") for entry in entries):
+        raise UserError(f"the network has no layer '{classifier}' to take as its classifier")
+    return Layout(tuple(entries), classifier)
+
+
+def empty_model(layout: Layout) -> Model:
+    lengths = {kind: layout.length(kind) for kind in ("param", "buffer", "counter")}
+    floats = np.empty(lengths["param"], np.float32), np.empty(lengths["buffer"], np.float32)
+    return Model(*floats, np.empty(lengths["counter"], np.int64), layout)
+
+
+def _view(flat: Tensor, entry: Entry) -> Tensor:
+    """A tensor's place in the flat one; images' kernels with the channels last, as the convolutions want them."""
+    piece = flat[entry.place]
+    if len(entry.shape) != 4:
+        return piece.view(entry.shape)
+    out, channels, height, width = entry.shape
+    return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _natural(values: NDArray[Any], entry: Entry) -> Tensor:
+    """A tensor's place in one of a `Model`'s vectors."""
+    return torch.from_numpy(values[entry.place]).view(entry.shape)
+
+
+# ---------------------------------------------------------------------------------------------------- the loop
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images and targets as the training loop reads them."""
+
+    images: NDArray[np.uint8]  # (n, height, width)
+    targets: NDArray[np.float32]  # (n, classes)
+    mean: float = 0.5
+    std: float = 0.25
+
+    def batch(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        pixels = torch.from_numpy(self.images[rows]).unsqueeze(1).float()
+        images = pixels.sub_(255 * self.mean).div_(255 * self.std)
+        return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(self.targets[rows])
+
+
+def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+    """One epoch in random order; the last batch may be smaller, but a single image is dropped for batch norm's sake."""
+    order = rng.permutation(rows)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if len(batch) > 1:
+            yield batch
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """How many batches `batches` gives."""
+    full, rest = divmod(images, batch_size)
+    return full + (rest > 1)
+
+
+def fit(
+    network: Network,
+    examples: Examples,
+    rows: Rows,
+    training: Training,
+    correction: Correction,
+    seed: int,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[int, float]:
+    """Train the network in place; returns optimiser steps taken and the mean loss."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)  # for augmentation
+    received = network.params.clone() if correction.pull else None
+    linear, shift, drift = (
+        None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
+    )
+    limit = training.steps or training.epochs * steps_per_epoch(len(rows), training.batch_size)
+    steps, total = 0, torch.zeros(())
+    network.module.train()
+    while steps < limit:
+        for batch in batches(rows, training.batch_size, rng):
+            images, targets = examples.batch(batch)
+            if training.augment:
+                images = augment(images, generator)
+
+            total += gradient(network, images, targets, loss, correction.penalty)
+
+            # what belongs to the loss comes before clipping
+            if received is not None:
+                network.grads.add_(network.params - received, alpha=correction.pull)
+            if linear is not None:
+                network.grads.add_(linear)
+            if training.clip:
+                norm = torch.linalg.vector_norm(network.grads)
+                network.grads.mul_(torch.clamp(training.clip / (norm + 1e-6), max=1.0))
+
+            # what corrects the step comes after
+            if shift is not None:
+                network.grads.add_(shift)
+            optimizer.step()
+            if drift is not None:
+                network.params.sub_(drift, alpha=training.lr)
+
+            steps += 1
+            if steps == limit:
+                break
+    return steps, float(total) / steps
+
+
+def gradient(
+    network: Network,
+    images: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
+    network.grads.zero_()
+    logits, features = network(images)
+    value = loss(logits, targets)
+    if penalty is not None:
+        value = value + penalty(images, features)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+def make_optimizer(network: Network, training: Training) -> torch.optim.Optimizer:
+    """One fused optimiser over the flat parameters."""
+    flat = nn.Parameter(network.params)
+    flat.grad = network.grads
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(
+            [flat], training.lr, training.momentum, weight_decay=training.weight_decay, fused=True
+        )
+    return torch.optim.Adam([flat], training.lr, weight_decay=training.weight_decay, fused=True)
+
+
+@torch.no_grad()
+def predict(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> NDArray[np.float32]:
+    """Probabilities of the findings, in evaluation mode; fixed batches, so that the bits do not depend on who computes."""
+    network.module.eval()
+    parts = [network(examples.batch(rows[i : i + batch_size])[0])[0] for i in range(0, len(rows), batch_size)]
+    scores: NDArray[np.float32] = torch.sigmoid(torch.cat(parts)).numpy()
+    return scores
+
+
+# ---------------------------------------------------------------------------------------------------- the client
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A client's bench: a network, the examples, and each client's rows. One a process, used by all its clients."""
+
+    build: Callable[[], tuple[nn.Module, str]]  # a fresh module and the name of its classifier
+    examples: Examples
+    shards: Sequence[Rows]  # by client
+    training: Training
+    local: Local
+    loss: Loss = nn.functional.binary_cross_entropy_with_logits
+
+    def __post_init__(self) -> None:
+        self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
+        self.local.check(self.solver)
+        self.network = Network(*self.build())
+        self._references: list[Network] = []  # made when a rule first asks for them
+
+    def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = self.training.label_smoothing
+        return self.loss(logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets)
+
+    def reference(self, position: int) -> Network:
+        """A network beside the one in training."""
+        while len(self._references) <= position:
+            self._references.append(Network(*self.build()))
+        return self._references[position]
+
+    def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
+        """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
+        client = _Client(self, job)
+        rows = self.shards[job.client]
+        with torch.random.fork_rng(devices=[]), one_thread():
+            torch.manual_seed(job.seed)  # dropout and the like draw from the global generator
+            correction = self.local.begin(job, memory, client)
+            self.network.load(job.model)
+            optimizer = make_optimizer(self.network, self.training)
+            if self.training.persist_optimizer:
+                _restore(optimizer, self.network, memory)
+            settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer)
+            steps, loss = fit(self.network, self.examples, rows, *settings)
+            model = into or empty_model(self.network.layout)
+            self.network.read_into(model)
+            update = Update(job.client, model, len(rows), steps, {"loss": loss})
+            extra, remembered = self.local.end(job, update, memory, client)
+            if self.training.persist_optimizer:
+                remembered |= _moments(optimizer, self.network)
+        finite = all(np.isfinite(vector).all() for vector in (model.params, *remembered.values()))
+        # a failed round must not spoil the client's next one
+        return replace(update, extra=extra), remembered if finite else memory
+
+
+class _Client:
+    """What a local rule may ask (see `core.Client`), answered by the bench it runs on."""
+
+    def __init__(self, trainer: Trainer, job: Job) -> None:
+        self.solver = trainer.solver
+        self._trainer, self._job, self._asked = trainer, job, 0
+
+    def full_gradient(self) -> Vector:
+        trainer, rows = self._trainer, self._trainer.shards[self._job.client]
+        network = trainer.reference(0)
+        network.load(self._job.model)
+        network.module.train()
+        total = torch.zeros_like(network.grads)
+        for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
+            gradient(network, *trainer.examples.batch(batch), trainer.smoothed_loss)
+            total.add_(network.grads, alpha=len(batch) / len(rows))
+        return network.values(total)
+
+    def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
+        network = self._trainer.reference(self._asked)
+        self._asked += 1
+        network.load(model)
+        network.module.eval()
+
+        @torch.no_grad()
+        def features(images: Tensor) -> Tensor:
+            return network(images)[1]
+
+        return features
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Bits depend on the number of threads, and many are slow under load: all training and testing is done with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def memory_of(local: Local, training: Training) -> dict[str, Extent]:
+    """What a client keeps between rounds: for its method, and for its optimiser if that is to persist."""
+    moments: dict[str, Extent] = {}
+    if training.persist_optimizer and training.optimizer == "adam":
+        moments = {"optimizer.exp_avg": "params", "optimizer.exp_avg_sq": "params", "optimizer.step": "number"}
+    elif training.persist_optimizer and training.momentum:
+        moments = {"optimizer.momentum_buffer": "params"}
+    return {**local.keeps, **moments}
+
+
+def _moments(optimizer: torch.optim.Optimizer, network: Network) -> Memory:
+    state = next(iter(optimizer.state.values()), {})
+    vectors = {key: value for key, value in state.items() if value is not None}
+    return {
+        f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)
+        for key, value in vectors.items()
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, network: Network, memory: Memory) -> None:
+    moments = {key.removeprefix("optimizer."): v for key, v in memory.items() if key.startswith("optimizer.")}
+    if moments:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        optimizer.state[parameter] = {
+            key: torch.tensor(float(value[0])) if key == "step" else network.vector(value)
+            for key, value in moments.items()
+        }
