@@ -2,8 +2,8 @@
 
 An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the settings and of what
 identifies the sources: for image files the folder and each file's name, size and time of change; for arrays in an
-archive their checksums. While it is made, chunks of rows are written in place and logged in `progress.jsonl`, so a killed
-preparation goes on where it stopped; the finished array gets its name by a rename.
+archive their checksums. While it is made, chunks of rows are written in place and logged in `progress.jsonl`, so that
+a killed preparation goes on where it stopped; the finished array gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def settle(
             make(entry / "images.partial.npy")
             finish(entry)
     except OSError as error:
-        raise UserError(f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder") from error
+        raise UserError(
+            f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder"
+        ) from error
     found = opened(entry, shape)
     assert found is not None
     return found
@@ -207,7 +209,9 @@ class Job:
                 block[row - start] = self.recipe.apply(self.source.read(row))
             except BadImage as error:
                 bad[row] = str(error)
-        with self.target.open("r+b") as file:  # written, not mapped: a full disk is then an error and not a dead process
+        with self.target.open(
+            "r+b"
+        ) as file:  # written, not mapped: a full disk is then an error and not a dead process
             file.seek(self.offset + start * self.recipe.size**2)
             file.write(block.tobytes())
             file.flush()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ def decode_picture(path: Path) -> Grey:
 def decode_dicom(path: Path) -> Grey:
     """One grey frame, after its own modality table and first window; inverted where white means air."""
     import pydicom
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     if path.stat().st_size > MAX_FILE:
         raise BadImage(f"a DICOM file of more than {MAX_FILE >> 20} MB")
@@ -92,7 +91,8 @@ def check_pixels(width: int, height: int) -> None:
 def stretch(values: NDArray[np.float64]) -> Grey:
     """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
     low, high = values.min(), values.max()
-    return np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+    grey: Grey = np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
+    return grey
 
 
 def resize(image: Grey, size: int) -> Grey:
@@ -110,8 +110,8 @@ def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
 
     if image.min() == image.max():
         return image
-    equalized: NDArray[Any] = equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)
-    return np.rint(equalized * 255).astype(np.uint8)
+    equalized: Grey = np.rint(255 * equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)).astype(np.uint8)
+    return equalized
 
 
 def reason(error: Exception) -> str:

@@ -1,0 +1,269 @@
+"""Label tables: CSV sheets of any size but not of every size, findings by name, and rows that cannot be used.
+
+Marks are 1 (present), 0 or blank (absent) and −1 (uncertain), as in CheXpert; a policy per finding makes them 0 or 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data import FINDINGS, PARTS, Labels, Part
+from feddraw.errors import UserError, one_of, unknown
+
+MAX_TEXT = 2**30  # characters of a sheet, unpacked
+MAX_LINE = 2**20
+
+# ChestX-ray14's findings in MedMNIST's order, under the paper's names.
+FOURTEEN = (
+    "Atelectasis", "Cardiomegaly", "Pleural Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
+    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural Thickening", "Hernia",
+)  # fmt: skip
+UNCERTAIN = {"Atelectasis": "ones", "Edema": "ones"}  # U-Ones; U-Zeros for all others
+
+Findings = str | Sequence[str]  # "paper", "all", or names
+
+_KNOWN = {name.lower(): name for name in (*FOURTEEN, *FINDINGS)} | {"effusion": "Pleural Effusion"}
+_MARKS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row that cannot be used."""
+
+    what: str  # "without a file": rows with the same trouble are counted together
+    where: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The usable rows of a data set, and the others."""
+
+    labels: Labels
+    paths: tuple[str, ...]  # relative to the folder; empty where only labels are read
+    part: NDArray[np.int8]  # (n,), which of PARTS each row belongs to
+    problems: tuple[Problem, ...] = ()
+
+    def take(self, rows: NDArray[np.intp], problems: Sequence[Problem] = ()) -> Table:
+        """Some of the rows, with why the others are left out."""
+        paths = tuple(self.paths[row] for row in rows)
+        return Table(self.labels.take(rows), paths, self.part[rows], (*self.problems, *problems))
+
+
+# ---------------------------------------------------------------------------------------------------- sheets
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A CSV file, also .gz, read line by line."""
+
+    path: Path
+    header: tuple[str, ...]
+    delimiter: str
+
+    @classmethod
+    def of(cls, path: Path) -> Sheet:
+        """The file with the separator that its first line has most of."""
+        with open_text(path) as file:
+            first = next(limited(file, path), "")
+        delimiter = max(",;\t", key=first.count)
+        header = next(csv.reader([first], delimiter=delimiter), [])
+        if len(header) < 2:
+            raise UserError(f"{path} is no table: its first line should name columns, with commas between")
+        return cls(path, tuple(name.strip() for name in header), delimiter)
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Line number and fields of each row that is not blank; short rows are filled up."""
+        try:
+            with open_text(self.path) as file:
+                reader = csv.reader(limited(file, self.path), delimiter=self.delimiter)
+                next(reader)
+                for fields in reader:
+                    if fields:
+                        yield reader.line_num, fields + [""] * (len(self.header) - len(fields))
+        except (csv.Error, EOFError, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.path}: {error}") from error
+
+    def column(self, name: str) -> int:
+        """Where a column is."""
+        if name not in self.header:
+            raise UserError(f"{self.path} has no column '{name}'; it has {', '.join(self.header)}")
+        return self.header.index(name)
+
+
+def open_text(path: Path) -> IO[str]:
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+        return path.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def limited(file: IO[str], path: Path) -> Iterator[str]:
+    """The lines of a file, as long as they look like a table's: a small .gz can unpack to anything."""
+    total = 0
+    try:
+        while line := file.readline(MAX_LINE):
+            total += len(line)
+            if len(line) == MAX_LINE or total > MAX_TEXT:
+                raise UserError(f"{path} is no table: a line or the whole of it is too long")
+            yield line
+    except (EOFError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------- findings
+
+
+def canonical(name: str) -> str:
+    """A finding's name as the paper spells it, if it is one that we know."""
+    words = " ".join(name.replace("_", " ").split())
+    return _KNOWN.get(words.lower(), words)
+
+
+def choose(findings: Findings, available: Sequence[str], where: str) -> dict[str, int]:
+    """Which of the columns are wanted: name -> place among the available."""
+    places = {canonical(name): place for place, name in enumerate(available)}
+    if findings == "all":
+        return places
+    listed = findings.split(",") if isinstance(findings, str) else findings
+    wanted = FINDINGS if findings == "paper" else tuple(canonical(str(name)) for name in listed)
+    if missing := [name for name in wanted if name not in places]:
+        raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(places)}")
+    return {name: places[name] for name in wanted}
+
+
+def mark(text: str) -> int | None:
+    """1, 0 or −1; nothing for what is no label."""
+    known = _MARKS.get(text.strip())
+    if known is not None:
+        return known
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return 0 if np.isnan(number) else int(number) if number in (-1, 0, 1) else None
+
+
+@dataclass
+class Intake:
+    """The rows of a table as they are read, without those that cannot be used."""
+
+    findings: Mapping[str, int]  # name -> field of a row
+    marks: list[list[int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, name: str, fields: Sequence[str], where: str) -> bool:
+        """Take a row, or note why it cannot be used."""
+        if name in self._seen:
+            self.problems.append(Problem("with a path that was there before", where, name))
+            return False
+        found = [mark(fields[place]) for place in self.findings.values()]
+        for finding, one in zip(self.findings, found, strict=True):
+            if one is None:
+                text = fields[self.findings[finding]][:20]
+                self.problems.append(
+                    Problem("with a label outside -1, 0, 1 and blank", where, f"{finding} is '{text}'")
+                )
+                return False
+        self._seen.add(name)
+        self.names.append(name)
+        self.marks.append([one for one in found if one is not None])
+        return True
+
+    def labels(
+        self, uncertain: Mapping[str, str], patients: Sequence[str] | None = None, sites: Sequence[str] | None = None
+    ) -> Labels:
+        """What was taken, with uncertain marks turned into 0 or 1."""
+        marks = np.array(self.marks, dtype=np.int8).reshape(len(self.names), len(self.findings))
+        ones = np.array([policy(uncertain, finding) == "ones" for finding in self.findings])
+        values = np.where(marks == -1, ones, marks == 1).astype(np.uint8)
+        return Labels(
+            values,
+            tuple(self.findings),
+            np.array(self.names, dtype=np.str_),
+            None if patients is None else np.array(patients, dtype=np.str_),
+            None if sites is None else np.array(sites, dtype=np.str_),
+            (marks == -1).sum(axis=1).astype(np.uint8),
+        )
+
+
+def policy(uncertain: Mapping[str, str], finding: str) -> str:
+    """What an uncertain mark counts as: "ones" or "zeros"."""
+    return one_of(f"uncertain.{finding}", uncertain.get(finding, UNCERTAIN.get(finding, "zeros")), ("ones", "zeros"))
+
+
+def policies(uncertain: Mapping[str, str], findings: Sequence[str]) -> dict[str, str]:
+    """The user's policies under the findings' own names."""
+    named = {canonical(name): value for name, value in uncertain.items()}
+    for name in named:
+        if name not in findings:
+            raise unknown("findings", name, findings)
+    return named
+
+
+# ---------------------------------------------------------------------------------------------------- parts
+
+
+def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
+    """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
+    owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
+    patients, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+    order = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
+    taken = order[: np.searchsorted(np.cumsum(sizes[order]), share * len(rows)) + 1] if share > 0 else order[:0]
+    return rows[np.isin(owner, taken)]
+
+
+def part_rows(table: Table, part: Part) -> NDArray[np.intp]:
+    return np.flatnonzero(table.part == PARTS.index(part))
+
+
+def complaint(name: str, problems: Sequence[Problem], total: int) -> str:
+    """All problems in one line: counted by kind, the first few by name."""
+    kinds: dict[str, list[Problem]] = {}
+    for problem in problems:
+        kinds.setdefault(problem.what, []).append(problem)
+    listed = [f"{len(rows):,} {what} ({examples(rows)})" for what, rows in kinds.items()]
+    return f"{name}: of {total:,} images {'; '.join(listed)}"
+
+
+def examples(problems: Sequence[Problem]) -> str:
+    """The first three, and a sign that there are more."""
+    some = [f"{problem.where}: {problem.detail}" if problem.detail else problem.where for problem in problems[:3]]
+    return ", ".join([*some, "…"] if len(problems) > 3 else some)
+
+
+# ---------------------------------------------------------------------------------------------------- labels alone
+
+
+def read_labels(path: Path | str) -> Labels:
+    """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no label table {path}: a CSV as CheXpert's train.csv, or an .npz in MedMNIST's layout")
+    if path.suffix == ".npz":
+        from feddraw.data.npz import Archive
+
+        table = Archive.open(path).table("paper")
+    elif "Frontal/Lateral" in Sheet.of(path).header:
+        from feddraw.data.chexpert import read_training
+
+        table = read_training(path)
+    else:
+        from feddraw.data.folder import read_sheet
+
+        table = read_sheet(path)
+    if table.problems:
+        raise UserError(complaint(path.name, table.problems, len(table.labels) + len(table.problems)))
+    return table.labels.take(part_rows(table, "train"))
