@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Labels:
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
         several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain")}
-        chosen = {name: None if column is None else column[rows] for name, column in several.items()}
+        chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in several.items()}
         return replace(self, values=self.values[rows], names=self.names[rows], **chosen)
 
 
@@ -60,3 +61,23 @@ class Dataset:
     def training_labels(self) -> Labels:
         """Labels of the training part, the only one that is dealt to clients."""
         return self.labels.take(self.rows["train"])
+
+
+def names() -> dict[str, str]:
+    """Each data set with a line about it."""
+    from feddraw.data import catalog
+
+    return catalog.names()
+
+
+def open_dataset(
+    name: str,
+    *,
+    size: int,
+    options: Mapping[str, object],
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Dataset:
+    """A data set by its name, the path of a file or folder, or `package.module:function`."""
+    from feddraw.data import catalog  # here, because the catalogue needs the classes above
+
+    return catalog.open_dataset(name, size=size, options=options, progress=progress)

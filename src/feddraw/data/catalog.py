@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
+from feddraw.catalog import check, outside
 from feddraw.data import Dataset
 from feddraw.data.cache import Progress
 from feddraw.data.preparation import Preparation
@@ -24,6 +24,9 @@ NAMES = {
 }
 
 
+OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # a word or a list: who reads them checks them
+
+
 def names() -> dict[str, str]:
     """Each data set with a line about it."""
     return dict(NAMES)
@@ -32,17 +35,19 @@ def names() -> dict[str, str]:
 def open_dataset(name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None) -> Dataset:
     """The data set of this name with its images at this size; `options` are the arguments of its function."""
     function, given = resolve(name)
-    parameters = inspect.signature(function).parameters
-    if "how" in parameters:
-        common = {field.name for field in fields(Preparation)} - {"size", "progress"}
-        known = {**get_type_hints(function), **get_type_hints(Preparation)}
-        own = check(name, {**options, **given}, known, [*parameters.keys() - {"how"}, *common])
-        how = Preparation(size=size, progress=progress, **{key: own.pop(key) for key in common & own.keys()})
-        dataset = function(how, **own)
+    own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
+    known = {key: default for key, default in (own | common).items() if key not in ("size", "progress")}
+    any_kind = dict.fromkeys(OF_SEVERAL_KINDS)
+    check(options, known | {key: None for key in any_kind if key in known}, f"data {name}")
+    chosen: dict[str, Any] = {**options, **given}
+    if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
+        raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
+    if common:
+        how = Preparation(size=size, progress=progress, **{key: chosen.pop(key) for key in common if key in chosen})
+        dataset = function(how, **chosen)
     else:
-        chosen = check(name, options, get_type_hints(function), list(parameters.keys() - {"size", "progress"}))
-        offered = {"size": size, "progress": progress}
-        dataset = function(**{key: value for key, value in offered.items() if key in parameters}, **chosen)
+        dataset = function(size=size, **chosen, **told(progress, name, own | chosen))
     if not isinstance(dataset, Dataset):
         raise UserError(f"{name} gave a {type(dataset).__name__}, not a feddraw.data.Dataset")
     return dataset
@@ -53,46 +58,25 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     if name in NAMES:
         return getattr(import_module(f"feddraw.data.{name}"), name), {}
     path = Path(name).expanduser()
-    if path.exists() or path.suffix in (".npz", ".csv", ".gz"):
-        if not path.exists():
-            raise UserError(f"no file {name}")
+    if path.exists():
         kind = "npz" if path.suffix == ".npz" else "folder"
         return getattr(import_module(f"feddraw.data.{kind}"), kind), {"path": str(path)}
+    if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
+        raise UserError(f"no file or folder {name}")
     if ":" in name:
-        return imported(name), {}
+        return outside(name), {}
     raise unknown("data sets", name, NAMES)
 
 
-def imported(name: str) -> Callable[..., Any]:
-    """Someone's own function."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(import_module(module), function)
-    except ImportError as error:
-        raise UserError(f"cannot import {module}: {error}") from error
-    except AttributeError:
-        raise UserError(f"{module} has no function {function}") from None
-    if not callable(found):
-        raise UserError(f"{name} is not a function")
-    result: Callable[..., Any] = found
-    return result
+def told(progress: Progress | None, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A counter for the phantoms, which tell how many images are new."""
+    if progress is None or name != "phantom":
+        return {}
+    total, drawn = sum(settings[part] for part in ("train", "validation", "test")), 0
 
+    def add(count: int) -> None:
+        nonlocal drawn
+        drawn += count
+        progress("drawing phantoms", drawn, total)
 
-def check(name: str, options: Mapping[str, object], hints: Mapping[str, Any], known: list[str]) -> dict[str, Any]:
-    """The options, if the data set has them all and they are of the right kind."""
-    for option, value in options.items():
-        if option not in known:
-            raise UserError(f"{name} has no option '{option}'; it has {', '.join(sorted(known))}")
-        wanted = simple(hints.get(option))
-        if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
-            kinds = " or ".join(kind.__name__ for kind in wanted if kind is not type(None))
-            raise UserError(f"{option} must be {kinds}, not {value!r}")
-    return dict(options)
-
-
-def simple(hint: Any) -> tuple[type, ...]:
-    """The types that a value may have, where they can be told from the hint; a whole number will do for a float."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if not all(kind in (bool, int, float, str, Path, type(None)) for kind in kinds):
-        return ()
-    return (*kinds, int) if float in kinds else tuple(kinds)
+    return {"progress": add}

@@ -24,16 +24,16 @@ ARCHIVES = {  # side in pixels -> file, MD5
 }
 
 
-def chestmnist(how: Preparation, *, path: str | None = None, findings: Findings = "paper") -> Dataset:
+def chestmnist(how: Preparation, *, path: str = "", findings: Findings = "paper") -> Dataset:
     """ChestMNIST at the smallest published size that is not below the wanted one; `path` is a file or its folder."""
     file, md5 = ARCHIVES[min((side for side in ARCHIVES if side >= how.size), default=224)]
     archive = find(path, file) or download(file, md5, how.progress)
     return load(archive, "chestmnist", findings, how)
 
 
-def find(path: str | None, file: str) -> Path | None:
+def find(path: str, file: str) -> Path | None:
     """The archive where the user says it is, or in a folder where we look."""
-    if path is not None:
+    if path:
         given = Path(path).expanduser()
         if (found := given / file if given.is_dir() else given).is_file():
             return found

@@ -65,7 +65,7 @@ class Release:
 def chexpert(
     how: Preparation,
     *,
-    path: str | None = None,
+    path: str = "",
     findings: Findings = "paper",
     uncertain: Mapping[str, str] | None = None,
     carve_test: float = 0.0,
@@ -99,7 +99,7 @@ def read_training(path: Path) -> Table:
     return read({0: path}, "paper", {}, None)
 
 
-def locate(path: str | None) -> Release:
+def locate(path: str) -> Release:
     """The release's folder: as given, or under its usual names in $FEDDRAW_DATA or here."""
     homes = [Path(path).expanduser()] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
@@ -143,8 +143,9 @@ def images(
     by_study = "Study" in sheet.header
     column = sheet.column("Study" if by_study else "Path")
     view = sheet.header.index("Frontal/Lateral") if "Frontal/Lateral" in sheet.header else None
+    file = sheet.path.name
     for line, fields in sheet.rows():
-        where = f"{sheet.path.name} line {line}"
+        where = f"{file} line {line}"
         found = (_STUDY if by_study else _IMAGE).fullmatch(fields[column].replace("\\", "/"))
         if found is None:
             problems.append(Problem("with a path that is not CheXpert's", where, fields[column][:80]))

@@ -46,14 +46,14 @@ class Layout:
 def folder(
     how: Preparation,
     *,
-    path: str | Path,
-    images: str | None = None,
+    path: str,
+    images: str = "",
     findings: Findings = "all",
     uncertain: Mapping[str, str] | None = None,
-    path_column: str | None = None,
-    split_column: str | None = None,
-    site_column: str | None = None,
-    patient_column: str | None = None,
+    path_column: str = "",
+    split_column: str = "",
+    site_column: str = "",
+    patient_column: str = "",
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Dataset:
@@ -84,7 +84,7 @@ def read_sheet(
     root: Path | None = None,
     findings: Findings = "all",
     uncertain: Mapping[str, str] | None = None,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Mapping[str, str] | None = None,
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Table:
@@ -139,9 +139,9 @@ def dealt(labels: Labels, part: NDArray[np.int8] | None, shares: Sequence[float]
 # ---------------------------------------------------------------------------------------------------- guesses
 
 
-def guess(sheet: Sheet, columns: Mapping[str, str | None], findings: Findings) -> Layout:
+def guess(sheet: Sheet, columns: Mapping[str, str], findings: Findings) -> Layout:
     """What each column is: as named by the user, else by its usual name, else by what is in it."""
-    places = {kind: place_of(sheet, columns.get(kind), usual) for kind, usual in USUAL.items()}
+    places = {kind: place_of(sheet, columns.get(kind, ""), usual) for kind, usual in USUAL.items()}
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]
     if places["path"] is None:
         places["path"] = next(holding_paths(sheet, sample), None)
@@ -166,8 +166,8 @@ def guess(sheet: Sheet, columns: Mapping[str, str | None], findings: Findings) -
     )
 
 
-def place_of(sheet: Sheet, named: str | None, usual: Sequence[str]) -> int | None:
-    if named is not None:
+def place_of(sheet: Sheet, named: str, usual: Sequence[str]) -> int | None:
+    if named:
         return sheet.column(named)
     plain = [name.lower().replace(" ", "").replace("_", "").replace("-", "") for name in sheet.header]
     return next((plain.index(name) for name in usual if name in plain), None)

@@ -23,7 +23,7 @@ LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its p
 def nih(
     how: Preparation,
     *,
-    path: str | None = None,
+    path: str = "",
     findings: Findings = "paper",
     validation: float = 0.125,
     seed: int = 0,

@@ -1,7 +1,7 @@
 """Any .npz in MedMNIST's layout: `train_images`, `train_labels` (n × findings), the same for val and test.
 
 `*_names`, `*_patients`, `*_sites` and `classes` are read where they are there; NIH file names give the patient, and
-fourteen columns without names are ChestX-ray14's. Nothing is unpacked before its size is known to be as its header says.
+fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before its size is known to be what the header says.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def copy(file: zipfile.ZipFile, one: Member, target: IO[bytes]) -> None:
             target.write(block)
 
 
-def npz(how: Preparation, *, path: str | Path, findings: Findings = "paper") -> Dataset:
+def npz(how: Preparation, *, path: str, findings: Findings = "paper") -> Dataset:
     """The data set in an .npz file of MedMNIST's layout."""
     return load(Path(path), Path(path).stem, findings, how)
 

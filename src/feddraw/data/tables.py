@@ -159,7 +159,7 @@ class Intake:
     """The rows of a table as they are read, without those that cannot be used."""
 
     findings: Mapping[str, int]  # name -> field of a row
-    marks: list[list[int]] = field(default_factory=list)
+    marks: list[list[int | None]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
@@ -170,16 +170,14 @@ class Intake:
             self.problems.append(Problem("with a path that was there before", where, name))
             return False
         found = [mark(fields[place]) for place in self.findings.values()]
-        for finding, one in zip(self.findings, found, strict=True):
-            if one is None:
-                text = fields[self.findings[finding]][:20]
-                self.problems.append(
-                    Problem("with a label outside -1, 0, 1 and blank", where, f"{finding} is '{text}'")
-                )
-                return False
+        if None in found:
+            finding = list(self.findings)[found.index(None)]
+            detail = f"{finding} is '{fields[self.findings[finding]][:20]}'"
+            self.problems.append(Problem("with a label outside -1, 0, 1 and blank", where, detail))
+            return False
         self._seen.add(name)
         self.names.append(name)
-        self.marks.append([one for one in found if one is not None])
+        self.marks.append(found)
         return True
 
     def labels(
