@@ -1,3 +1,34 @@
-"""FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model together."""
+"""FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model together.
+
+    import feddraw
+    feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98])
+    for result in feddraw.run(feddraw.Experiment(scenario="CHM-2", method="feddraw")):
+        print(result.round, result.metrics, result.weights)
+
+Research software, not a medical device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from feddraw.errors import RunFailed, UserError
+from feddraw.schedules import schedule, weights
+
+if TYPE_CHECKING:
+    from feddraw.experiment import Experiment, run
+    from feddraw.training import Training
 
 __version__ = "0.1.0"
+__all__ = ["Experiment", "RunFailed", "Training", "UserError", "run", "schedule", "weights"]
+
+_LATER = {"Experiment": "experiment", "run": "experiment", "Training": "training"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for, so that the mathematics starts at once."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'feddraw' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(f"feddraw.{_LATER[name]}"), name)

@@ -50,22 +50,28 @@ def outside(name: str) -> Callable[..., Any]:
 
 
 def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any) -> Any:
-    """Call with settings from a file or the command line: unknown names and wrong types are the user's mistakes."""
-    known = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
-    for name, value in settings.items():
-        if name not in known:
-            raise UserError(f"{what} has no setting '{name}'" + (f": it has {', '.join(known)}" if known else ""))
-        _check_type(f"{what}.{name}", value, known[name].default)
+    """Call with settings from a file or the command line."""
+    parameters = inspect.signature(function).parameters
+    check(settings, {name: p.default for name, p in parameters.items() if name not in given}, what)
     return function(**given, **settings)
 
 
-def _check_type(name: str, value: Any, default: Any) -> None:
+def check(settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
+    """Refuse names that are not among the defaults, and values of another type than theirs."""
+    for name, value in settings.items():
+        if name not in defaults:
+            raise UserError(f"{what} has no setting '{name}'" + (f": it has {', '.join(defaults)}" if defaults else ""))
+        if not _fits(value, defaults[name]):
+            full = f"{what}.{name}" if what else name
+            raise UserError(f"{full} must be {_kind(defaults[name])}, not {value!r}")
+
+
+def _fits(value: Any, default: Any) -> bool:
     if default is inspect.Parameter.empty or default is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = number if isinstance(default, float) else isinstance(value, type(default))
-    if not fits or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise UserError(f"{name} must be {_kind(default)}, not {value!r}")
+        return True
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, int | float) if isinstance(default, float) else isinstance(value, type(default))
 
 
 def _kind(default: Any) -> str:

@@ -5,8 +5,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from feddraw.catalog import call, outside
+from feddraw.errors import UserError, unknown
 
 
 class DenseLayer(nn.Module):
@@ -65,3 +75,114 @@ class Compact(nn.Module):
 def compact(classes: int, growth: int = 16) -> nn.Module:
     """Our own small DenseNet, one grey channel, trained from scratch."""
     return Compact(classes, growth)
+
+
+IMAGENET = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
+
+
+def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
+    """MONAI's DenseNet121, 7 million parameters; the grey image is repeated into its three channels.
+
+    `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights file.
+    """
+    try:
+        from monai.networks.nets import DenseNet121
+    except ImportError:
+        raise UserError("densenet121 needs MONAI: pip install 'feddraw[densenet]'") from None
+
+    class GreyDenseNet121(DenseNet121):  # type: ignore[misc,unused-ignore]
+        classifier_name = "class_layers.out"
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = super().forward(x.expand(-1, 3, -1, -1))
+            return logits
+
+    network = GreyDenseNet121(spatial_dims=2, in_channels=3, out_channels=classes)
+    if weights != "none":
+        load_imagenet(network, _imagenet() if weights == "imagenet" else _weights_file(Path(weights)))
+    return network
+
+
+def _imagenet() -> dict[str, Tensor]:
+    try:
+        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
+            IMAGENET, progress=False, check_hash=True, weights_only=True
+        )
+    except OSError as error:
+        raise UserError(
+            f"cannot download ImageNet weights ({error}): fetch {IMAGENET} on another machine and give its path with "
+            "--set model.weights=FILE, or start from scratch with --set model.weights=none"
+        ) from None
+    return state
+
+
+def _weights_file(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"no weights file {path}: give the path of torchvision's densenet121 weights")
+    try:
+        state: dict[str, Tensor] = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise UserError(f"{path} is not a file of weights: {str(error).splitlines()[0]}") from None
+    return state
+
+
+def load_imagenet(network: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy torchvision's weights under MONAI's names; every tensor but the head must be there."""
+    renamed = {re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v for k, v in state.items()}
+    own = network.state_dict()
+    body = [name for name, value in own.items() if name.startswith("features.") and value.is_floating_point()]
+    bad = [name for name in body if name not in renamed or renamed[name].shape != own[name].shape]
+    if bad:
+        raise UserError(f"these are not DenseNet121's weights: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
+    network.load_state_dict({name: renamed[name] for name in body}, strict=False)
+
+
+# ---------------------------------------------------------------------------------------------------- by name
+
+MODELS = {"compact": compact, "densenet121": densenet121}
+
+
+def build(
+    name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False
+) -> tuple[nn.Module, str]:
+    """A module and the name of its classifier; `pretrained` fetches the weights that the initial model starts from.
+
+    Two options go with any model: `classifier` names the layer, and `projection` puts two layers of that width
+    before it, as MOON's authors do.
+    """
+    settings = dict(options)
+    named, projection = settings.pop("classifier", ""), settings.pop("projection", 0)
+    function = find(name)
+    if not pretrained and "weights" in inspect.signature(function).parameters:
+        settings["weights"] = "none"
+    module = call(function, settings, "model", classes=classes)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
+    classifier = named or getattr(module, "classifier_name", None) or _last_linear(module)
+    return (module, classifier) if not projection else _project(module, classifier, projection)
+
+
+def find(name: str) -> Callable[..., nn.Module]:
+    if ":" in name:
+        return outside(name)
+    if name not in MODELS:
+        raise unknown("models", name, MODELS)
+    return MODELS[name]
+
+
+def _last_linear(module: nn.Module) -> str:
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError("the network has no linear layer: name its classifier with --set model.classifier=NAME")
+    return layers[-1]
+
+
+def _project(module: nn.Module, classifier: str, width: int) -> tuple[nn.Module, str]:
+    parent, _, leaf = classifier.rpartition(".")
+    head = module.get_submodule(classifier)
+    if not isinstance(head, nn.Linear):
+        raise UserError(f"a projection needs a linear classifier, and '{classifier}' is none")
+    inner = nn.Sequential(nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width))
+    outer = nn.Linear(width, head.out_features)
+    setattr(module.get_submodule(parent), leaf, nn.Sequential(OrderedDict(projection=inner, out=outer)))
+    return module, f"{classifier}.out"

@@ -24,21 +24,21 @@ LABEL_NOISE = 0.05
 BLOCK = 16  # images drawn together: few enough for the processor's cache
 MEAN, STD = 0.5, 0.25  # of grey / 255, over both mixes
 
-# Images with each finding, and with none, among all images (Table 1 of the paper).
+# Images with each finding, among all images (Table 1 of the paper).
 TABLE_1 = {
-    "chexpert": ((59583, 61493, 76899, 23385, 12983), 51052, 191027),
-    "chestmnist": ((7996, 1690, 9261, 1950, 3263), 59438, 78468),
+    "chestmnist": ((7996, 1690, 9261, 1950, 3263), 78468),
+    "chexpert": ((59583, 61493, 76899, 23385, 12983), 191027),
 }
-# How strongly each finding follows the illness that they share; effusion goes with all others. One factor a mix,
-# solved for the number of images with no finding.
+# How strongly each finding follows an illness that all share: effusion goes with every other. The factor of a mix is
+# solved for its number of images with no finding, 59,438 and 51,052.
 SHARED = np.array([0.45, 0.25, 0.75, 0.45, 0.40])
-SHARED_FACTOR = {"chexpert": 0.7112, "chestmnist": 1.0332}
+SHARED_FACTOR = {"chestmnist": 1.0332, "chexpert": 0.7112}
 
 # Density of the parts, in grey of a standard exposure.
 TISSUE, AIR, SPINE, HEART, ABDOMEN = 0.66, 0.50, 0.09, 0.08, 0.16
-RIB, CLAVICLE, VESSEL, BREAST, STOMACH = 0.08, 0.11, 0.16, 0.07, 0.25
+RIB, CLAVICLE, VESSEL, BREAST, STOMACH, TEXTURE = 0.08, 0.11, 0.11, 0.07, 0.25, 0.03
 # The share of a lung's air that a finding of full severity takes.
-HAZE, FOCUS, PLATE, FLUID = 0.65, 0.80, 0.80, 0.95
+HAZE, FOCUS, PLATE, FLUID = 0.60, 0.80, 0.80, 0.95
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Body:
     u: Grey  # from the middle line, positive on the patient's left, which is on the right of the image
     v: Grey  # downwards
     across: Grey  # |u|
-    left: NDArray[np.bool_]
+    left: Grey  # 1 on the left, 0 on the right, blended in the middle
     sharp: float  # the narrowest edge that this image size can show
     coarse: Grey
     fine: Grey
 
     def sides(self, right: Grey, left: Grey) -> Grey:
-        return np.where(self.left, left, right)
+        return right + (left - right) * self.left
 
 
 def body(size: int, chance: Chance) -> Body:
@@ -115,7 +115,7 @@ def body(size: int, chance: Chance) -> Body:
     u = zoom * (x + turn * y) + chance.around(0, 0.04)
     v = zoom * (y - turn * x) + chance.around(0, 0.05)
     sharp = max(0.035, 3.0 / size)
-    return Body(u, v, np.abs(u), u > 0, sharp, chance.clouds(size, 5), chance.clouds(size, 12))
+    return Body(u, v, np.abs(u), edge(u, 0.2), sharp, chance.clouds(size, 5), chance.clouds(size, 16))
 
 
 def trunk(at: Body, chance: Chance) -> Grey:
@@ -132,7 +132,7 @@ def diaphragm(at: Body, chance: Chance, lifted: Grey, lifted_side: Grey) -> Grey
     level = chance.around(0.50, 0.05)
     right, left = level - chance.around(0.03, 0.015), level + chance.around(0.03, 0.015)
     right, left = right - lifted * (lifted_side < 0), left - lifted * (lifted_side > 0)
-    dome = chance.around(0.9, 0.15) * (at.across - 0.36) ** 2
+    dome = chance.around(1.0, 0.15) * (at.across - 0.31) ** 2
     return at.sides(right, left) + dome - at.v
 
 
@@ -147,10 +147,10 @@ def lungs(at: Body, above: Grey, chance: Chance) -> Grey:
 def heart(at: Body, enlarged: Grey, chance: Chance) -> Grey:
     """An oval whose tip points down and to the left; an enlarged one grows mostly that way."""
     grown = 1 + enlarged
-    long, short = chance.around(0.36, 0.022) * grown, chance.around(0.255, 0.016) * grown
+    long, short = chance.around(0.36, 0.025) * grown, chance.around(0.255, 0.018) * grown
     u, v = at.u - chance.around(0.10, 0.015) - 0.12 * enlarged, at.v - chance.around(0.30, 0.025) + 0.04 * enlarged
     along, beside = 0.75 * u + 0.66 * v, 0.66 * u - 0.75 * v
-    return edge((1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.3 * at.sharp)
+    return edge((1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.6 * at.sharp)
 
 
 def vascular(at: Body, chance: Chance) -> Grey:
@@ -189,7 +189,7 @@ def vessels(at: Body, chance: Chance) -> Grey:
     """Lung markings: winding lines where smooth noise crosses zero, and the hila, fading outwards."""
     hila = blob(at.across - 0.21, at.v - chance.around(0.02, 0.02), 0.13, 0.22)
     reach = blob(at.across - 0.15, at.v - 0.08, 0.75, 0.95)
-    return chance.between(0.6, 1.3) * (0.8 * hila + reach * bump(at.fine / 0.6))
+    return chance.between(0.6, 1.3) * (0.8 * hila + reach * bump(at.fine / 0.8))
 
 
 def breasts(at: Body, chance: Chance) -> Grey:
@@ -205,17 +205,19 @@ def stomach(at: Body, chance: Chance) -> Grey:
 
 def haze(at: Body, chance: Chance) -> Grey:
     """Edema: cloudy wings around both hila."""
-    wing = blob(at.across - 0.24, at.v - chance.around(0.06, 0.03), chance.around(0.46, 0.03), chance.around(0.60, 0.05))
-    return wing * (1 + 0.2 * at.coarse + 0.25 * at.fine)
+    wing = blob(
+        at.across - 0.24, at.v - chance.around(0.06, 0.03), chance.around(0.46, 0.03), chance.around(0.60, 0.05)
+    )
+    return wing * (1 + 0.2 * at.coarse + 0.2 * at.fine)
 
 
 def fluid(at: Body, amount: Grey, chance: Chance) -> Grey:
     """Pleural effusion: fills the angle between flank and diaphragm first; its surface climbs along the flank."""
     both, side = chance.between(0, 1) < 0.35, chance.sign()
-    here = both | (side < 0) & ~at.left | (side > 0) & at.left
+    height = at.sides(amount * (both | (side < 0)), amount * (both | (side > 0)))
     climb = (at.across / 0.80) ** 2
-    surface = 0.66 - amount * (0.30 + 0.35 * climb * climb * climb)
-    return here * edge(at.v - surface, 0.07) * (amount > 0)
+    surface = 0.72 - height * (0.36 + 0.35 * climb * climb * climb)
+    return edge(at.v - surface, 0.07) * (height > 0)
 
 
 def focus(at: Body, chance: Chance) -> Grey:
@@ -241,7 +243,7 @@ def plates(at: Body, side: Grey, chance: Chance) -> Grey:
 def shifted(at: Body, by: Grey) -> Body:
     """The same body with what lies in its middle pulled to the patient's left."""
     u = at.u - by
-    return replace(at, u=u, across=np.abs(u), left=u > 0)
+    return replace(at, u=u, across=np.abs(u), left=edge(u, 0.2))
 
 
 def radiographs(severity: NDArray[np.float32], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -254,13 +256,17 @@ def radiographs(severity: NDArray[np.float32], size: int, rng: np.random.Generat
     at, side = body(size, chance), chance.sign()
     middle = shifted(at, 0.06 * side * collapse)
     flesh, above = trunk(at, chance), diaphragm(at, chance, 0.16 * collapse, side)
-    silhouette, great, markings = heart(middle, 0.4 * enlarged, chance), vascular(middle, chance), vessels(middle, chance)
+    silhouette, great, markings = (
+        heart(middle, 0.4 * enlarged, chance),
+        vascular(middle, chance),
+        vessels(middle, chance),
+    )
     air = lungs(at, above, chance) * (1 - 0.85 * np.maximum(silhouette, great))
     air = air * (1 - HAZE * edema * haze(at, chance)).clip(0, 1) * (1 - FLUID * fluid(at, effusion, chance))
     air = air * (1 - FOCUS * dense * focus(at, chance)) * (1 - PLATE * collapse * plates(at, side, chance))
     density = flesh * (TISSUE + HEART * silhouette + ABDOMEN * edge(-above, 0.12) + SPINE * spine(middle))
     density += (VESSEL * markings - AIR) * air + BREAST * breasts(at, chance) - STOMACH * stomach(at, chance)
-    density += flesh * (RIB * ribs(at, chance) + CLAVICLE * clavicles(at, chance)) + 0.02 * at.coarse
+    density += flesh * (RIB * ribs(at, chance) + CLAVICLE * clavicles(at, chance)) + TEXTURE * at.coarse
     return exposed(density, chance)
 
 
@@ -274,7 +280,7 @@ def exposed(density: Grey, chance: Chance) -> NDArray[np.uint8]:
 
 def findings(images: int, mix: str, rng: np.random.Generator) -> NDArray[np.bool_]:
     """(images, 5): which findings are there, as common and as often together as in the mix."""
-    counts, _, total = TABLE_1[mix]
+    counts, total = TABLE_1[mix]
     limit = [NormalDist().inv_cdf(1 - count / total) for count in counts]
     shared = SHARED * SHARED_FACTOR[mix]
     own = np.sqrt(1 - shared**2) * rng.standard_normal((images, len(FINDINGS)))
@@ -325,7 +331,9 @@ def phantom(
     check(size, mix, counts, label_noise, seed)
     total = sum(counts.values())
     images, labels = np.empty((total, size, size), np.uint8), np.empty((total, len(FINDINGS)), np.uint8)
-    np.empty(2**24, np.uint8)  # freed at once: from then on malloc keeps blocks of this size, and drawing is twice as fast
+    np.empty(
+        2**24, np.uint8
+    )  # freed at once: from then on malloc keeps blocks of this size, and drawing is twice as fast
     rows, done = {}, 0
     for part, count in counts.items():
         rows[part] = np.arange(done, done + count)

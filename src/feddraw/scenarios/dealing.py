@@ -1,4 +1,4 @@
-"""A shuffled deck of images: the same order on every machine, dealt by exact counts, image by image or patient by patient.
+"""A shuffled deck of images: in the same order on every machine, dealt by exact counts, single or by patient.
 
 Images are put in the order of their names, then ordered by raw 64-bit numbers of PCG64: unlike a Generator's
 distribution methods, these do not change between versions of numpy.
@@ -26,11 +26,15 @@ def scaled(count: int, scale: float) -> int:
     return int((Decimal(count) * Decimal(repr(float(scale)))).quantize(Decimal(1), ROUND_HALF_UP))
 
 
+def half_up(value: float) -> int:
+    return int(np.floor(value + 0.5))
+
+
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """`total` split in proportion to the weights, into whole numbers that sum to it."""
     heaps = np.cumsum(weights)
     marks = np.floor(np.round(heaps / heaps[-1] * total, 9) + 0.5).astype(int)
-    return np.diff(marks, prepend=0).tolist()
+    return [int(part) for part in np.diff(marks, prepend=0)]
 
 
 def numbered(hands: Sequence[Rows]) -> Hands:
@@ -71,12 +75,27 @@ class Deck:
         """Some of the images (a mark per image in drawn order), in the same order."""
         return replace(self, rows=self.rows[chosen])
 
+    def draw(self, count: int) -> Deck:
+        """A random part of this many images."""
+        return self if count == len(self) else self.only(np.isin(self.rows, self.deal([count])[0]))
+
     def sample(self, scale: float) -> Deck:
-        """A random part of the images."""
+        """A random part of the images, at most all."""
         wanted = scaled(len(self), scale)
         if wanted > len(self):
-            raise UserError(f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use --scale 1 or less")
-        return self if wanted == len(self) else self.only(np.isin(self.rows, self.deal([wanted])[0]))
+            raise UserError(
+                f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use --scale 1 or less"
+            )
+        return self.draw(wanted)
+
+    def require(self, clients: int) -> None:
+        """Refuse a number of clients that cannot all have an image."""
+        if clients < 1:
+            raise UserError(f"clients must be 1 or more, not {clients}")
+        if clients > len(self):
+            raise UserError(
+                f"{clients:,} clients cannot share {len(self):,} images: use fewer clients or a larger scale"
+            )
 
     def deal(self, sizes: Sequence[int]) -> list[Rows]:
         """A random hand of exactly the wanted size for each client."""

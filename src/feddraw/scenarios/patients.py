@@ -99,10 +99,10 @@ class _Packing:
         return min(a, marked_left), min(b, rest_left)
 
     def require_full(self) -> None:
-        for client, (marked, rest) in enumerate(self.left[:-1], start=1):
-            if marked or rest:
-                short = f"{marked:,} positives and {rest:,} other images" if self.needs[client - 1][0] else f"{rest:,} images"
-                raise UserError(
-                    f"whole patients do not add up to these sizes: client {client} is {short} short; "
-                    "lower the scale or the share, or leave patient_disjoint out"
-                )
+        marked, rest = (sum(left[kind] for left in self.left[:-1]) for kind in (0, 1))
+        if marked or rest:
+            short = f"{marked:,} positives and {rest:,} other images" if marked else f"{rest:,} images"
+            raise UserError(
+                f"whole patients do not add up to these clients, {short} are missing: "
+                "use a lower share or scale, or leave patient_disjoint out"
+            )

@@ -1,0 +1,5 @@
+"""`python -m feddraw`."""
+
+from feddraw.cli import main
+
+main()

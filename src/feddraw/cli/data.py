@@ -1,0 +1,128 @@
+"""`feddraw data`: prepare a data set's images once, and look at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from feddraw.data import Dataset
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: prepare their images once, and look at them.")
+
+Name = Annotated[str, typer.Argument(help="chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")]
+Where = Annotated[str | None, typer.Argument(help="The archive's folder or file.", show_default=False)]
+Size = Annotated[int, typer.Option(help="Height and width in pixels.")]
+Clahe = Annotated[bool, typer.Option("--clahe/--no-clahe", help="Equalise contrast as the paper does.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be used, and list it.")]
+Workers = Annotated[int, typer.Option(help="Processes that prepare images; 0 is one a core.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, a setting of the data set, repeatable.")]
+
+
+@app.command()
+def prepare(
+    name: Name,
+    path: Where = None,
+    size: Size = 224,
+    clahe: Clahe = True,
+    skip_bad: SkipBad = False,
+    workers: Workers = 0,
+    settings: Settings = None,
+) -> None:
+    """Decode, resize and equalise every image once, into the cache that runs read from.
+
+    The defaults are those of the paper preset; give the size and --no-clahe of your run otherwise. A preparation that
+    was stopped goes on where it was.
+    """
+    from feddraw.cli.show import console, table
+
+    begun = time.perf_counter()
+    options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
+    dataset = opened(name, path, size, options, settings)
+    counts = {part: dataset.labels.values[rows] for part, rows in dataset.rows.items()}
+    rows = [
+        [part, f"{len(values):,}", *(f"{count:,}" for count in values.sum(axis=0)), f"{(values.max(axis=1) == 0).sum():,}"]
+        for part, values in counts.items()
+    ]
+    out = console()
+    out.print(table(["part", "images", *dataset.classes, "none"], rows))
+    seconds = time.perf_counter() - begun
+    out.print(f"{dataset.name}: {len(dataset.images):,} images of {size} px ready in {seconds:.1f} s; {place(dataset)}")
+
+
+@app.command()
+def show(
+    name: Name = "phantom",
+    path: Where = None,
+    size: Size = 64,
+    clahe: Clahe = False,
+    skip_bad: SkipBad = False,
+    workers: Workers = 0,
+    settings: Settings = None,
+    part: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    rows: Annotated[int, typer.Option(help="Images down.")] = 4,
+    columns: Annotated[int, typer.Option(help="Images across.")] = 8,
+    out: Annotated[Path, typer.Option(help="The picture to write: .png, .pdf or .svg.")] = Path("contact-sheet.png"),
+) -> None:
+    """A contact sheet: images with their findings, as training sees them."""
+    from dataclasses import replace
+
+    from feddraw.data import PARTS
+    from feddraw.errors import UserError, one_of
+
+    one_of("part", part, PARTS)
+    one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
+    dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
+    chosen = dict(dataset.rows)[part][: 50 * rows * columns]  # enough to choose varied ones from
+    from feddraw.data.show import contact_sheet
+
+    figure = contact_sheet(replace(dataset, images=dataset.images[chosen], labels=dataset.labels.take(chosen)), rows, columns)
+    try:
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    typer.echo(f"written to {out}")
+
+
+def opened(name: str, path: str | None, size: int, options: dict[str, object], settings: list[str] | None) -> Dataset:
+    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
+    from feddraw.cli.run import parse_settings
+    from feddraw.data import open_dataset
+
+    common = {} if name == "phantom" or ":" in name else options
+    given = {} if path is None else {"path": path}
+    with progress() as told:
+        return open_dataset(name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=told)
+
+
+def place(dataset: Dataset) -> str:
+    """Where the images lie."""
+    file = getattr(dataset.images, "filename", None)
+    return f"in {Path(file).parent}" if file else "in memory"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar in a terminal; elsewhere a line for each thing that is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from feddraw.cli.show import console
+
+    out = console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tasks = {}
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+
+        def told(what: str, ready: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+                if not out.is_terminal:
+                    out.print(what)
+            bar.update(tasks[what], completed=ready, total=total)
+
+        yield told

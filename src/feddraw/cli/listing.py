@@ -1,0 +1,92 @@
+"""`feddraw list`: what there is, one line each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from feddraw.errors import unknown
+
+KINDS = ("methods", "models", "data", "scenarios")
+
+
+def show(
+    kind: Annotated[str, typer.Argument(help="methods, models, data or scenarios.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the methods, models, data sets or scenarios."""
+    if kind not in KINDS:
+        raise unknown("lists", kind, KINDS)
+    rows = {"methods": methods, "models": models, "data": datasets, "scenarios": scenarios}[kind]()
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(rows)
+        return
+    from feddraw.cli.show import console, table
+
+    columns = list(rows[0])
+    cells = [[_text(row[column]) for column in columns] for row in rows]
+    console().print(table(columns, cells, left=len(columns)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else str(value)
+
+
+def methods() -> list[dict[str, Any]]:
+    from feddraw import catalog
+
+    rows = []
+    for name in catalog.names("methods"):
+        function = catalog.find("methods", name)
+        method = function()
+        rows.append(
+            {
+                "name": name,
+                "what": first_line(function),
+                "needs": method.weighting.needs,
+                "client keeps": ", ".join(method.local.keeps) or "nothing",
+                "client sends": ", ".join(["model", *method.local.sends]),
+                "streams": method.weighting.streams,
+                "settings": settings_of(function),
+            }
+        )
+    return rows
+
+
+def models() -> list[dict[str, Any]]:
+    from feddraw.models import MODELS
+
+    return [
+        {"name": name, "what": first_line(function), "settings": settings_of(function)}
+        for name, function in MODELS.items()
+    ]
+
+
+def datasets() -> list[dict[str, Any]]:
+    from feddraw.data.catalog import names
+
+    return [{"name": name, "what": what} for name, what in names().items()]
+
+
+def scenarios() -> list[dict[str, Any]]:
+    from feddraw.scenarios import describe, names, options_of
+
+    return [{"name": name, "what": describe(name), "settings": options_of(name)} for name in names()]
+
+
+def first_line(function: Any) -> str:
+    return str(function.__doc__).strip().splitlines()[0]
+
+
+def settings_of(function: Any) -> dict[str, Any]:
+    import inspect
+
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+

@@ -1,0 +1,191 @@
+"""`feddraw run`: one experiment, a line a round."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.core import Update
+    from feddraw.experiment import Experiment
+    from feddraw.federation import RoundResult
+
+Option = typer.Option
+
+
+def run(
+    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).", show_default=False)] = None,
+    preset: Annotated[str | None, Option(help="laptop (default) or paper.")] = None,
+    data: Annotated[str | None, Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.")] = None,
+    scenario: Annotated[str | None, Option(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …")] = None,
+    method: Annotated[str | None, Option(help="A method, or A+B: the weighting of A, the training of B.")] = None,
+    model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
+    size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
+    rounds: Annotated[int | None, Option(help="Rounds of training, T.")] = None,
+    epochs: Annotated[int | None, Option(help="Local epochs a round, E.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images in a batch.")] = None,
+    lr: Annotated[float | None, Option(help="Local learning rate.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the initial model and the batches.")] = None,
+    partition_seed: Annotated[int | None, Option(help="Seed of the partition (default: the seed).")] = None,
+    scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
+    engine: Annotated[str | None, Option(help="serial or processes.")] = None,
+    workers: Annotated[int | None, Option(help="Worker processes (default: one a core).")] = None,
+    out: Annotated[Path | None, Option(help="Folder of the run (default: runs/SCENARIO-METHOD-SEED).")] = None,
+    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on with a run that was stopped.")] = False,
+    trust: Annotated[bool, Option("--trust", help="Import code that a file names.")] = False,
+) -> None:
+    """Train one federation and write all about it to a folder."""
+    typed = {
+        "data": data, "scenario": scenario, "method": method, "model": model, "data.size": size, "rounds": rounds,
+        "training.epochs": epochs, "training.batch_size": batch_size, "training.lr": lr, "seed": seed,
+        "partition_seed": partition_seed, "scenario.scale": scale, "engine": engine, "workers": workers,
+    }  # fmt: skip
+    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
+    if not resume and out is not None and out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
+    from feddraw.cli.show import console
+
+    say = console()
+    with say.status("starting") if say.is_terminal else _nothing():
+        from feddraw.experiment import Experiment, complete
+
+        experiment = _base(file, preset, out if resume else None, trust).with_settings(changes)
+        experiment = complete(experiment)
+    carry_out(experiment, out or free_folder(experiment, resume), resume=resume)
+
+
+def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
+    """Where the settings start from: a file, the folder that is resumed, or a preset."""
+    from feddraw.experiment import Experiment
+    from feddraw.results import RunFolder
+
+    if file is not None and preset is not None:
+        raise UserError("give an experiment file or a preset, not both")
+    if file is not None:
+        return Experiment.read(file, trust=trust)
+    settings = RunFolder(resumed).settings if resumed is not None else None
+    if preset is None and settings is not None and settings.is_file():
+        return Experiment.read(settings, trust=trust)
+    return Experiment.preset(preset or "laptop")
+
+
+def parse_settings(assignments: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, where a value that is no number, truth value or list is taken as a word."""
+    settings = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set takes KEY=VALUE, not '{assignment}'")
+        try:
+            settings[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[key.strip()] = text
+    return settings
+
+
+def free_folder(experiment: Experiment, resume: bool) -> Path:
+    """runs/SCENARIO-METHOD-SEED, with a number behind it where that is taken."""
+    names = [experiment.section(part)[0].replace(":", ".").replace("/", "_") for part in ("scenario", "method")]
+    base = Path("runs") / "-".join([*names, str(experiment.seed)])
+    folder, number = base, 2
+    while not resume and folder.exists() and any(folder.iterdir()):
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
+    """Run an experiment and show how it goes."""
+    from feddraw import experiment as experiments
+    from feddraw.cli.show import console
+    from feddraw.results import RunFolder
+
+    finished = RunFolder(folder).metrics
+    if resume and finished.is_file():
+        list(experiments.run(experiment, folder, resume=True))  # refuses other settings
+        console().print(f"{folder} is finished already")
+        return
+    with display(experiment) as (on_progress, on_update, on_round):
+        arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
+        for result in experiments.run(experiment, folder, **arguments):
+            on_round(result)
+    show_metrics(folder)
+
+
+@contextmanager
+def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
+    """A bar that moves with every client while a round is under way, and a line for every round."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from feddraw.cli.show import console
+
+    out = console()
+    name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
+    note = " (synthetic)" if name == "phantom" else ""
+    out.print(f"{method} on {scenario}, {name}{note}, {experiment.rounds} rounds, seed {experiment.seed}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task("preparing", total=None, note="")
+        done = {"clients": 0, "sum": 0.0}
+
+        def on_progress(what: str, ready: int, total: int) -> None:
+            bar.update(task, description=what, total=total, completed=ready)
+
+        def on_update(round: int, update: Update) -> None:
+            done["clients"] += 1
+            label = f"round {round + 1}/{experiment.rounds}"
+            bar.update(task, description=label, note=f"{done['clients']} clients, loss {update.metrics['loss']:.4f}")
+
+        def on_round(result: RoundResult) -> None:
+            done["clients"] = 0
+            out.print(line(result, experiment.rounds))
+            bar.update(task, total=experiment.rounds, completed=result.round + 1)
+
+        yield on_progress, on_update, on_round
+
+
+def line(result: RoundResult, rounds: int) -> str:
+    """What a round gave, in one line."""
+    weights = list(result.weights.values())
+    if len(weights) <= 8:
+        shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
+    else:
+        shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
+    area = result.metrics["validation"]["auc"]["macro"]
+    text = f"round {result.round + 1:>3}/{rounds}  loss {result.loss:.4f}  validation AUC {area:.4f}  weights {shares or 'none'}"
+    trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
+    return text + (f"  [{'; '.join(trouble)}]".replace("[", "\\[") if trouble else "")
+
+
+def show_metrics(folder: Path) -> None:
+    """The test metrics of a finished run."""
+    import json
+
+    from feddraw.cli.show import console, table
+
+    test = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["test"]
+    kinds = ("auc", "gm")
+    rows = [[name, *(number(test[kind]["per_class"][name]) for kind in kinds)] for name in test["auc"]["per_class"]]
+    rows.append(["mean", *(number(test[kind]["macro"]) for kind in kinds)])
+    out = console()
+    out.print(table(["test", "AUC", "GM"], rows))
+    out.print(f"written to {folder}")
+
+
+def number(value: float | None) -> str:
+    return "undefined" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+

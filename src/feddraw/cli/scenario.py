@@ -1,0 +1,203 @@
+"""`feddraw scenario`: the ways to deal images to clients, and what each deals from a table of labels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.data import Labels
+    from feddraw.scenarios import Partition
+    from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
+
+Option = typer.Option
+app = typer.Typer(no_args_is_help=True, help="Show and write how a scenario deals images to clients.")
+
+Name = Annotated[
+    str, typer.Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")
+]
+Table = Annotated[Path | None, Option("--labels", help="CheXpert's train.csv (also .gz), or a MedMNIST-layout .npz.")]
+Scale = Annotated[float, Option(help="Size of the scenario, 1 = as in the paper.")]
+Seed = Annotated[int, Option(help="Seed of the partition.")]
+Settings = Annotated[list[str] | None, Option("--set", help="KEY=VALUE, an option of the scenario.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
+
+HOW_TO_COUNT = "add --labels FILE (CheXpert's train.csv, also .gz, or an .npz in MedMNIST's layout)"
+
+
+@app.command("list")
+def list_all(json: Json = False) -> None:
+    """List the scenarios and their options."""
+    from feddraw.cli import listing
+
+    listing.show("scenarios", json)
+
+
+@app.command()
+def show(
+    name: Name,
+    *,
+    labels: Table = None,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
+    set_: Settings = None,
+    json: Json = False,
+    plot: Annotated[Path | None, Option(help="Draw sizes and label mix to this file (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Show counts per client and class, and how much the clients differ."""
+    if labels is None:
+        _show_sizes(name, scale, json, plot)
+        return
+    from feddraw.cli.show import as_json
+    from feddraw.scenarios.heterogeneity import measure
+
+    table, partition = _deal(name, labels, scale, seed, set_)
+    measures = measure(partition, table)
+    if plot:
+        from feddraw.plots import save
+        from feddraw.scenarios.draw import figure_of
+
+        save(figure_of(partition, table), plot)
+    if json:
+        as_json(summary(partition, table, measures))
+    else:
+        _print_partition(partition, table, measures)
+
+
+@app.command()
+def build(
+    name: Name,
+    *,
+    labels: Table = None,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
+    set_: Settings = None,
+    out: Annotated[Path | None, Option(help="The file (default: NAME.json in this folder).")] = None,
+) -> None:
+    """Write the image names of each client with their SHA-256; the file can be used as a scenario."""
+    from feddraw.scenarios import dataset_of
+    from feddraw.scenarios.index_list import write
+
+    if labels is None:
+        raise UserError(f"build needs the labels that are dealt: {HOW_TO_COUNT}")
+    table, partition = _deal(name, labels, scale, seed, set_)
+    path = out or Path(f"{partition.scenario.replace(':', '.')}.json")
+    settings = {"dataset": dataset_of(partition.scenario), "seed": seed, "scale": scale, "options": options(set_)}
+    write(path, partition, table, settings)
+    typer.echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
+    typer.echo(f"sha256 {partition.sha256}")
+
+
+def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> dict[str, Any]:
+    """The document that `show --json` prints."""
+    from feddraw.scenarios.heterogeneity import counts
+
+    names = [shard.client for shard in partition.shards]
+    clients = [
+        _client(name, size, dict(zip(labels.classes, row[:-1], strict=True)), row[-1])
+        for name, size, row in zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
+    ]
+    heterogeneity = {
+        **asdict(measures.sizes),
+        "jensen_shannon": dict(zip(names, measures.jensen_shannon, strict=True)),
+        "earth_movers": dict(zip(names, measures.earth_movers, strict=True)),
+        "shared_patients": measures.shared_patients,
+    }
+    return _document(partition.scenario, partition.sha256, clients, heterogeneity)
+
+
+def _client(name: str, size: int, positives: dict[str, int] | None, none: int | None) -> dict[str, Any]:
+    return {"client": name, "size": size, "positives": positives, "none": none}
+
+
+def _document(
+    scenario: str, sha256: str | None, clients: list[dict[str, Any]], heterogeneity: dict[str, Any]
+) -> dict[str, Any]:
+    from feddraw.scenarios import dataset_of
+
+    total = sum(client["size"] for client in clients)
+    about = {"scenario": scenario, "dataset": dataset_of(scenario), "total": total, "sha256": sha256}
+    return {**about, "clients": clients, "heterogeneity": heterogeneity}
+
+
+def options(settings: list[str] | None) -> dict[str, Any]:
+    """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
+    from feddraw.cli.run import parse_settings
+
+    return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
+
+
+def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | None) -> tuple[Labels, Partition]:
+    from feddraw.data.tables import read_labels
+    from feddraw.scenarios import deal
+
+    labels = read_labels(path)
+    return labels, deal(name, labels, seed=seed, scale=scale, options=options(settings))
+
+
+def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
+    """What is known of a scenario without labels: for the paper's twelve, the sizes."""
+    from feddraw.cli.show import as_json, console, table
+    from feddraw.scenarios import known_sizes
+    from feddraw.scenarios.heterogeneity import measure_sizes
+
+    scenario, sizes = known_sizes(name, scale)
+    if plot:
+        raise UserError(f"--plot draws the label mix as well: {HOW_TO_COUNT}")
+    clients = {f"C{number}": size for number, size in enumerate(sizes, start=1)}
+    measures = measure_sizes(sizes)
+    if json:
+        as_json(_document(scenario, None, [_client(c, n, None, None) for c, n in clients.items()], asdict(measures)))
+        return
+    rows = [[client, f"{size:,}", f"{size / sum(sizes):.1%}"] for client, size in clients.items()]
+    typer.echo(_heading(scenario, sizes))
+    console().print(table(["client", "images", "share"], rows))
+    typer.echo(_sentence(measures))
+    typer.echo(f"counts per class and the sha256: {HOW_TO_COUNT}")
+
+
+def _print_partition(partition: Partition, labels: Labels, measures: Heterogeneity) -> None:
+    from feddraw.cli.show import console, table
+    from feddraw.scenarios.heterogeneity import counts
+
+    sizes = partition.sizes.tolist()
+    columns = ["client", "images", "share", *labels.classes, "none", "JS", "EMD"]
+    rows = [
+        [shard.client, f"{size:,}", f"{size / sum(sizes):.1%}"]
+        + [f"{count:,} ({count / size:.1%})" for count in row]
+        + [f"{distance:.3f}" for distance in distances]
+        for shard, size, row, *distances in zip(
+            partition.shards,
+            sizes,
+            counts(partition, labels).tolist(),
+            measures.jensen_shannon,
+            measures.earth_movers,
+            strict=True,
+        )
+    ]
+    typer.echo(_heading(partition.scenario, sizes))
+    console().print(table(columns, rows))
+    typer.echo("JS Jensen–Shannon distance, EMD earth mover's distance of a client's label mix to that of all clients")
+    typer.echo(_sentence(measures.sizes))
+    shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
+    typer.echo(f"patients at more than one client: {shared}")
+    typer.echo(f"sha256 {partition.sha256}")
+
+
+def _heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
+    from feddraw.scenarios import describe, names
+
+    about = f" ({describe(scenario)})" if scenario in names() else ""
+    return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"
+
+
+def _sentence(measures: SizeMeasures) -> str:
+    return (
+        f"largest to smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, "
+        f"smallest share {measures.smallest_share:.1%}, effective clients {measures.effective_clients:.2f}"
+    )

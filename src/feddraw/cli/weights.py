@@ -1,0 +1,107 @@
+"""`feddraw weights`: the schedule and the weights, round by round, for anyone's client sizes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError
+from feddraw.schedules import BETA_MAX, ETA, LAM, schedule
+
+Option = typer.Option
+
+
+def weights(
+    sizes: Annotated[str, Option(help="Images of each client, as 20000,5000,5000,5000.")],
+    similarity: Annotated[
+        str, Option(help="One cosine a client (.91,.99,.99,.98), or a CSV file with a row a round. Left out: all 1.")
+    ] = "",
+    rounds: Annotated[int, Option(help="Rounds of training, T.")] = 15,
+    eta: Annotated[float, Option(help="How fast trust moves from size to similarity.")] = ETA,
+    lam: Annotated[float, Option(help="How late the weights become equal.")] = LAM,
+    beta_max: Annotated[float, Option(help="How sharply reputations become weights.")] = BETA_MAX,
+    reading: Annotated[str, Option(help="reported, algorithm1 or equation.")] = "reported",
+    clients: Annotated[str, Option(help="Names of the clients, in the order of the sizes.")] = "",
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    plot: Annotated[Path | None, Option(help="Draw to this file (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Show how much each client counts in every round, and why."""
+    numbers = parse_numbers(sizes, "--sizes")
+    names = [name.strip() for name in clients.split(",")] if clients else None
+    if names is not None and len(names) != len(numbers):
+        raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name a size")
+    rows = schedule(
+        rounds=rounds,
+        sizes=[int(n) if n == int(n) else n for n in numbers],
+        similarities=parse_similarity(similarity),
+        eta=eta,
+        lam=lam,
+        beta_max=beta_max,
+        reading=reading,  # type: ignore[arg-type]  # checked by schedule
+        clients=names,
+    )
+    if plot is not None:
+        from feddraw.plots import draw_schedule, save
+
+        save(draw_schedule(rows), plot)
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(rows)
+    else:
+        show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    from feddraw.cli.show import console, table
+
+    first = rows[0]["clients"]
+    out = console()
+    prior = [(c["client"], f"{c['size']:,}", f"{c['prior']:.4f}") for c in first]
+    out.print(table(["client", "size", "prior p"], prior))
+    columns = ["round", "gamma", "beta"]
+    for part in ("s", "xi", "weight"):
+        columns += [f"{part} {c['client']}" for c in first]
+    lines = []
+    for row in rows:
+        beta = "prior" if row["beta"] is None else f"{row['beta']:.4f}"
+        parts = [f"{c[part]:.4f}" for part in ("similarity", "reputation", "weight") for c in row["clients"]]
+        lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *parts])
+    out.print(table(columns, lines))
+    out.print("p share of images · s similarity · xi = gamma p + (1 - gamma) s · weight = softmax(beta xi)")
+
+
+def parse_numbers(text: str, what: str) -> list[float]:
+    try:
+        return [float(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{what} takes numbers with commas between them, not '{text}'") from None
+
+
+def parse_similarity(text: str) -> Any:
+    if not text:
+        return None
+    path = Path(text)
+    if not path.is_file():
+        if path.suffix.lower() == ".csv":
+            raise UserError(f"no file {path}")
+        return parse_numbers(text, "--similarity")
+    if path.stat().st_size > 1 << 24:
+        raise UserError(f"{path} is larger than 16 MB: not a table of similarities")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.reader(file) if line]
+    if lines and not _numeric(lines[0]):
+        lines = lines[1:]  # a header
+    if not lines or not all(map(_numeric, lines)):
+        raise UserError(f"{path} must hold numbers, a row a round and a column a client")
+    return [[float(cell) for cell in line] for line in lines]
+
+
+def _numeric(line: list[str]) -> bool:
+    try:
+        return bool([float(cell) for cell in line])
+    except ValueError:
+        return False

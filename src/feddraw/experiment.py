@@ -1,0 +1,395 @@
+"""An experiment as one value, to and from TOML, and `run`, which carries it out round by round."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feddraw import catalog, metrics, models, scenarios
+from feddraw.core import Method, Model, Update
+from feddraw.data import Dataset
+from feddraw.data.catalog import open_dataset
+from feddraw.engines import Engine
+from feddraw.engines.processes import Processes
+from feddraw.engines.serial import Serial
+from feddraw.errors import UserError, one_of, unknown
+from feddraw.federation import RoundResult, federate
+from feddraw.results import Checkpoint, RunFolder, read_toml
+from feddraw.scenarios import Partition
+from feddraw.training import Examples, Network, Trainer, Training, steps_per_epoch
+
+Section = Mapping[str, Any]  # a name and its settings
+Rows = NDArray[np.intp]
+Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
+
+NAMED = ("data", "scenario", "model", "method")
+ENGINES = ("serial", "processes")
+HOW = ("engine", "workers")  # settings that change how a run is carried out, but not its outcome
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run. `data`, `scenario`, `model` and `method` are a name, or a mapping with a name and settings."""
+
+    data: str | Section = "phantom"
+    scenario: str | Section = "CHM-2"
+    model: str | Section = "compact"
+    method: str | Section = "feddraw"
+    training: Training = field(default_factory=Training)
+    rounds: int = 15
+    seed: int = 0
+    partition_seed: int = -1  # -1: the same as seed
+    holdout: float = 0.0  # share of each client's images kept back to test the global model on
+    engine: Literal["serial", "processes"] = "processes"
+    workers: int = 0  # 0: one a core, but not more than clients
+
+    def __post_init__(self) -> None:
+        for name in NAMED:
+            value = getattr(self, name)
+            section = {"name": value} if isinstance(value, str) else dict(value)
+            object.__setattr__(self, name, DEFAULTS.get(name, {}) | section)
+        if isinstance(self.training, Mapping):
+            object.__setattr__(self, "training", _training(self.training))
+
+    def section(self, name: str) -> tuple[str, dict[str, Any]]:
+        """A section's name and its settings."""
+        settings = dict(getattr(self, name))
+        return settings.pop("name"), settings
+
+    def with_settings(self, changes: Mapping[str, Any]) -> Experiment:
+        """The same with some settings changed, by their dotted path in `experiment.toml`: {"method.mu": 0.1}."""
+        table = self.table()
+        for path, value in changes.items():
+            head, _, rest = path.partition(".")
+            if head not in table:
+                raise unknown("settings", path, [f.name for f in fields(Experiment)])
+            if not rest:
+                table[head] = _changed(path, table[head], value)
+            elif not isinstance(table[head], dict):
+                raise UserError(f"'{head}' is a single value: there is no setting '{path}'")
+            else:
+                table[head] = table[head] | {rest: value}
+        return Experiment.of(table)
+
+    def table(self) -> dict[str, Any]:
+        """As nested dicts, the way a file holds it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"training": asdict(self.training)}
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Experiment:
+        """From nested dicts; anything unknown or of the wrong type is refused."""
+        known = {f.name: f for f in fields(Experiment)}
+        for name, value in table.items():
+            if name not in known:
+                raise unknown("settings", name, known)
+            if name in NAMED and not isinstance(value, str | Mapping):
+                raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
+        numbers = {n: v for n, v in table.items() if n not in (*NAMED, "training")}
+        catalog.check(numbers, {n: known[n].default for n in numbers}, "")
+        return Experiment(**table)
+
+    @staticmethod
+    def read(path: Path, *, trust: bool = False) -> Experiment:
+        """From a TOML file, also the one in a run's folder. Code that it names is refused unless trusted."""
+        table = read_toml(path)
+        table.pop("partition", None)  # what came of the settings, not one of them
+        experiment = Experiment.of(table)
+        if not trust:
+            for section in NAMED:
+                name = experiment.section(section)[0]
+                if ":" in name:
+                    raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
+        return experiment
+
+    @staticmethod
+    def preset(name: str) -> Experiment:
+        if name not in PRESETS:
+            raise unknown("presets", name, PRESETS)
+        return Experiment().with_settings(PRESETS[name])
+
+
+# Section defaults that go beyond the functions' own: the laptop preset.
+DEFAULTS: dict[str, dict[str, Any]] = {"data": {"size": 32}, "scenario": {"scale": 0.045}}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "laptop": {},
+    "paper": {
+        "data": "chestmnist",
+        "data.size": 224,
+        "data.clahe": True,
+        "scenario.scale": 1.0,
+        "model": "densenet121",
+        "training.lr": 1e-5,
+        "training.weight_decay": 5e-3,
+        "training.label_smoothing": 0.05,
+        "training.clip": 5.0,
+        "training.augment": True,
+    },
+}
+
+
+def _changed(path: str, old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping):  # a section is changed by its name; its settings belonged to the old one
+        if not isinstance(new, str):
+            raise UserError(f"{path} must be a name, not {new!r}")
+        kept = DEFAULTS.get(path, {})
+        return {"name": new} | {key: value for key, value in old.items() if key in kept}
+    return new
+
+
+def _training(table: Mapping[str, Any]) -> Training:
+    catalog.check(table, {f.name: f.default for f in fields(Training)}, "training")
+    return Training(**table)
+
+
+# ---------------------------------------------------------------------------------------------------- the parts
+
+
+def make_method(section: Section) -> Method:
+    """A method from its name and settings. `A+B` takes the weighting of A, the local and server rules of B."""
+    settings = dict(section)
+    names = settings.pop("name").split("+")
+    if len(names) > 2:
+        raise UserError(f"'{'+'.join(names)}' mixes more than two methods: give weighting+training")
+    functions = [catalog.find("methods", name) for name in names]
+    shares = [_share(name, function, settings) for name, function in zip(names, functions, strict=True)]
+    left = set(settings) - {key for share in shares for key in share.values()}
+    if left:
+        known = sorted({key for function in functions for key in inspect.signature(function).parameters})
+        raise UserError(f"{'+'.join(names)} has no setting '{min(left)}'" + (f": it has {', '.join(known)}" if known else ""))
+    parts = [
+        catalog.call(function, {own: settings[key] for own, key in share.items()}, "method")
+        for function, share in zip(functions, shares, strict=True)
+    ]
+    if not all(isinstance(part, Method) for part in parts):
+        raise UserError(f"'{section['name']}' does not give a Method")
+    return replace(parts[-1], weighting=parts[0].weighting)
+
+
+def _share(name: str, function: Callable[..., Any], settings: Section) -> dict[str, str]:
+    """Which settings are for one half of a mixture: its own name may stand before them (`fedadp.alpha`)."""
+    parameters = inspect.signature(function).parameters
+    plain = {key: key for key in settings if key in parameters}
+    return plain | {key.removeprefix(f"{name}."): key for key in settings if key.startswith(f"{name}.")}
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """With every default written out, as it is recorded with a run; checks the numbers on the way."""
+    if experiment.rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
+    if experiment.seed < 0:
+        raise UserError(f"seed must be zero or more, not {experiment.seed}")
+    if not 0 <= experiment.holdout < 1:
+        raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
+    if experiment.workers < 0:
+        raise UserError(f"workers must be zero or more, not {experiment.workers}")
+    one_of("engine", experiment.engine, ENGINES)
+    experiment.training.check()
+    method = make_method(experiment.method)  # its mistakes come first, they cost no time
+    assert method
+    name = experiment.section("method")[0]
+    functions = [catalog.find("methods", part) for part in name.split("+")]
+    partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
+    return replace(
+        experiment,
+        data=_data_defaults(experiment),
+        method=_with_defaults(experiment.method, *functions),
+        model=_with_defaults(experiment.model, models.find(experiment.section("model")[0])),
+        partition_seed=partition_seed,
+    )
+
+
+def _with_defaults(section: str | Section, *functions: Callable[..., Any]) -> Section:
+    signatures = [inspect.signature(function).parameters.values() for function in functions]
+    defaults = {p.name: p.default for parameters in signatures for p in parameters if p.default is not p.empty}
+    assert not isinstance(section, str)
+    qualified = {key.rpartition(".")[2] for key in section if "." in key}
+    return {k: v for k, v in defaults.items() if k not in qualified} | dict(section)
+
+
+def _data_defaults(experiment: Experiment) -> Section:
+    """Phantoms have no natural number or mix: they follow the scenario."""
+    name, settings = experiment.section("data")
+    if name != "phantom":
+        return {"name": name} | settings
+    scenario, options = experiment.section("scenario")
+    scale = options.pop("scale", 1.0)
+    mix = scenarios.dataset_of(scenario) or "chestmnist"
+    wanted = {"train": scenarios.wanted(scenario, scale, options) or 4000, "mix": mix}
+    return {"name": name} | wanted | settings
+
+
+# ---------------------------------------------------------------------------------------------------- the run
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Everything an experiment needs before its first round."""
+
+    experiment: Experiment
+    dataset: Dataset
+    partition: Partition
+    clients: tuple[str, ...]
+    training_rows: tuple[Rows, ...]  # by client, into the data set
+    heldout_rows: tuple[Rows, ...]
+    trainer: Trainer
+    initial: Model
+    method: Method
+
+
+def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setting:
+    """Open the data, deal it to the clients, build the network."""
+    experiment = complete(experiment)
+    method = make_method(experiment.method)
+    dataset = dataset or open_data(experiment, progress)
+    scenario, options = experiment.section("scenario")
+    scale = options.pop("scale", 1.0)
+    dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
+    partition = scenarios.deal(scenario, dataset.training_labels(), **dealing)
+    training_rows, heldout_rows = _hold_out(experiment, dataset, partition)
+    name, settings = experiment.section("model")
+    build = partial(models.build, name, len(dataset.classes), settings)
+    initial = initial_model(partial(build, pretrained=True), experiment.seed)
+    targets = dataset.labels.values.astype(np.float32)
+    examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
+    trainer = Trainer(build, examples, training_rows, experiment.training, method.local)
+    clients = tuple(shard.client for shard in partition.shards)
+    return Setting(experiment, dataset, partition, clients, training_rows, heldout_rows, trainer, initial, method)
+
+
+def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
+    name, settings = complete(experiment).section("data")
+    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress)
+
+
+def initial_model(build: Callable[[], tuple[torch.nn.Module, str]], seed: int) -> Model:
+    """The model that every method starts from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Network(*build()).read()
+
+
+def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[tuple[Rows, ...], ...]:
+    """Each client's rows in the data set, split into what it trains on and what it keeps back."""
+    train, held = [], []
+    for number, shard in enumerate(partition.shards):
+        rows = dataset.rows["train"][shard.rows]
+        order = np.random.default_rng([experiment.partition_seed, number]).permutation(len(rows))
+        kept_back = math.floor(experiment.holdout * len(rows))
+        train.append(np.sort(rows[order[kept_back:]]))
+        held.append(np.sort(rows[order[:kept_back]]))
+        if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
+            raise UserError(f"client {shard.client} has {len(train[-1])} image(s): too few for a training step")
+    return tuple(train), tuple(held)
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+    on_update: Callable[[int, Update], None] | None = None,
+) -> Iterator[RoundResult]:
+    """Carry out an experiment; yields a result a round, the last one with the test metrics.
+
+    With `out`, everything is written to that folder as it happens, and a killed run goes on with `resume`.
+    """
+    folder = None if out is None else RunFolder(Path(out))
+    wanted = complete(experiment).table()
+    if folder is not None and folder.begin(wanted, resume=resume, how=HOW) == "finished":
+        return
+    setting = prepare(experiment, dataset=dataset, progress=progress)
+    checkpoint = None
+    if folder is not None:
+        folder.lock()
+        folder.write_settings(wanted, partition=setting.partition)
+        checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
+    with opened_engine(setting) as engine:
+        yield from _rounds(setting, engine, folder, checkpoint, on_update)
+
+
+def _rounds(
+    setting: Setting,
+    engine: Engine,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    on_update: Callable[[int, Update], None] | None,
+) -> Iterator[RoundResult]:
+    experiment, method = setting.experiment, setting.method
+    model, state, start = setting.initial, None, 0
+    if checkpoint is not None:
+        model, state, start, engine.memory = checkpoint.model, checkpoint.state, checkpoint.next_round, checkpoint.memory
+    if folder is not None:
+        folder.forget_from(start)
+    loop = {"rounds": experiment.rounds, "seed": experiment.seed, "start": start, "state": state}
+    for result in federate(model, method, engine, setting.clients, **loop, on_update=on_update):
+        last = result.round == experiment.rounds - 1
+        scored = evaluate(setting, engine, result.model, final=last)
+        result = replace(result, metrics=scored)
+        if folder is not None:
+            folder.add_round(result)
+            folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
+            if last:
+                folder.finish(result.model, {"round": result.round} | scored)
+        yield result
+    if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
+        shown = method.shown(model, state or {})
+        folder.finish(shown, {"round": start - 1} | evaluate(setting, engine, shown, final=True))
+
+
+class opened_engine:
+    """The engine that an experiment asks for, closed whatever happens."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    def __enter__(self) -> Engine:
+        experiment, trainer = self._setting.experiment, self._setting.trainer
+        workers = experiment.workers or min(os.cpu_count() or 1, len(self._setting.clients))
+        serial = experiment.engine == "serial"
+        self._engine: Engine = Serial(trainer) if serial else Processes(trainer, workers, self._setting.clients)
+        return self._engine
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation
+
+
+def evaluate(setting: Setting, engine: Engine, model: Model, *, final: bool) -> dict[str, Any]:
+    """Validation AUC after every round; after the last one thresholds, test metrics and each client's own."""
+    dataset, classes = setting.dataset, setting.dataset.classes
+    truth = dataset.labels.values
+    rows = dataset.rows["validation"]
+    scores = engine.predict(model, rows)
+    if not final:
+        areas = {name: metrics.auc(scores[:, c], truth[rows, c]) for c, name in enumerate(classes)}
+        return {"validation": {"auc": {"macro": metrics.macro(areas.values()), "per_class": areas}}}
+    thresholds = metrics.choose_thresholds(scores, truth[rows])
+    found = {"validation": metrics.evaluate(scores, truth[rows], classes, thresholds)}
+    rows = dataset.rows["test"]
+    found["test"] = metrics.evaluate(engine.predict(model, rows), truth[rows], classes, thresholds)
+    found["clients"] = {
+        client: metrics.evaluate(engine.predict(model, rows), truth[rows], classes, thresholds)
+        for client, rows in zip(setting.clients, setting.heldout_rows, strict=True)
+        if len(rows)
+    }
+    for part in ("validation", "test"):
+        if found[part]["undefined"]:
+            names = ", ".join(found[part]["undefined"])
+            warnings.warn(f"no AUC or GM for {names}: one label only in {part} data, left out of the mean", stacklevel=2)
+    return found

@@ -1,0 +1,333 @@
+"""A run's folder: written as it happens, each file whole or not at all, and read back.
+
+A round is in the folder when its checkpoint is; lines of the ledger behind the checkpoint belong to a round that was
+cut off and are dropped on resume. A run is finished when `metrics.json` is there.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from feddraw.core import Layout, Memory, Model, State
+from feddraw.errors import UserError
+from feddraw.federation import Entry, RoundResult
+from feddraw.scenarios import Partition
+
+LEDGER = tuple(field.name for field in fields(Entry))
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """All that the next round needs."""
+
+    model: Model
+    state: State
+    next_round: int
+    memory: dict[int, Memory]
+
+
+class RunFolder:
+    """Where a run's files are, and how they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / "experiment.toml"
+        self.environment = path / "environment.json"
+        self.rounds = path / "rounds.jsonl"
+        self.ledger = path / "weights.csv"
+        self.metrics = path / "metrics.json"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+
+    # ------------------------------------------------------------------------------------------ beginning
+
+    def begin(self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str]) -> Literal["new", "goes on", "finished"]:
+        """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to."""
+        used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if used and not resume:
+            raise UserError(f"{self.path} is already used: choose another folder with --out, or go on with --resume")
+        if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
+            raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
+        if self.settings.is_file():
+            self._compare(table, how)
+        if self.metrics.is_file():
+            return "finished"
+        self._check_writable()
+        return "goes on" if self.checkpoint.is_file() else "new"
+
+    def _foreign(self) -> bool:
+        own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
+        return any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir())
+
+    def _compare(self, table: Mapping[str, Any], how: Sequence[str]) -> None:
+        there = flat({k: v for k, v in read_toml(self.settings).items() if k not in (*how, "partition")})
+        here = flat({k: v for k, v in table.items() if k not in how})
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) != here.get(name):
+                had, has = there.get(name, "not set"), here.get(name, "not set")
+                raise UserError(f"{self.path} was run with {name} = {had}, not {has}: resume with the same settings")
+
+    def _check_writable(self) -> None:
+        parent = self.path
+        while not parent.exists():
+            parent = parent.parent
+        if not os.access(parent, os.W_OK) or not parent.is_dir():
+            raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
+
+    def lock(self) -> None:
+        """Keep others out until this process ends; the lock of a dead process is nobody's."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is running in {self.path}") from None
+
+    def write_settings(self, table: Mapping[str, Any], *, partition: Partition) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        document = plain({**table, "partition": {"scenario": partition.scenario, "sha256": partition.sha256}})
+        if not self.settings.exists():
+            write_whole(self.settings, tomli_w.dumps(document).encode())
+        elif read_toml(self.settings).get("partition") != document["partition"]:
+            raise UserError(f"{self.path} was run on other data: the clients' images are not the same now")
+        write_whole(self.environment, (json.dumps(environment(), indent=2) + "\n").encode())
+
+    # ------------------------------------------------------------------------------------------ each round
+
+    def forget_from(self, round: int) -> None:
+        """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
+        kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
+        write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        lines = [line for line in read_csv(self.ledger) if int(line["round"]) < round]
+        write_whole(self.ledger, _csv([LEDGER, *([line[name] for name in LEDGER] for line in lines)]).encode())
+
+    def add_round(self, result: RoundResult) -> None:
+        line = {
+            "round": result.round,
+            "loss": result.loss,
+            "validation": result.metrics["validation"]["auc"],
+            "seconds": dict(result.seconds),
+        }
+        append(self.rounds, json.dumps(clean(line)) + "\n")
+        append(self.ledger, _csv([["" if v != v else v for v in asdict(entry).values()] for entry in result.ledger]))
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint.parent.mkdir(exist_ok=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        document = {
+            "next_round": checkpoint.next_round,
+            "state": _unpack(checkpoint.state, "state", arrays),
+            "memory": _unpack({str(k): v for k, v in checkpoint.memory.items()}, "memory", arrays),
+        }
+        arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
+        document["blake2"] = _digest(arrays, document)
+        write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}))
+
+    def load_checkpoint(self, layout: Layout) -> Checkpoint | None:
+        """The last complete round, or None if there is none; a damaged file is refused."""
+        if not self.checkpoint.is_file():
+            return None
+        damaged = UserError(f"{self.checkpoint} is damaged: delete {self.path} and start again")
+        try:
+            with safe_open(self.checkpoint, "np") as file:
+                document = json.loads(file.metadata()["feddraw"])
+                arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            expected = document.pop("blake2")
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+            raise damaged from None
+        if expected != _digest(arrays, document):
+            raise damaged
+        model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
+        if len(model.params) != layout.length("param"):
+            raise damaged
+        memory = {int(client): vectors for client, vectors in _repack(document["memory"], arrays).items()}
+        return Checkpoint(model, _repack(document["state"], arrays), document["next_round"], memory)
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def finish(self, model: Model, scores: Mapping[str, Any]) -> None:
+        write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
+        write_whole(self.metrics, (json.dumps(clean(scores), indent=2) + "\n").encode())
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A small TOML file, or the one line that says why not."""
+    try:
+        if path.stat().st_size > 1 << 20:
+            raise UserError(f"{path} is larger than 1 MB: not an experiment file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All or nothing: to a temporary file, to the disk, then under its name."""
+    part = path.with_name(path.name + ".part")
+    with _reporting(path), part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def append(path: Path, text: str) -> None:
+    with _reporting(path), path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _reporting:
+    """A full disk or a folder gone read-only, in one line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {self.path}: {error.strerror}; what was written before is kept") from None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; a torn last line is passed over."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    entries = []
+    for line in lines:
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a ledger as dicts; a torn last line is passed over."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+def plain(value: Any) -> Any:
+    """Without None, as TOML has no word for it, and with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items() if item is not None}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def clean(value: Any) -> Any:
+    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
+    if isinstance(value, Mapping):
+        return {key: clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in plain(table).items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+    """A tree whose arrays have gone to `arrays` and left their names behind."""
+    if isinstance(tree, Mapping):
+        return {key: _unpack(value, f"{path}.{key}", arrays) for key, value in tree.items()}
+    if isinstance(tree, np.ndarray):
+        arrays[path] = np.ascontiguousarray(tree)
+        return {"array": path}
+    return tree
+
+
+def _repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
+        return arrays[tree["array"]]
+    return {key: _repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
+    digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, so that a result can be understood later."""
+    packages = ("feddraw", "numpy", "scipy", "torch", "monai", "safetensors", "scikit-image")
+    return {
+        "python": platform.python_version(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "commit": _commit(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """The commit of a source checkout, empty elsewhere."""
+    here = Path(__file__).parent
+    if not (here.parent.parent / ".git").exists():
+        return ""
+    git = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return git.stdout.strip()
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+

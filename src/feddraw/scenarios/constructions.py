@@ -1,0 +1,199 @@
+"""What makes the paper's small clients informative: which images they hold, never what is done to an image.
+
+Where the paper prints positives (CHX-5, CHX-6, CHM-4) they are dealt by quota. For the others it gives sizes only, so
+there is a choice: rare classes concentrated at the small clients (the default), images of high self-information
+preferred (tilt 0 is a random split, the control), or images with certain labels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data import Labels
+from feddraw.errors import UserError, not_negative
+from feddraw.scenarios.dealing import Deck, Rows, apportion, half_up, scaled
+from feddraw.scenarios.paper import RARE, Scenario
+
+RARE_PREVALENCE = 0.5  # at CheXpert's small clients, which are far smaller than the data
+
+
+@dataclass(frozen=True, eq=False)
+class Stratum:
+    """A property that images have or lack, with the words for it."""
+
+    subject: str
+    marked: NDArray[np.bool_]  # per image of the deck
+    having: str = "positives"
+    lacking: str = "negatives"
+
+
+def random_split(deck: Deck, plan: Scenario) -> list[Rows]:
+    """Every client a random sample."""
+    return deck.deal(plan.sizes)
+
+
+def quota(deck: Deck, plan: Scenario, *, large_positives: int | None) -> list[Rows]:
+    """The printed positives of the enriched class, `large_positives` (before scaling) at each large client.
+
+    None stands for a natural draw: large clients get the prevalence of what the small client leaves.
+    """
+    stratum = _positives(deck, plan, (plan.enriched or "",))
+    quotas = np.full(len(plan.sizes), scaled(plan.small_positives, plan.scale))
+    if large_positives is None:
+        taken, small = quotas[list(plan.small)].sum(), sum(plan.sizes[client] for client in plan.small)
+        prevalence = (stratum.marked.sum() - taken) / max(len(deck) - small, 1)
+        quotas[list(plan.large)] = [half_up(plan.sizes[client] * prevalence) for client in plan.large]
+    else:
+        quotas[list(plan.large)] = scaled(_whole("large_positives", large_positives), plan.scale)
+    return _deal_quotas(deck, plan, stratum, quotas)
+
+
+def concentration(deck: Deck, plan: Scenario, *, share: float) -> list[Rows]:
+    """Small clients hold `share` of the federation's images with a rare class.
+
+    ChestMNIST's federations are the whole data, at its natural prevalence. CheXpert's are a part of it: half of a
+    small client's images have a rare class, and large clients are depleted of them to keep the share.
+    """
+    if _fraction("share", share) == 0:
+        raise UserError("share must be above 0: with construction 'tilt' and tilt 0 small clients are a random sample")
+    stratum = _positives(deck, plan, RARE[plan.dataset])
+    small, large = ([plan.sizes[client] for client in group] for group in (plan.small, plan.large))
+    quotas = np.zeros(len(plan.sizes), dtype=int)
+    if plan.dataset == "chexpert":
+        few = [scaled(plan.printed[client], plan.scale * RARE_PREVALENCE) for client in plan.small]
+        many = half_up(sum(few) * (1 - share) / share)
+    else:
+        everything = half_up(stratum.marked.sum() * plan.total / len(deck))
+        here = half_up(everything * share)
+        few, many = apportion(here, small), everything - here
+    quotas[list(plan.small)] = few
+    quotas[list(plan.large)] = apportion(many, large)
+    return _deal_quotas(deck, plan, stratum, quotas)
+
+
+def tilt(deck: Deck, plan: Scenario, *, tilt: float = 1.0) -> list[Rows]:
+    """Of a random federation, small clients get images drawn with odds that grow with their self-information.
+
+    An image's (or a patient's mean) information is that of its labels under the class frequencies; Gumbel noise added
+    to `tilt` times the standardised information, and the largest sums win. Tilt 0 is a random split.
+    """
+    not_negative("tilt", tilt)
+    federation = deck.draw(plan.total)
+    units = federation.units
+    images = np.bincount(units)
+    information = np.bincount(units, self_information(deck.labels)[federation.rows]) / images
+    gumbel = -np.log(-np.log(federation.uniform(len(images))))
+    # rounded, so that the last bits of a machine's logarithm cannot change who is drawn
+    keys = np.round(tilt * _standardised(information) + gumbel, 9)
+    small = sum(plan.sizes[client] for client in plan.small)
+    chosen = _fill(np.argsort(-keys, kind="stable"), images, small)[units]
+    hands: dict[int, Rows] = {}
+    for group, part in ((plan.small, federation.only(chosen)), (plan.large, federation.only(~chosen))):
+        hands |= zip(group, part.deal([plan.sizes[client] for client in group]), strict=True)
+    return [hands[client] for client in sorted(hands)]
+
+
+def certain(deck: Deck, plan: Scenario, *, uncertain_fraction: float = 0.6) -> list[Rows]:
+    """Small clients hold only images without an uncertain label; of a large client's, this fraction has one."""
+    fraction = _fraction("uncertain_fraction", uncertain_fraction)
+    if deck.labels.uncertain is None:
+        raise UserError(
+            "construction 'certain' needs labels that say what was uncertain, as CheXpert's do: "
+            "use construction concentration or tilt"
+        )
+    uncertain = deck.labels.uncertain[deck.rows] > 0
+    quotas = np.array([0 if client in plan.small else scaled(size, fraction) for client, size in enumerate(plan.sizes)])
+    stratum = Stratum("uncertain labels", uncertain, "images with one", "images without one")
+    return _deal_quotas(deck, plan, stratum, quotas)
+
+
+CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
+    "concentration": concentration,
+    "tilt": tilt,
+    "certain": certain,
+}
+
+
+def self_information(labels: Labels) -> NDArray[np.float64]:
+    """−Σ log P(label) of each image in nats, classes taken as independent with the frequencies they have here."""
+    frequency = labels.values.mean(axis=0)
+    information = np.zeros(len(labels))
+    for values, p in zip(labels.values.T, frequency, strict=True):
+        if 0 < p < 1:
+            information += np.where(values, -np.log(p), -np.log1p(-p))
+    return information
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    spread = values.std()
+    return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)
+
+
+def _fill(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
+    """Which units are taken, in this order, each if it still fits."""
+    chosen = np.zeros(len(images), dtype=bool)
+    for unit in order.tolist():
+        if images[unit] <= wanted:
+            wanted -= int(images[unit])
+            chosen[unit] = True
+    if wanted:
+        raise UserError(
+            f"whole patients do not add up to the small clients, {wanted:,} images are missing: use another seed"
+        )
+    return chosen
+
+
+def _positives(deck: Deck, plan: Scenario, classes: tuple[str, ...]) -> Stratum:
+    missing = [name for name in classes if name not in deck.labels.classes]
+    if missing:
+        raise UserError(
+            f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {' and no '.join(missing)}"
+        )
+    columns = [deck.labels.classes.index(name) for name in classes]
+    return Stratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
+
+
+def _deal_quotas(deck: Deck, plan: Scenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+    for client, (size, positives) in enumerate(zip(plan.sizes, quotas, strict=True), start=1):
+        if positives > size:
+            raise UserError(
+                f"{plan.name}, {stratum.subject} at C{client}: needs {positives:,} {stratum.having}, "
+                f"and the client has {size:,} images"
+            )
+    available = int(stratum.marked.sum())
+    _afford(plan, stratum, stratum.having, quotas, available)
+    _afford(plan, stratum, stratum.lacking, np.subtract(plan.sizes, quotas), len(deck) - available)
+    return deck.deal_quotas(plan.sizes, quotas.tolist(), stratum.marked)
+
+
+def _afford(plan: Scenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int) -> None:
+    """Small clients are served first, so that the message says what they leave."""
+    for group in (plan.small, plan.large):
+        needs = int(needed[list(group)].sum())
+        if needs > left:
+            raise UserError(
+                f"{plan.name}, {stratum.subject} at {_span(group)}: needs {needs:,} {kind}, {left:,} are left"
+            )
+        left -= needs
+
+
+def _span(group: tuple[int, ...]) -> str:
+    """C2, or C2–C4: the clients of a group stand side by side in every scenario."""
+    first, last = group[0] + 1, group[-1] + 1
+    return f"C{first}" if first == last else f"C{first}–C{last}"
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} must be a whole number of zero or more, not {value!r}")
+    return value
+
+
+def _fraction(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise UserError(f"{name} must be between 0 and 1, not {value:g}")
+    return value

@@ -1,0 +1,12 @@
+"""Independent and identically distributed: a random split into clients of equal size."""
+
+from __future__ import annotations
+
+from feddraw.scenarios.dealing import Deck, Hands, apportion, numbered
+
+
+def iid(deck: Deck, scale: float, *, clients: int = 4) -> Hands:
+    """Random split into equal clients (sizes differ by at most one image)."""
+    deck = deck.sample(scale)
+    deck.require(clients)
+    return numbered(deck.deal(apportion(len(deck), [1] * clients)))

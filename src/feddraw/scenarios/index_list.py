@@ -1,0 +1,79 @@
+"""Partitions as files: the names of every client's images with the SHA-256, to keep, share and deal from again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feddraw.data import Labels
+from feddraw.errors import UserError
+from feddraw.scenarios.dealing import Hands
+
+if TYPE_CHECKING:
+    from feddraw.scenarios import Partition
+
+
+def fingerprint(names: Mapping[str, list[str]]) -> str:
+    """The SHA-256 of the JSON text [["C1",["a.png","b.png"]],["C2",…]].
+
+    Clients stand in their order, image names sorted by code point; ASCII with escapes, no space, no line end.
+    """
+    text = json.dumps([[client, images] for client, images in names.items()], separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def image_names(hands: Hands, labels: Labels) -> dict[str, list[str]]:
+    """Each client's image names, sorted."""
+    return {client: np.sort(labels.names[rows]).tolist() for client, rows in hands.items()}
+
+
+def write(path: Path, partition: Partition, labels: Labels, settings: Mapping[str, object]) -> None:
+    """The partition as JSON; the file appears complete or not at all."""
+    hands = {shard.client: shard.rows for shard in partition.shards}
+    clients = [{"client": client, "images": names} for client, names in image_names(hands, labels).items()]
+    document = {"scenario": partition.scenario, **settings, "sha256": partition.sha256, "clients": clients}
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as problem:
+        raise UserError(f"cannot write {path}: {problem.strerror}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:
+    """The scenario's name and the rows that the file's images have in these labels."""
+    scenario, recorded, sha256, names = _parsed(path)
+    if scale not in (1.0, recorded):
+        raise UserError(f"{path} lists its images, made at scale {recorded:g}: use --scale 1 to take them as they are")
+    if fingerprint(names) != sha256:
+        raise UserError(f"{path} was changed after it was built: its images do not have the SHA-256 it states")
+    row_of = {name: row for row, name in enumerate(labels.names.tolist())}
+    missing = [name for images in names.values() for name in images if name not in row_of]
+    if missing:
+        total = sum(map(len, names.values()))
+        raise UserError(
+            f"{len(missing):,} of the {total:,} images of {path} are not in the data, the first is {missing[0]}"
+        )
+    return scenario, {
+        client: np.array([row_of[name] for name in images], dtype=np.intp) for client, images in names.items()
+    }
+
+
+def _parsed(path: Path) -> tuple[str, float, str, dict[str, list[str]]]:
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        names = {str(entry["client"]): [str(image) for image in entry["images"]] for entry in document["clients"]}
+        return str(document["scenario"]), float(document["scale"]), str(document["sha256"]), names
+    except OSError as problem:
+        raise UserError(f"cannot read {path}: {problem.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path} is no index list: make one with feddraw scenario build") from None

@@ -1,0 +1,50 @@
+"""A scenario of the user's own: `package.module:function` with function(labels, seed, scale, **options).
+
+It returns a Partition, a mapping of client names to row numbers, or a sequence of them (then C1, C2, …). Naming code
+is running it: who calls `deal` with such a name from a file must have asked the user first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from feddraw.catalog import outside
+from feddraw.data import Labels
+from feddraw.errors import UserError
+from feddraw.scenarios.dealing import Hands, Rows, numbered
+
+
+def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> Hands:
+    """What the user's function deals, checked."""
+    function = outside(name)
+    try:
+        call = inspect.signature(function).bind(labels, seed, scale, **options)
+    except TypeError as problem:
+        raise UserError(f"{name} is called with (labels, seed, scale, **options): {problem}") from None
+    hands = _named(function(*call.args, **call.kwargs), name)
+    return {str(client): _checked(rows, len(labels), f"{name}, client {client}") for client, rows in hands.items()}
+
+
+def _named(dealt: Any, name: str) -> Mapping[Any, Any]:
+    shards = getattr(dealt, "shards", None)
+    if shards is not None:
+        return {shard.client: shard.rows for shard in shards}
+    if isinstance(dealt, Mapping):
+        return dealt
+    try:
+        return numbered(list(dealt))
+    except TypeError:
+        raise UserError(f"{name} must return a list of row numbers per client, not {type(dealt).__name__}") from None
+
+
+def _checked(rows: Any, images: int, whose: str) -> Rows:
+    array = np.asarray(rows)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise UserError(f"{whose}: row numbers must be a one-dimensional list of whole numbers")
+    if array.size and not 0 <= array.min() <= array.max() < images:
+        raise UserError(f"{whose}: row numbers must lie between 0 and {images - 1:,}")
+    return array.astype(np.intp)

@@ -1,0 +1,110 @@
+"""The paper's twelve scenarios: CHX-1 to CHX-7 on CheXpert (Table 2), CHM-1 to CHM-5 on ChestMNIST (Table 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from feddraw.errors import UserError
+from feddraw.scenarios.dealing import scaled
+
+Source = Literal["chexpert", "chestmnist"]
+
+TOTALS: dict[Source, int] = {"chexpert": 191_027, "chestmnist": 78_468}  # training images (its Table 1)
+TITLES: dict[Source, str] = {"chexpert": "CheXpert", "chestmnist": "ChestMNIST"}
+# The classes that small clients hold most of where the paper does not say what makes them informative.
+RARE: dict[Source, tuple[str, ...]] = {
+    "chexpert": ("Cardiomegaly", "Consolidation"),
+    "chestmnist": ("Edema", "Cardiomegaly", "Consolidation"),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One row of the paper's tables, or the same at another scale."""
+
+    name: str
+    dataset: Source
+    composition: str
+    printed: tuple[int, ...]  # images per client
+    small: tuple[int, ...] = ()  # which clients, counted from 0
+    enriched: str | None = None  # the class of which the paper gives the positives
+    small_positives: int = 0
+    large_positives: int | None = None  # per large client; None: as many as a natural draw brings
+    share: float = 0.65  # of rare positives at the small clients: what the paper prints for CHX-5 and CHX-6
+    scale: float = 1.0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Images per client at this scale, each rounded half up."""
+        return tuple(scaled(size, self.scale) for size in self.printed)
+
+    @property
+    def large(self) -> tuple[int, ...]:
+        return tuple(client for client in range(len(self.printed)) if client not in self.small)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def description(self) -> str:
+        sizes = ", ".join(f"{count} × {size:,}" for size, count in _runs(self.printed))
+        return f"{TITLES[self.dataset]}, {self.composition}: {sizes}"
+
+    def at(self, scale: float) -> Scenario:
+        return replace(self, scale=scale)
+
+    @property
+    def wanted(self) -> int:
+        """Images the data should have: the paper's, scaled; a few more where rounded clients add up to more."""
+        return max(scaled(TOTALS[self.dataset], self.scale), self.total)
+
+    def require(self, available: int) -> None:
+        """Refuse data or a scale that is too small, and say which scale would fit."""
+        if min(self.sizes) < 2:
+            raise UserError(
+                f"{self.name} at scale {self.scale:g} leaves a client {min(self.sizes)} images: use a larger scale"
+            )
+        if self.total > available:
+            fits = self._largest_scale(available)
+            hint = f"use --scale {fits:g} or less" if fits else "use more data"
+            raise UserError(
+                f"{self.name} at scale {self.scale:g} needs {self.total:,} images, the data has {available:,}: {hint}"
+            )
+
+    def _largest_scale(self, available: int) -> float:
+        """To four digits; 0 if there is none."""
+        steps = available * 10_000 // sum(self.printed)
+        return next((n / 10_000 for n in range(steps, 0, -1) if self.at(n / 10_000).total <= available), 0.0)
+
+
+def _runs(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each size with the number of clients that have it, in order of appearance."""
+    return [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
+
+
+_TABLE = (
+    Scenario("CHX-1", "chexpert", "1 large + 3 small", (20_000, *[5_000] * 3), (1, 2, 3), share=0.85),
+    Scenario("CHX-2", "chexpert", "2 large + 2 small", (20_000, 20_000, 5_000, 5_000), (2, 3)),
+    Scenario("CHX-3", "chexpert", "3 large + 1 small", (*[10_000] * 3, 2_500), (3,)),
+    Scenario("CHX-4", "chexpert", "9 large + 1 small", (*[10_000] * 9, 2_500), (9,)),
+    Scenario(
+        "CHX-5", "chexpert", "Atelectasis-enriched small client", (5_000, 10_000, 10_000), (0,),
+        enriched="Atelectasis", small_positives=3_500, large_positives=950,
+    ),
+    Scenario(
+        "CHX-6", "chexpert", "Edema-enriched small client", (5_000, 10_000, 10_000), (0,),
+        enriched="Edema", small_positives=3_500, large_positives=950,
+    ),
+    Scenario("CHX-7", "chexpert", "4 equal, random split", (47_756, *[47_757] * 3)),
+    Scenario("CHM-1", "chestmnist", "1 large + 1 small", (18_000, 60_468), (0,)),
+    Scenario("CHM-2", "chestmnist", "1 large + 3 small", (*[9_500] * 3, 49_968), (0, 1, 2)),
+    Scenario("CHM-3", "chestmnist", "5 large + 1 small", (*[14_000] * 5, 8_468), (5,)),
+    Scenario(
+        "CHM-4", "chestmnist", "Atelectasis-enriched small client", (7_000, *[15_000] * 3), (0,),
+        enriched="Atelectasis", small_positives=4_000,
+    ),
+    Scenario("CHM-5", "chestmnist", "4 equal, random split", (19_617,) * 4),
+)  # fmt: skip
+PAPER: dict[str, Scenario] = {scenario.name.lower(): scenario for scenario in _TABLE}

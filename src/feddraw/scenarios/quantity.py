@@ -1,0 +1,15 @@
+"""Quantity skew by a power law: client k's size is proportional to k to the power −`power`, images are random."""
+
+from __future__ import annotations
+
+from feddraw.errors import not_negative
+from feddraw.scenarios.dealing import Deck, Hands, apportion, numbered
+
+
+def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> Hands:
+    """Random split into clients whose sizes fall by a power law (power 0: equal)."""
+    not_negative("power", power)
+    deck = deck.sample(scale)
+    deck.require(clients)
+    sizes = apportion(len(deck), [rank**-power for rank in range(1, clients + 1)])
+    return numbered(deck.deal(sizes))
