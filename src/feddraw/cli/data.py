@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, a 
 def prepare(
     name: Name,
     path: Where = None,
+    *,
     size: Size = 224,
     clahe: Clahe = True,
     skip_bad: SkipBad = False,
@@ -46,7 +47,12 @@ def prepare(
     dataset = opened(name, path, size, options, settings)
     counts = {part: dataset.labels.values[rows] for part, rows in dataset.rows.items()}
     rows = [
-        [part, f"{len(values):,}", *(f"{count:,}" for count in values.sum(axis=0)), f"{(values.max(axis=1) == 0).sum():,}"]
+        [
+            part,
+            f"{len(values):,}",
+            *(f"{count:,}" for count in values.sum(axis=0)),
+            f"{(values.max(axis=1) == 0).sum():,}",
+        ]
         for part, values in counts.items()
     ]
     out = console()
@@ -59,6 +65,7 @@ def prepare(
 def show(
     name: Name = "phantom",
     path: Where = None,
+    *,
     size: Size = 64,
     clahe: Clahe = False,
     skip_bad: SkipBad = False,
@@ -78,10 +85,14 @@ def show(
     one_of("part", part, PARTS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
-    chosen = dict(dataset.rows)[part][: 50 * rows * columns]  # enough to choose varied ones from
-    from feddraw.data.show import contact_sheet
+    from feddraw.data.show import contact_sheet, varied
 
-    figure = contact_sheet(replace(dataset, images=dataset.images[chosen], labels=dataset.labels.take(chosen)), rows, columns)
+    of_part = {str(name): found for name, found in dataset.rows.items()}[part]
+    chosen = of_part[varied(dataset.labels.values[of_part], rows * columns)]
+    images, labels = dataset.images[chosen], dataset.labels.take(chosen)
+    figure = contact_sheet(
+        replace(dataset, name=f"{dataset.name}, {part}", images=images, labels=labels), rows, columns
+    )
     try:
         figure.savefig(out, dpi=150)
     except OSError as error:
@@ -89,7 +100,9 @@ def show(
     typer.echo(f"written to {out}")
 
 
-def opened(name: str, path: str | None, size: int, options: dict[str, object], settings: list[str] | None) -> Dataset:
+def opened(
+    name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
+) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.cli.run import parse_settings
     from feddraw.data import open_dataset
@@ -97,7 +110,9 @@ def opened(name: str, path: str | None, size: int, options: dict[str, object], s
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}
     with progress() as told:
-        return open_dataset(name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=told)
+        return open_dataset(
+            name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=told
+        )
 
 
 def place(dataset: Dataset) -> str:
