@@ -188,9 +188,10 @@ class Cohort:
 
 def _stack(rows: Sequence[Vector]) -> Matrix:
     base = rows[0].base
-    whole = isinstance(base, np.ndarray) and base.ndim == 2 and base.shape == (len(rows), len(rows[0]))
-    if whole and all(row.base is base and np.shares_memory(row, base[i]) for i, row in enumerate(rows)):
-        return np.asarray(base)
+    if isinstance(base, np.ndarray) and base.ndim == 2 and base.shape == (len(rows), len(rows[0])):
+        own = [row.__array_interface__["data"] == base[i].__array_interface__["data"] for i, row in enumerate(rows)]
+        if all(own):
+            return base
     return np.stack(rows)
 
 

@@ -156,10 +156,10 @@ def _training(table: Mapping[str, Any]) -> Training:
 # ---------------------------------------------------------------------------------------------------- the parts
 
 
-def make_method(section: Section) -> Method:
-    """A method from its name and settings. `A+B` takes the weighting of A, the local and server rules of B."""
-    settings = dict(section)
-    names = settings.pop("name").split("+")
+def make_method(experiment: Experiment) -> Method:
+    """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
+    name, settings = experiment.section("method")
+    names = name.split("+")
     if len(names) > 2:
         raise UserError(f"'{'+'.join(names)}' mixes more than two methods: give weighting+training")
     functions = [catalog.find("methods", name) for name in names]
@@ -167,14 +167,17 @@ def make_method(section: Section) -> Method:
     left = set(settings) - {key for share in shares for key in share.values()}
     if left:
         known = sorted({key for function in functions for key in inspect.signature(function).parameters})
-        raise UserError(f"{'+'.join(names)} has no setting '{min(left)}'" + (f": it has {', '.join(known)}" if known else ""))
+        raise UserError(
+            f"{'+'.join(names)} has no setting '{min(left)}'" + (f": it has {', '.join(known)}" if known else "")
+        )
     parts = [
         catalog.call(function, {own: settings[key] for own, key in share.items()}, "method")
         for function, share in zip(functions, shares, strict=True)
     ]
     if not all(isinstance(part, Method) for part in parts):
-        raise UserError(f"'{section['name']}' does not give a Method")
-    return replace(parts[-1], weighting=parts[0].weighting)
+        raise UserError(f"'{name}' does not give a Method")
+    first, last = parts[0], parts[-1]
+    return Method(last.local, first.weighting, last.server)
 
 
 def _share(name: str, function: Callable[..., Any], settings: Section) -> dict[str, str]:
@@ -196,8 +199,7 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"workers must be zero or more, not {experiment.workers}")
     one_of("engine", experiment.engine, ENGINES)
     experiment.training.check()
-    method = make_method(experiment.method)  # its mistakes come first, they cost no time
-    assert method
+    make_method(experiment)  # its mistakes come first, they cost no time
     name = experiment.section("method")[0]
     functions = [catalog.find("methods", part) for part in name.split("+")]
     partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
@@ -251,7 +253,7 @@ class Setting:
 def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setting:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
-    method = make_method(experiment.method)
+    method = make_method(experiment)
     dataset = dataset or open_data(experiment, progress)
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
@@ -331,14 +333,29 @@ def _rounds(
     experiment, method = setting.experiment, setting.method
     model, state, start = setting.initial, None, 0
     if checkpoint is not None:
-        model, state, start, engine.memory = checkpoint.model, checkpoint.state, checkpoint.next_round, checkpoint.memory
+        model, state, start, engine.memory = (
+            checkpoint.model,
+            checkpoint.state,
+            checkpoint.next_round,
+            checkpoint.memory,
+        )
     if folder is not None:
         folder.forget_from(start)
-    loop = {"rounds": experiment.rounds, "seed": experiment.seed, "start": start, "state": state}
-    for result in federate(model, method, engine, setting.clients, **loop, on_update=on_update):
-        last = result.round == experiment.rounds - 1
-        scored = evaluate(setting, engine, result.model, final=last)
-        result = replace(result, metrics=scored)
+    rounds = federate(
+        model,
+        method,
+        engine,
+        setting.clients,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        start=start,
+        state=state,
+        on_update=on_update,
+    )
+    for plain in rounds:
+        last = plain.round == experiment.rounds - 1
+        scored = evaluate(setting, engine, plain.model, final=last)
+        result = replace(plain, metrics=scored)
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
@@ -391,5 +408,7 @@ def evaluate(setting: Setting, engine: Engine, model: Model, *, final: bool) -> 
     for part in ("validation", "test"):
         if found[part]["undefined"]:
             names = ", ".join(found[part]["undefined"])
-            warnings.warn(f"no AUC or GM for {names}: one label only in {part} data, left out of the mean", stacklevel=2)
+            warnings.warn(
+                f"no AUC or GM for {names}: one label only in {part} data, left out of the mean", stacklevel=2
+            )
     return found

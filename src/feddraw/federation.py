@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,21 @@ from feddraw.gate import Verdict, inspect
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One client's line of one round in the ledger of who counted how much."""
 
     round: int
     client: str
     size: int
     steps: int
-    prior: float
-    similarity: float
-    gamma: float
-    beta: float
-    reputation: float
-    weight: float  # the coefficient of the client's move
-    influence: float  # the weighted length of its move, as a share of all clients'
-    status: str  # counted, "refused: why", or missing
+    prior: float = math.nan  # where the method has no such part, it is not a number
+    similarity: float = math.nan
+    gamma: float = math.nan
+    beta: float = math.nan
+    reputation: float = math.nan
+    weight: float = 0.0  # the coefficient of the client's move
+    influence: float = 0.0  # the weighted length of its move, as a share of all clients'
+    status: str = "counted"  # or "refused: why", or "missing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class RoundResult:
     model: Model
     next_model: Model
     state: State
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     loss: float  # mean training loss of the clients that counted
     seconds: Mapping[str, float]  # training and aggregation
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -102,31 +102,38 @@ def _ledger(
     updates: Sequence[Update],
     verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
-) -> tuple[Entry, ...]:
+) -> tuple[LedgerEntry, ...]:
     """A line for every client of the federation, counted or not."""
     came = {update.client: update for update in updates}
-    counted = [client for client in sorted(came) if not verdicts[client].reason]
-    place = {client: position for position, client in enumerate(counted)}
-    moves = np.array([verdicts[client].distance for client in counted])
-    coefficients = np.zeros(0) if aggregate is None else aggregate.coefficients
-    lengths = np.abs(coefficients) * moves
-    influence = lengths / lengths.sum() if lengths.sum() > 0 else np.full(len(counted), math.nan)
-    parts = {} if aggregate is None else aggregate.weights.parts
-
-    def part(name: str, client: int) -> float:
-        value = parts.get(name)
-        number = value[place[client]] if isinstance(value, np.ndarray) else value
-        return math.nan if number is None else float(number)
-
+    counted = [update.client for update in updates if not verdicts[update.client].reason]
+    shares = _shares(counted, verdicts, aggregate)
     lines = []
     for client, name in enumerate(clients):
         update = came.get(client)
-        size, steps = (0, 0) if update is None else (update.size, update.steps)
-        if client not in place:
-            status = "missing" if update is None else f"refused: {verdicts[client].reason}"
-            lines.append(Entry(round, name, size, steps, *[math.nan] * 5, weight=0.0, influence=0.0, status=status))
-            continue
-        explained = [part(name, client) for name in ("prior", "similarity", "gamma", "beta", "reputation")]
-        shares = float(coefficients[place[client]]), float(influence[place[client]])
-        lines.append(Entry(round, name, size, steps, *explained, *shares, status="counted"))
+        if update is None:
+            lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
+        elif client in shares:
+            lines.append(replace(LedgerEntry(round, name, update.size, update.steps), **shares[client]))
+        else:
+            status = f"refused: {verdicts[client].reason}"
+            lines.append(LedgerEntry(round, name, update.size, update.steps, status=status))
     return tuple(lines)
+
+
+def _shares(
+    counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
+) -> dict[int, dict[str, float]]:
+    """Weight, influence and the parts of the weight, by client."""
+    if aggregate is None:
+        return {}
+    lengths = np.abs(aggregate.coefficients) * [verdicts[client].distance for client in counted]
+    total = lengths.sum()
+    columns: dict[str, Any] = {
+        "weight": aggregate.coefficients,
+        "influence": lengths / total if total > 0 else math.nan,
+    }
+    columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
+    return {
+        client: {name: float(np.broadcast_to(column, len(counted))[place]) for name, column in columns.items()}
+        for place, client in enumerate(counted)
+    }

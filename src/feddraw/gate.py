@@ -1,4 +1,4 @@
-"""The gate that every update passes, whatever engine it comes from: a broken one is refused and named, never averaged."""
+"""The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Transition(nn.Sequential):
 
 
 class Compact(nn.Module):
-    """A DenseNet of about 50,000 parameters for images of 28 to 128 pixels; channels in eights keep the CPU's vectors full."""
+    """A DenseNet of about 50,000 parameters for small images; channels in eights keep the CPU's vectors full."""
 
     classifier_name = "classifier"
 
@@ -86,7 +86,7 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
     `weights`: "imagenet" (downloaded once by torch), "none", or the path of torchvision's weights file.
     """
     try:
-        from monai.networks.nets import DenseNet121
+        from monai.networks.nets.densenet import DenseNet121
     except ImportError:
         raise UserError("densenet121 needs MONAI: pip install 'feddraw[densenet]'") from None
 
@@ -133,18 +133,18 @@ def load_imagenet(network: nn.Module, state: dict[str, Tensor]) -> None:
     body = [name for name, value in own.items() if name.startswith("features.") and value.is_floating_point()]
     bad = [name for name in body if name not in renamed or renamed[name].shape != own[name].shape]
     if bad:
-        raise UserError(f"these are not DenseNet121's weights: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
+        raise UserError(
+            f"these are not DenseNet121's weights: {len(bad)} of {len(body)} tensors differ, first {bad[0]}"
+        )
     network.load_state_dict({name: renamed[name] for name in body}, strict=False)
 
 
 # ---------------------------------------------------------------------------------------------------- by name
 
-MODELS = {"compact": compact, "densenet121": densenet121}
+MODELS: dict[str, Callable[..., nn.Module]] = {"compact": compact, "densenet121": densenet121}
 
 
-def build(
-    name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False
-) -> tuple[nn.Module, str]:
+def build(name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False) -> tuple[nn.Module, str]:
     """A module and the name of its classifier; `pretrained` fetches the weights that the initial model starts from.
 
     Two options go with any model: `classifier` names the layer, and `projection` puts two layers of that width
@@ -158,7 +158,7 @@ def build(
     module = call(function, settings, "model", classes=classes)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
-    classifier = named or getattr(module, "classifier_name", None) or _last_linear(module)
+    classifier = str(named or getattr(module, "classifier_name", "") or _last_linear(module))
     return (module, classifier) if not projection else _project(module, classifier, projection)
 
 
@@ -171,7 +171,7 @@ def find(name: str) -> Callable[..., nn.Module]:
 
 
 def _last_linear(module: nn.Module) -> str:
-    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    layers: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise UserError("the network has no linear layer: name its classifier with --set model.classifier=NAME")
     return layers[-1]

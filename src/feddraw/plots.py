@@ -19,17 +19,20 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "feddraw", "axes.spines.top": False, "axes.spines.right": False})
+mpl.rcParams.update(
+    {"svg.fonttype": "none", "svg.hashsalt": "feddraw", "axes.spines.top": False, "axes.spines.right": False}
+)
 
 Series = Mapping[str, Sequence[float]]  # name to a value a round
 
 
-def draw_lines(axes: Axes, series: Series, *, marked: bool = True) -> None:
+def draw_lines(axes: Axes, series: Series) -> None:
     """One line a series over the rounds."""
     look = zip(cycle(COLOURS), cycle(STYLES), cycle(MARKERS), strict=False)
     for (name, values), (colour, style, marker) in zip(series.items(), look, strict=False):
-        dots = {"marker": marker, "markersize": 3.5} if marked else {}
-        axes.plot(range(len(values)), values, style, color=colour, label=name, linewidth=1.4, **dots)
+        axes.plot(
+            range(len(values)), values, style, color=colour, label=name, linewidth=1.4, marker=marker, markersize=3.5
+        )
     axes.set_xlabel("round")
     axes.margins(x=0.02)
 
@@ -39,7 +42,13 @@ def draw_weights(axes: Axes, weights: Series, *, title: str = "") -> None:
     draw_lines(axes, weights)
     axes.axhline(1 / len(weights), color="0.6", linewidth=0.8, zorder=0)
     axes.annotate(
-        "uniform", (1.0, 1 / len(weights)), xycoords=("axes fraction", "data"), fontsize=7, color="0.4", va="bottom", ha="right"
+        "uniform",
+        (1.0, 1 / len(weights)),
+        xycoords=("axes fraction", "data"),
+        fontsize=7,
+        color="0.4",
+        va="bottom",
+        ha="right",
     )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("weight")
@@ -75,5 +84,11 @@ def save(figure: Figure, path: Path) -> None:
         raise UserError(f"cannot draw to {path}: the name must end in .{', .'.join(formats)}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"cannot write {path}: {path.parent} is not a folder that you may write to")
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else {"CreationDate": None} if path.suffix.lower() == ".pdf" else {}
+    metadata = (
+        {"Date": None}
+        if path.suffix.lower() == ".svg"
+        else {"CreationDate": None}
+        if path.suffix.lower() == ".pdf"
+        else {}
+    )
     figure.savefig(path, dpi=150, metadata=metadata)

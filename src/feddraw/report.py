@@ -36,7 +36,9 @@ def read_run(path: Path) -> Finished:
     weights: dict[str, list[float]] = {}
     for entry in read_csv(folder.ledger):
         weights.setdefault(entry["client"], []).append(float(entry["weight"]))
-    areas = [math.nan if (area := entry["validation"]["macro"]) is None else area for entry in read_jsonl(folder.rounds)]
+    areas = [
+        math.nan if (area := entry["validation"]["macro"]) is None else area for entry in read_jsonl(folder.rounds)
+    ]
     metrics = json.loads(folder.metrics.read_text(encoding="utf-8"))
     return Finished(settings["method"]["name"], settings, metrics, weights, areas)
 
@@ -46,10 +48,11 @@ def write_report(folders: Sequence[Path], target: Path, *, title: str, command: 
     runs = [read_run(folder) for folder in folders]
     settings = runs[0].settings
     synthetic = settings["data"]["name"] == "phantom"
+    note = "Synthetic phantom radiographs, no patients. " if synthetic else ""
     blocks = [
         f"<h1>{html.escape(title)}</h1>",
-        f"<p>{'Synthetic phantom radiographs, no patients. ' if synthetic else ''}Research software, not a medical device."
-        f"</p><p>Scenario {html.escape(settings['scenario']['name'])}, {settings['rounds']} rounds, "
+        f"<p>{note}Research software, not a medical device.</p>",
+        f"<p>Scenario {html.escape(settings['scenario']['name'])}, {settings['rounds']} rounds, "
         f"seed {settings['seed']}. Made by <code>{html.escape(command)}</code>.</p>",
         "<h2>Test metrics</h2>", _table(runs),
         "<h2>Who counted how much</h2>", _figure(_weights(runs), "Weight of each client in every round, by method"),
@@ -112,7 +115,8 @@ def _figure(figure: Figure, description: str) -> str:
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --line: #ccc; }
 @media (prefers-color-scheme: dark) { :root { --ink: #eee; --paper: #16181c; --line: #444; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem; margin: auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+main { max-width: 70rem; margin: auto; padding: .5rem; }
 .wide { overflow-x: auto; margin: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }

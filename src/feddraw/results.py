@@ -30,10 +30,10 @@ from safetensors.numpy import save
 
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.errors import UserError
-from feddraw.federation import Entry, RoundResult
+from feddraw.federation import LedgerEntry, RoundResult
 from feddraw.scenarios import Partition
 
-LEDGER = tuple(field.name for field in fields(Entry))
+LEDGER = tuple(field.name for field in fields(LedgerEntry))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,9 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------ beginning
 
-    def begin(self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str]) -> Literal["new", "goes on", "finished"]:
+    def begin(
+        self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str]
+    ) -> Literal["new", "goes on", "finished"]:
         """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to."""
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if used and not resume:
@@ -129,7 +131,7 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        append(self.ledger, _csv([["" if v != v else v for v in asdict(entry).values()] for entry in result.ledger]))
+        append(self.ledger, _csv([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.checkpoint.parent.mkdir(exist_ok=True)
@@ -237,6 +239,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
 
 
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -329,5 +335,3 @@ def _processor() -> str:
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-

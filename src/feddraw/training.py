@@ -269,15 +269,13 @@ def make_optimizer(network: Network, training: Training) -> torch.optim.Optimize
     flat = nn.Parameter(network.params)
     flat.grad = network.grads
     if training.optimizer == "sgd":
-        return torch.optim.SGD(
-            [flat], training.lr, training.momentum, weight_decay=training.weight_decay, fused=True
-        )
+        return torch.optim.SGD([flat], training.lr, training.momentum, weight_decay=training.weight_decay, fused=True)
     return torch.optim.Adam([flat], training.lr, weight_decay=training.weight_decay, fused=True)
 
 
 @torch.no_grad()
 def predict(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> NDArray[np.float32]:
-    """Probabilities of the findings, in evaluation mode; fixed batches, so that the bits do not depend on who computes."""
+    """Probabilities of the findings; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
     parts = [network(examples.batch(rows[i : i + batch_size])[0])[0] for i in range(0, len(rows), batch_size)]
     scores: NDArray[np.float32] = torch.sigmoid(torch.cat(parts)).numpy()
@@ -391,7 +389,7 @@ def memory_of(local: Local, training: Training) -> dict[str, Extent]:
 
 
 def _moments(optimizer: torch.optim.Optimizer, network: Network) -> Memory:
-    state = next(iter(optimizer.state.values()), {})
+    state: dict[str, Tensor] = next(iter(optimizer.state.values()), {})
     vectors = {key: value for key, value in state.items() if value is not None}
     return {
         f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)

@@ -37,5 +37,7 @@ def demo(
     say.print(table(header[:3], [row[:3] for row in rows], title="Test metrics after the last round"))
     say.print("* best of the column; one run each, so a small difference means nothing")
     page = out / "report.html"
-    write_report(folders, page, title="FedDRAW, FedAvg and uniform averaging on phantoms", command=f"feddraw demo --seed {seed}")
+    write_report(
+        folders, page, title="FedDRAW, FedAvg and uniform averaging on phantoms", command=f"feddraw demo --seed {seed}"
+    )
     say.print(f"report: {page}")

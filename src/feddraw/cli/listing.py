@@ -34,7 +34,9 @@ def show(
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -88,5 +90,3 @@ def settings_of(function: Any) -> dict[str, Any]:
 
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-

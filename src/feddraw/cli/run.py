@@ -56,7 +56,7 @@ def run(
 
     say = console()
     with say.status("starting") if say.is_terminal else _nothing():
-        from feddraw.experiment import Experiment, complete
+        from feddraw.experiment import complete
 
         experiment = _base(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
@@ -160,7 +160,8 @@ def line(result: RoundResult, rounds: int) -> str:
     else:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
-    text = f"round {result.round + 1:>3}/{rounds}  loss {result.loss:.4f}  validation AUC {area:.4f}  weights {shares or 'none'}"
+    numbers = f"loss {result.loss:.4f}  validation AUC {area:.4f}  {shares or 'no client counted'}"
+    text = f"round {result.round + 1:>3}/{rounds}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
     return text + (f"  [{'; '.join(trouble)}]".replace("[", "\\[") if trouble else "")
 
@@ -187,5 +188,3 @@ def number(value: float | None) -> str:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
-
-

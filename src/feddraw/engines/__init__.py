@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class Inbox:
         self.layout, self.params, self.buffers, self.counters, self.extra = layout, params, buffers, counters, extra
 
     @staticmethod
-    def shapes(layout: Layout, rows: int, sends: Mapping[str, Extent]) -> dict[str, tuple[tuple[int, int], type]]:
+    def shapes(layout: Layout, rows: int, sends: Mapping[str, Extent]) -> dict[str, tuple[tuple[int, int], Any]]:
         """Name to shape and type of the matrices that an inbox is made of."""
         kinds = {"params": ("param", np.float32), "buffers": ("buffer", np.float32), "counters": ("counter", np.int64)}
         shapes = {name: ((rows, layout.length(kind)), dtype) for name, (kind, dtype) in kinds.items()}

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from feddraw.core import Job, Layout, Local, Memory, Model, Update
+from feddraw.core import Job, Local, Memory, Model, Update
 from feddraw.engines import Inbox, Rows, Scores
 from feddraw.engines.shared import Attached, Handle, Shared
 from feddraw.errors import RunFailed, UserError
@@ -243,13 +244,13 @@ class _Worker:
         self._attached = Attached()
         self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
         rows, ends = (self._attached.open(handle) for handle in plan.shards)
-        shards = [rows[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+        shards = [rows[start:stop] for start, stop in pairwise(ends)]
         examples = Examples(self._arrays["images"], self._arrays["targets"], plan.mean, plan.std)
         self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss)
         layout = self._trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)
-        sent = [self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters")]
-        self._sent = Model(*sent, layout)
+        params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
+        self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}
 
     def train(self, request: Mapping[str, Any]) -> dict[str, Any]:

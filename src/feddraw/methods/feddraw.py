@@ -26,8 +26,16 @@ class DualReputationAnnealing(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
         similarity = cosine(cohort.piece(self.layer, self.part), sent)
-        settings = {"eta": self.eta, "lam": self.lam, "beta_max": self.beta_max, "reading": self.reading}
-        parts = anatomy(cohort.round, cohort.rounds, cohort.sizes, similarity, **settings)
+        parts = anatomy(
+            cohort.round,
+            cohort.rounds,
+            cohort.sizes,
+            similarity,
+            eta=self.eta,
+            lam=self.lam,
+            beta_max=self.beta_max,
+            reading=self.reading,
+        )
         return Weights(parts.weight, {k: v for k, v in vars(parts).items() if k != "weight"}), state
 
 

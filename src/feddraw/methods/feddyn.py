@@ -14,7 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import (
-    Client, Cohort, Correction, Job, Local, Memory, Method, Model, Server, State, Update, Vector, Weights, weighted_sum,
+    Client,
+    Cohort,
+    Correction,
+    Job,
+    Local,
+    Memory,
+    Method,
+    Model,
+    Server,
+    State,
+    Update,
+    Vector,
+    Weights,
+    weighted_sum,
 )
 from feddraw.errors import one_of, positive
 from feddraw.methods.uniform import Uniform

@@ -36,7 +36,9 @@ class Counted(Proximal):
 
     def check(self, solver: Solver) -> None:
         if solver.optimizer == "sgd" and solver.momentum and self.mu:
-            raise UserError("FedNova knows no normaliser for momentum and a proximal term together: set one of them to 0")
+            raise UserError(
+                "FedNova knows no normaliser for momentum and a proximal term together: set one of them to 0"
+            )
 
     def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
         solver = client.solver

@@ -15,7 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import (
-    Client, Cohort, Correction, Job, Local, Memory, Method, Model, Server, Solver, State, Update, Vector, Weights, weighted_sum,
+    Client,
+    Cohort,
+    Correction,
+    Job,
+    Local,
+    Memory,
+    Method,
+    Model,
+    Server,
+    Solver,
+    State,
+    Update,
+    Vector,
+    Weights,
+    weighted_sum,
 )
 from feddraw.errors import UserError, one_of, positive
 from feddraw.methods.fedavg import BySize
@@ -36,8 +50,9 @@ class Controlled(Local):
     def check(self, solver: Solver) -> None:
         if solver.optimizer == "adam" and (self.option, self.space) not in {("II", "update"), ("I", "gradient")}:
             raise UserError(
-                f"SCAFFOLD's option {self.option} does not fit {self.space} space under Adam, where moves and gradients "
-                "have different units: take option='II' with space='update', option='I' with space='gradient', or SGD"
+                f"SCAFFOLD's option {self.option} does not fit {self.space} space under Adam, where moves and "
+                "gradients have different units: take option='II' with space='update', option='I' with "
+                "space='gradient', or SGD"
             )
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:

@@ -38,9 +38,10 @@ def write(path: Path, partition: Partition, labels: Labels, settings: Mapping[st
     hands = {shard.client: shard.rows for shard in partition.shards}
     clients = [{"client": client, "images": names} for client, names in image_names(hands, labels).items()]
     document = {"scenario": partition.scenario, **settings, "sha256": partition.sha256, "clients": clients}
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(path)
     except OSError as problem:

@@ -42,7 +42,10 @@ def _named(dealt: Any, name: str) -> Mapping[Any, Any]:
 
 
 def _checked(rows: Any, images: int, whose: str) -> Rows:
-    array = np.asarray(rows)
+    try:
+        array = np.asarray(rows)
+    except ValueError:  # lists of unequal length
+        array = np.empty((0, 0))
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise UserError(f"{whose}: row numbers must be a one-dimensional list of whole numbers")
     if array.size and not 0 <= array.min() <= array.max() < images:

@@ -1,0 +1,38 @@
+# `make demo` and `make test` set up what they need in .venv; a second call installs nothing.
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export PIP_NO_INPUT = 1
+
+.PHONY: install demo test lint types bench clean
+
+install: .venv/installed
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[dev,densenet,dicom]'
+	@touch $@ .venv/installed
+
+demo: .venv/installed
+	.venv/bin/feddraw demo --resume
+
+test: lint types
+	.venv/bin/python -m pytest
+
+lint: .venv/installed-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: .venv/installed-dev
+	.venv/bin/mypy
+
+bench: .venv/installed-dev
+	.venv/bin/python benchmarks/rounds.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
