@@ -219,7 +219,8 @@ def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> ND
     owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
     patients, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     order = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
-    taken = order[: np.searchsorted(np.cumsum(sizes[order]), share * len(rows)) + 1] if share > 0 else order[:0]
+    wanted = max(1, round(share * len(rows)))
+    taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
     return rows[np.isin(owner, taken)]
 
 
