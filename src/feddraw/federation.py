@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def federate(
         trained = time.perf_counter()
 
         updates.sort(key=lambda update: update.client)  # never the order of arrival
-        verdicts = {update.client: inspect(update, model) for update in updates}
+        verdicts = {update.client: inspect(update, model, method.local.sends) for update in updates}
         accepted = [update for update in updates if not verdicts[update.client].reason]
         aggregate = None
         if accepted:  # else the model stays as it was
@@ -113,7 +113,7 @@ def _ledger(
         if update is None:
             lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
         elif client in shares:
-            lines.append(replace(LedgerEntry(round, name, update.size, update.steps), **shares[client]))
+            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares[client]))
         else:
             status = f"refused: {verdicts[client].reason}"
             lines.append(LedgerEntry(round, name, update.size, update.steps, status=status))
@@ -122,7 +122,7 @@ def _ledger(
 
 def _shares(
     counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
-) -> dict[int, dict[str, float]]:
+) -> dict[int, dict[str, Any]]:
     """Weight, influence and the parts of the weight, by client."""
     if aggregate is None:
         return {}

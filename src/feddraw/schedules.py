@@ -121,7 +121,7 @@ def weights(
     array([0.254, 0.25 , 0.25 , 0.245])
     """
     check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
-    if not 0 <= round < rounds:
+    if round not in range(rounds):
         raise UserError(f"round {round} is not among the rounds 0 to {rounds - 1}")
     counts, values = _clients(sizes, similarities)
     return anatomy(round, rounds, counts, values, eta=eta, lam=lam, beta_max=beta_max, reading=reading).weight
@@ -144,6 +144,8 @@ def schedule(
     """
     check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     names = list(clients) if clients is not None else [f"C{i + 1}" for i in range(len(sizes))]
+    if len(names) != len(sizes):
+        raise UserError(f"{len(names)} names for {len(sizes)} clients: give one a client")
     rows = []
     for t, similarity in enumerate(_by_round(rounds, similarities)):
         counts, values = _clients(sizes, similarity)
@@ -157,8 +159,8 @@ def schedule(
 
 def check_settings(*, eta: float, lam: float, beta_max: float, reading: str, rounds: int = 1) -> None:
     """Refuse what the formulas do not allow."""
-    if rounds < 1:
-        raise UserError(f"rounds must be at least 1, not {rounds}")
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise UserError(f"rounds must be a whole number of at least 1, not {rounds}")
     for name, value in (("eta", eta), ("lam", lam), ("beta_max", beta_max)):
         positive(name, value)
     if reading not in READINGS:
@@ -166,7 +168,7 @@ def check_settings(*, eta: float, lam: float, beta_max: float, reading: str, rou
 
 
 def _by_round(rounds: int, similarities: Any) -> list[Any]:
-    if similarities is None or np.ndim(similarities) == 1:
+    if similarities is None or not any(np.ndim(row) for row in similarities):
         return [similarities] * rounds
     if len(similarities) != rounds:
         raise UserError(f"{len(similarities)} rows of similarities for {rounds} rounds: give one a round")
@@ -178,10 +180,10 @@ def _clients(sizes: Sequence[float], similarities: Sequence[float] | None) -> tu
     if counts.ndim != 1 or counts.size == 0:
         raise UserError("sizes must be a list with one number a client")
     if not (np.isfinite(counts).all() and (counts > 0).all()):
-        raise UserError(f"sizes must be positive numbers, not {list(sizes)}")
+        raise UserError(f"sizes must be positive numbers, not {counts.tolist()}")
     values = np.ones(counts.size) if similarities is None else np.asarray(similarities, dtype=np.float64)
     if values.shape != counts.shape:
         raise UserError(f"{values.size} similarities for {counts.size} clients: give one a client")
     if not (np.abs(values) <= 1.0).all():
-        raise UserError(f"similarities are cosines, between -1 and 1, not {list(values)}")
+        raise UserError(f"similarities are cosines, between -1 and 1, not {values.tolist()}")
     return counts, values

@@ -331,7 +331,7 @@ class Trainer:
             extra, remembered = self.local.end(job, update, memory, client)
             if self.training.persist_optimizer:
                 remembered |= _moments(optimizer, self.network)
-        finite = all(np.isfinite(vector).all() for vector in (model.params, *remembered.values()))
+        finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
         # a failed round must not spoil the client's next one
         return replace(update, extra=extra), remembered if finite else memory
 
@@ -348,11 +348,12 @@ class _Client:
         network = trainer.reference(0)
         network.load(self._job.model)
         network.module.train()
-        total = torch.zeros_like(network.grads)
+        total, seen = torch.zeros_like(network.grads), 0
         for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
             gradient(network, *trainer.examples.batch(batch), trainer.smoothed_loss)
-            total.add_(network.grads, alpha=len(batch) / len(rows))
-        return network.values(total)
+            total.add_(network.grads, alpha=len(batch))
+            seen += len(batch)
+        return network.values(total / seen)
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         network = self._trainer.reference(self._asked)
