@@ -181,7 +181,10 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
         )
     ]
     typer.echo(_heading(partition.scenario, sizes))
-    console().print(table(columns, rows))
+    drawn = table(columns, rows)
+    for column in drawn.columns:
+        column.overflow = "fold"  # in a narrow terminal no class loses its name
+    console().print(drawn)
     typer.echo("JS Jensen–Shannon distance, EMD earth mover's distance of a client's label mix to that of all clients")
     typer.echo(_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
