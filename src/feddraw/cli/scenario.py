@@ -166,26 +166,22 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
     from feddraw.scenarios.heterogeneity import counts
 
     sizes = partition.sizes.tolist()
-    columns = ["client", "images", "share", *labels.classes, "none", "JS", "EMD"]
+    clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))
     rows = [
-        [shard.client, f"{size:,}", f"{size / sum(sizes):.1%}"]
-        + [f"{count:,} ({count / size:.1%})" for count in row]
-        + [f"{distance:.3f}" for distance in distances]
-        for shard, size, row, *distances in zip(
-            partition.shards,
-            sizes,
-            counts(partition, labels).tolist(),
-            measures.jensen_shannon,
-            measures.earth_movers,
-            strict=True,
-        )
+        [client, f"{size:,}", *(f"{count:,} ({count / size:.1%})" for count in row)]
+        for (client, size), row in zip(clients, counts(partition, labels).tolist(), strict=True)
     ]
-    typer.echo(_heading(partition.scenario, sizes))
-    drawn = table(columns, rows)
+    drawn = table(["client", "images", *labels.classes, "none"], rows)
     for column in drawn.columns:
         column.overflow = "fold"  # in a narrow terminal no class loses its name
+    distances = [
+        [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
+        for (client, size), js, emd in zip(clients, measures.jensen_shannon, measures.earth_movers, strict=True)
+    ]
+    typer.echo(_heading(partition.scenario, sizes))
     console().print(drawn)
-    typer.echo("JS Jensen–Shannon distance, EMD earth mover's distance of a client's label mix to that of all clients")
+    typer.echo("label mix of each client beside that of all clients together:")
+    console().print(table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances))
     typer.echo(_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
     typer.echo(f"patients at more than one client: {shared}")
