@@ -288,6 +288,7 @@ class Weighting(ABC):
     """How much each client counts."""
 
     needs: ClassVar[str] = "sizes"  # what it looks at, for `feddraw list methods`
+    cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
     streams: ClassVar[bool] = True  # a client's score needs only its own update, the sent model and the sizes
 
     def init(self) -> State:

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from feddraw.errors import UserError
 
@@ -34,6 +35,7 @@ def draw_lines(axes: Axes, series: Series) -> None:
             range(len(values)), values, style, color=colour, label=name, linewidth=1.4, marker=marker, markersize=3.5
         )
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
 
 
@@ -41,14 +43,8 @@ def draw_weights(axes: Axes, weights: Series, *, title: str = "") -> None:
     """Weights of each client over the rounds, with the level at which all count the same."""
     draw_lines(axes, weights)
     axes.axhline(1 / len(weights), color="0.6", linewidth=0.8, zorder=0)
-    axes.annotate(
-        "uniform",
-        (1.0, 1 / len(weights)),
-        xycoords=("axes fraction", "data"),
-        fontsize=7,
-        color="0.4",
-        va="bottom",
-        ha="right",
+    axes.text(
+        1.01, 1 / len(weights), "equal", transform=axes.get_yaxis_transform(), fontsize=7, color="0.4", va="center"
     )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("weight")

@@ -10,7 +10,7 @@ import typer
 from feddraw.errors import UserError
 
 METHODS = ("feddraw", "fedavg", "uniform")
-SETTINGS = {"scenario.scale": 0.03, "rounds": 10}
+SETTINGS = {"scenario.scale": 0.02, "rounds": 10}
 
 
 def demo(
@@ -34,7 +34,8 @@ def demo(
     for method, folder in zip(METHODS, folders, strict=True):
         carry_out(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
     header, *rows = table_of([read_run(folder) for folder in folders])
-    say.print(table(header[:3], [row[:3] for row in rows], title="Test metrics after the last round"))
+    say.print("\nTest metrics after the last round")
+    say.print(table(header[:3], [row[:3] for row in rows]))
     say.print("* best of the column; one run each, so a small difference means nothing")
     page = out / "report.html"
     write_report(

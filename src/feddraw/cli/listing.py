@@ -51,6 +51,7 @@ def methods() -> list[dict[str, Any]]:
                 "name": name,
                 "what": first_line(function),
                 "needs": method.weighting.needs,
+                "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.local.sends]),
                 "streams": method.weighting.streams,

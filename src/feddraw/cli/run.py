@@ -60,7 +60,9 @@ def run(
 
         experiment = _base(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
-    carry_out(experiment, out or free_folder(experiment, resume), resume=resume)
+    folder = out or free_folder(experiment, resume)
+    carry_out(experiment, folder, resume=resume)
+    show_metrics(folder)
 
 
 def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
@@ -117,7 +119,6 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
         arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
         for result in experiments.run(experiment, folder, **arguments):
             on_round(result)
-    show_metrics(folder)
 
 
 @contextmanager

@@ -18,9 +18,9 @@ def console() -> Console:
     return Console(highlight=False, width=None if terminal else 200, no_color=None if terminal else True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: int = 1) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
     """The first columns to the left, numbers to the right."""
-    drawn = Table(box=SIMPLE, title=title or None, title_justify="left", pad_edge=False)
+    drawn = Table(box=SIMPLE, pad_edge=False)
     for position, name in enumerate(columns):
         drawn.add_column(name, justify="left" if position < left else "right")
     for row in rows:

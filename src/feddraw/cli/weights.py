@@ -56,22 +56,29 @@ def weights(
 
 
 def show(rows: list[dict[str, Any]]) -> None:
+    """The clients, then a table for each part that moves: weights, reputations, similarities."""
     from feddraw.cli.show import console, table
 
     first = rows[0]["clients"]
+    steady = all(
+        client["similarity"] == first[i]["similarity"] for row in rows for i, client in enumerate(row["clients"])
+    )
+    clients = [[c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", *_similarity(c, steady)] for c in first]
     out = console()
-    prior = [(c["client"], f"{c['size']:,}", f"{c['prior']:.4f}") for c in first]
-    out.print(table(["client", "size", "prior p"], prior))
-    columns = ["round", "gamma", "beta"]
-    for part in ("s", "xi", "weight"):
-        columns += [f"{part} {c['client']}" for c in first]
-    lines = []
-    for row in rows:
-        beta = "prior" if row["beta"] is None else f"{row['beta']:.4f}"
-        parts = [f"{c[part]:.4f}" for part in ("similarity", "reputation", "weight") for c in row["clients"]]
-        lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *parts])
-    out.print(table(columns, lines))
-    out.print("p share of images · s similarity · xi = gamma p + (1 - gamma) s · weight = softmax(beta xi)")
+    out.print(table(["client", "size", "prior p", *(["similarity s"] if steady else [])], clients))
+    titles = {"weight": "weight = softmax(beta xi)", "reputation": "reputation xi = gamma p + (1 - gamma) s"}
+    for part, title in (titles if steady else titles | {"similarity": "similarity s"}).items():
+        lines = []
+        for row in rows:
+            beta = "prior" if row["beta"] is None else f"{row['beta']:.4f}"
+            numbers = [f"{client[part]:.4f}" for client in row["clients"]]
+            lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *numbers])
+        out.print(title)
+        out.print(table(["round", "gamma", "beta", *(c["client"] for c in first)], lines))
+
+
+def _similarity(client: dict[str, Any], steady: bool) -> list[str]:
+    return [f"{client['similarity']:.4f}"] if steady else []
 
 
 def parse_numbers(text: str, what: str) -> list[float]:

@@ -14,8 +14,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -126,8 +126,8 @@ def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progres
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
         ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
         say(name, ready, len(source))
-        with log.open("a") as file:
-            for start, bad in job.chunks(chunks, workers):
+        with log.open("a") as file, closing(job.chunks(chunks, workers)) as finished:
+            for start, bad in finished:
                 file.write(json.dumps({"start": start, "bad": bad}) + "\n")
                 file.flush()
                 done[start] = bad
@@ -193,7 +193,7 @@ class Job:
     target: Path
     offset: int  # of the first pixel in the target
 
-    def chunks(self, starts: list[int], workers: int) -> Iterator[tuple[int, dict[int, str]]]:
+    def chunks(self, starts: list[int], workers: int) -> Generator[tuple[int, dict[int, str]], None, None]:
         """Each chunk's start and bad rows, as they get ready."""
         if workers > 1 and len(starts) > 1:
             yield from in_workers(self, starts, min(workers, len(starts)))
@@ -226,8 +226,12 @@ def read_log(log: Path) -> dict[int, dict[int, str]]:
     *lines, rest = log.read_bytes().split(b"\n")
     if rest:
         os.truncate(log, sum(len(line) + 1 for line in lines))
-    entries = [json.loads(line) for line in lines]
-    return {entry["start"]: {int(row): why for row, why in entry["bad"].items()} for entry in entries}
+    done = {}
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # spoilt by a power cut: that chunk is prepared again
+            entry = json.loads(line)
+            done[int(entry["start"])] = {int(row): str(why) for row, why in entry["bad"].items()}
+    return done
 
 
 def allocate(path: Path, shape: tuple[int, ...]) -> int:

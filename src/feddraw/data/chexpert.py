@@ -16,7 +16,19 @@ import numpy as np
 
 from feddraw.data import Dataset
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, carve, choose, part_rows, policies
+from feddraw.data.tables import (
+    Findings,
+    Intake,
+    Problem,
+    Sheet,
+    Table,
+    Uncertain,
+    canonical,
+    carve,
+    choose,
+    part_rows,
+    policies,
+)
 from feddraw.errors import UserError
 
 SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
@@ -58,7 +70,7 @@ class Release:
     def frontal(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
         """Names and paths of the frontal images of a test study."""
         folder = self.patient("test", patient)
-        found = sorted((self.root / folder / rest).glob("*frontal*"))
+        found = sorted((self.root / folder / rest).glob("view*frontal*"))
         return [(f"{study}/{file.name}", f"{folder}/{rest}/{file.name}") for file in found]
 
 
@@ -67,7 +79,7 @@ def chexpert(
     *,
     path: str = "",
     findings: Findings = "paper",
-    uncertain: Mapping[str, str] | None = None,
+    uncertain: Uncertain = None,
     carve_test: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
@@ -77,7 +89,7 @@ def chexpert(
     if train is None or valid is None:
         raise UserError(f"{release.root} has no train.csv and valid.csv: not CheXpert's folder; get it from {SOURCE}")
     sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
-    table = read(sheets, findings, uncertain or {}, release)
+    table = read(sheets, findings, uncertain, release)
     if carve_test:
         table.part[carve(table.labels, part_rows(table, "train"), carve_test, seed)] = 2
     return from_files("chexpert", release.root, table, how)
@@ -96,7 +108,7 @@ def test_sheet(release: Release) -> Path:
 
 def read_training(path: Path) -> Table:
     """The training rows of a table alone, without a file in sight."""
-    return read({0: path}, "paper", {}, None)
+    return read({0: path}, "paper", None, None)
 
 
 def locate(path: str) -> Release:
@@ -112,9 +124,7 @@ def locate(path: str) -> Release:
     )
 
 
-def read(
-    sheets: Mapping[int, Path], findings: Findings, uncertain: Mapping[str, str], release: Release | None
-) -> Table:
+def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, release: Release | None) -> Table:
     """One table out of those of the parts, numbered as in PARTS."""
     first = Sheet.of(sheets[0])
     names = tuple(choose(findings, finding_columns(first), str(first.path)))

@@ -16,7 +16,19 @@ from numpy.typing import NDArray
 
 from feddraw.data import Dataset, Labels
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, carve, choose, mark, policies
+from feddraw.data.tables import (
+    Findings,
+    Intake,
+    Problem,
+    Sheet,
+    Table,
+    Uncertain,
+    carve,
+    choose,
+    mark,
+    numbers,
+    policies,
+)
 from feddraw.errors import UserError
 
 USUAL = {  # what such columns are called, in lower case and without blanks, dashes and underscores
@@ -49,7 +61,7 @@ def folder(
     path: str,
     images: str = "",
     findings: Findings = "all",
-    uncertain: Mapping[str, str] | None = None,
+    uncertain: Uncertain = None,
     path_column: str = "",
     split_column: str = "",
     site_column: str = "",
@@ -83,7 +95,7 @@ def read_sheet(
     *,
     root: Path | None = None,
     findings: Findings = "all",
-    uncertain: Mapping[str, str] | None = None,
+    uncertain: Uncertain = None,
     columns: Mapping[str, str] | None = None,
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
@@ -98,13 +110,13 @@ def read_sheet(
         name = inside(fields[layout.path], root)
         split = None if layout.split is None else fields[layout.split].strip().lower()
         if name is None:
-            intake.problems.append(Problem("with a path that leaves the folder", where, fields[layout.path][:80]))
+            intake.problems.append(Problem("without a path inside the folder", where, fields[layout.path][:80]))
         elif split is not None and split not in SPLITS:
             intake.problems.append(Problem("with a split other than train, validation, test", where, f"'{split[:20]}'"))
         elif intake.add(name, fields, where):
             kept.append(fields)
     patients, sites = (column(kept, place) for place in (layout.patient, layout.site))
-    labels = intake.labels(policies(uncertain or {}, tuple(layout.findings)), patients, sites)
+    labels = intake.labels(policies(uncertain, tuple(layout.findings)), patients, sites)
     given = column(kept, layout.split)
     part = None if given is None else np.array([SPLITS[one.lower()] for one in given], dtype=np.int8)
     return Table(labels, tuple(intake.names), dealt(labels, part, shares, seed), tuple(intake.problems))
@@ -125,8 +137,8 @@ def inside(path: str, root: Path | None) -> str | None:
 
 def dealt(labels: Labels, part: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """Parts for rows that have none: all if there is no split column, validation out of training if only that lacks."""
-    if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise UserError(f"shares must be three positive numbers that sum to 1, not {list(shares)}")
+    if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
     if part is None:
         part = np.zeros(len(labels), dtype=np.int8)
         part[carve(labels, np.arange(len(labels)), shares[2], seed)] = 2

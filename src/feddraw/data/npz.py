@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feddraw.data import Dataset, Labels
 from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, prepare, settle, silent
-from feddraw.data.preparation import Preparation, assemble, refuse
+from feddraw.data.preparation import Preparation, assemble, parts, refuse
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError
 
@@ -165,6 +165,7 @@ class Archive:
         try:
             return settle(entry, shape, {"unpacked": self.path.name}, make, say)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            (entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
 
 
@@ -205,6 +206,7 @@ def load(path: Path, name: str, findings: Findings, how: Preparation) -> Dataset
     sizes = [archive.members[f"{split}_labels"].shape[0] for split in SPLITS]
     members = archive.images(sizes)
     refuse(name, table.problems, len(table.labels), how)
+    parts(name, table.part)
     unpacked = archive.unpack(members, how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import PARTS, Dataset
+from feddraw.data import PARTS, Dataset, Part
 from feddraw.data.cache import Files, Prepared, Progress, prepare
 from feddraw.data.imaging import Recipe
-from feddraw.data.tables import Problem, Table, complaint
+from feddraw.data.tables import Problem, Table, complaint, numbers
 from feddraw.errors import UserError
 
 MEAN, STD = 0.5146, 0.2548  # the paper's, of pixel / 255
@@ -62,6 +62,7 @@ def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset
     lost = [Problem("without a file", path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
     table = table.take(there, lost)
     refuse(name, table.problems, total, how)
+    parts(name, table.part)
     files = Files(root, table.paths, tuple(found for found in stamps if found is not None))
     if any(path.lower().endswith((".dcm", ".dicom")) for path in files.paths):
         check_pydicom()
@@ -77,11 +78,17 @@ def assemble(name: str, table: Table, prepared: Prepared, how: Preparation) -> D
         write_skipped(name, problems, prepared.entry / "skipped.csv")
     part = table.part.copy()
     part[list(prepared.bad)] = -1  # their black squares stay in the array, in no part
-    rows = {one: np.flatnonzero(part == number) for number, one in enumerate(PARTS)}
-    if empty := [one for one in PARTS if not len(rows[one])]:
-        raise UserError(f"{name} has no image for {' and '.join(empty)}")
+    rows = parts(name, part)
     mean, std = normalization(how.normalize, prepared.images, rows["train"])
     return Dataset(name, prepared.images, table.labels, rows, mean, std)
+
+
+def parts(name: str, part: NDArray[np.int8]) -> dict[Part, NDArray[np.intp]]:
+    """The rows of each part, none of which may be empty."""
+    rows = {one: np.flatnonzero(part == number) for number, one in enumerate(PARTS)}
+    if empty := [one for one in PARTS if not len(rows[one])]:
+        raise UserError(f"{name} has no usable image for {', '.join(empty)}")
+    return rows
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
@@ -117,8 +124,8 @@ def normalization(how: str | Sequence[float], images: NDArray[np.uint8], rows: N
         return MEAN, STD
     if how == "measured":
         return measured(images, rows)
-    if isinstance(how, str) or len(how) != 2 or not all(isinstance(one, int | float) for one in how) or how[1] <= 0:
-        raise UserError(f"normalize must be paper, measured, or a mean and a positive standard deviation, not {how}")
+    if not numbers(how, 2) or float(how[1]) <= 0:
+        raise UserError(f"normalize must be paper, measured, or a mean and a positive standard deviation, not {how!r}")
     return float(how[0]), float(how[1])
 
 

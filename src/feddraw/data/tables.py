@@ -29,6 +29,7 @@ FOURTEEN = (
 UNCERTAIN = {"Atelectasis": "ones", "Edema": "ones"}  # U-Ones; U-Zeros for all others
 
 Findings = str | Sequence[str]  # "paper", "all", or names
+Uncertain = str | Mapping[str, str] | None  # "ones" or "zeros", for all findings or each; the paper's if not given
 
 _KNOWN = {name.lower(): name for name in (*FOURTEEN, *FINDINGS)} | {"effusion": "Pleural Effusion"}
 _MARKS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
@@ -133,9 +134,13 @@ def canonical(name: str) -> str:
 def choose(findings: Findings, available: Sequence[str], where: str) -> dict[str, int]:
     """Which of the columns are wanted: name -> place among the available."""
     places = {canonical(name): place for place, name in enumerate(available)}
+    if len(places) < len(available):
+        raise UserError(f"{where} has two columns for one finding among {', '.join(available)}")
     if findings == "all":
         return places
     listed = findings.split(",") if isinstance(findings, str) else findings
+    if not isinstance(listed, Sequence) or not listed:
+        raise UserError(f"findings must be paper, all, or a list of names, not {findings!r}")
     wanted = FINDINGS if findings == "paper" else tuple(canonical(str(name)) for name in listed)
     if missing := [name for name in wanted if name not in places]:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(places)}")
@@ -202,9 +207,13 @@ def policy(uncertain: Mapping[str, str], finding: str) -> str:
     return one_of(f"uncertain.{finding}", uncertain.get(finding, UNCERTAIN.get(finding, "zeros")), ("ones", "zeros"))
 
 
-def policies(uncertain: Mapping[str, str], findings: Sequence[str]) -> dict[str, str]:
+def policies(uncertain: Uncertain, findings: Sequence[str]) -> dict[str, str]:
     """The user's policies under the findings' own names."""
-    named = {canonical(name): value for name, value in uncertain.items()}
+    if isinstance(uncertain, str):
+        return dict.fromkeys(findings, uncertain)
+    if not isinstance(uncertain or {}, Mapping):
+        raise UserError(f"uncertain must be ones, zeros, or either for each finding, not {uncertain!r}")
+    named = {canonical(name): value for name, value in (uncertain or {}).items()}
     for name in named:
         if name not in findings:
             raise unknown("findings", name, findings)
@@ -216,6 +225,8 @@ def policies(uncertain: Mapping[str, str], findings: Sequence[str]) -> dict[str,
 
 def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
     """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
+    if not 0 <= share < 1:
+        raise UserError(f"the share of images to carve out must be from 0 to below 1, not {share}")
     owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
     patients, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     order = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
@@ -226,6 +237,15 @@ def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> ND
 
 def part_rows(table: Table, part: Part) -> NDArray[np.intp]:
     return np.flatnonzero(table.part == PARTS.index(part))
+
+
+def numbers(values: object, count: int) -> bool:
+    """Whether this is a list of so many numbers."""
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == count
+        and all(isinstance(one, int | float) for one in values)
+    )
 
 
 def complaint(name: str, problems: Sequence[Problem], total: int) -> str:

@@ -26,6 +26,7 @@ class AdaptiveAngle(Weighting):
     alpha: float = 5.0
 
     needs = "sizes, all parameters"
+    cost = "O(K d)"
     streams = False
 
     def init(self) -> State:

@@ -22,6 +22,7 @@ class DualReputationAnnealing(Weighting):
     part: Part = "both"
 
     needs = "sizes, classifier"
+    cost = "O(K d) of one layer"
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]

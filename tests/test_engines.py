@@ -1,0 +1,188 @@
+"""The same bits under every engine, and what happens when a worker does not come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import small
+from torch import nn
+
+from feddraw import catalog
+from feddraw.engines.processes import Processes
+from feddraw.engines.serial import Serial
+from feddraw.errors import RunFailed
+from feddraw.experiment import prepare, run
+from feddraw.federation import federate
+
+
+def final(experiment: Any) -> Any:
+    *_, last = run(experiment)
+    return last
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    arrays = ("params", "buffers", "counters")
+    return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in arrays)
+
+
+@pytest.fixture(scope="module")
+def serial() -> Any:
+    return final(small())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -> None:
+    result = final(small(engine="processes", workers=workers))
+    assert same_bits(result.model, serial.model)
+    assert result.ledger == serial.ledger or repr(result.ledger) == repr(serial.ledger)  # NaN is not itself
+    assert result.metrics == serial.metrics
+
+
+@pytest.mark.parametrize("method", catalog.names("methods"))
+def test_every_method_gives_the_same_bits_with_two_workers(method: str) -> None:
+    one, two = final(small(method=method, rounds=2)), final(small(method=method, rounds=2, engine="processes", workers=2))
+    assert same_bits(one.next_model, two.next_model)
+    assert one.metrics == two.metrics
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(optimizer: str) -> None:
+    settings = {"training.persist_optimizer": True, "training.optimizer": optimizer, "rounds": 2}
+    settings |= {"training.momentum": 0.9 if optimizer == "sgd" else 0.0}
+    one, two = final(small(**settings)), final(small(**settings, engine="processes", workers=2))
+    assert same_bits(one.model, two.model)
+    assert not same_bits(one.model, final(small(**settings | {"training.persist_optimizer": False})).model)
+
+
+def test_augmentation_clipping_and_smoothing_give_the_same_bits_with_two_workers() -> None:
+    settings = {"training.augment": True, "training.clip": 0.5, "training.label_smoothing": 0.05, "rounds": 2}
+    assert same_bits(final(small(**settings)).model, final(small(**settings, engine="processes", workers=2)).model)
+
+
+class Reversed(Serial):
+    """Clients that answer in the other order."""
+
+    def train(self, jobs: Any) -> Any:
+        updates = [replace(update) for update in super().train(jobs)]
+        yield from reversed(updates)
+
+
+def test_the_order_of_arrival_changes_no_bit(serial: Any) -> None:
+    setting = prepare(small())
+    engine = Reversed(setting.trainer)
+    loop = {"rounds": 3, "seed": setting.experiment.seed}
+    *_, last = federate(setting.initial, setting.method, engine, setting.clients, **loop)
+    assert same_bits(last.model, serial.model)
+
+
+def test_one_seed_gives_every_method_the_same_start_and_partition() -> None:
+    one, two = prepare(small(method="feddraw")), prepare(small(method="moon"))
+    assert same_bits(one.initial, two.initial)
+    assert one.partition.sha256 == two.partition.sha256
+
+
+def test_another_seed_gives_another_model_and_another_partition() -> None:
+    one, two = prepare(small()), prepare(small(seed=1))
+    assert not same_bits(one.initial, two.initial)
+    assert one.partition.sha256 != two.partition.sha256
+
+
+def test_the_partition_seed_moves_only_the_partition() -> None:
+    one, two = prepare(small()), prepare(small(partition_seed=1))
+    assert same_bits(one.initial, two.initial)
+    assert one.partition.sha256 != two.partition.sha256
+
+
+def dropout(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes))
+
+
+def test_a_network_that_draws_random_numbers_gives_the_same_bits_with_two_workers() -> None:
+    settings = {"model": "test_engines:dropout", "rounds": 2}
+    sys.path.insert(0, str(Path(__file__).parent))
+    assert same_bits(final(small(**settings)).model, final(small(**settings, engine="processes", workers=2)).model)
+
+
+def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
+    setting = prepare(small(rounds=50))
+    engine = Processes(setting.trainer, 2, setting.clients)
+    try:
+        loop = federate(setting.initial, setting.method, engine, setting.clients, rounds=50, seed=0)
+        next(loop)
+        threading.Timer(0.05, os.kill, (engine._workers[0][0].pid, signal.SIGKILL)).start()
+        with pytest.raises(RunFailed, match=r"a worker was killed \(SIGKILL\) while"):
+            list(loop)
+    finally:
+        engine.close()
+
+
+def test_a_worker_ends_within_a_second_when_its_parent_is_gone(in_tmp: Path) -> None:
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from conftest import small\n"
+        "from feddraw.experiment import prepare\n"
+        "from feddraw.engines.processes import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    setting = prepare(small())\n"
+        "    engine = Processes(setting.trainer, 2, setting.clients)\n"
+        "    print(*[p.pid for p, _ in engine._workers], flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    Path("parent.py").write_text(code)
+    tests = str(Path(__file__).parent)
+    with subprocess.Popen([sys.executable, "parent.py", tests], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        time.sleep(2)  # they are alive and importing, or waiting for work
+        parent.kill()
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert len(gone) == 2
+    assert not alive
+
+
+def test_an_error_inside_a_worker_names_the_client() -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    with pytest.raises(RunFailed, match=r"training client C\d failed: ValueError: no more"):
+        final(small(model="test_engines:failing", engine="processes", workers=2))
+
+
+class Failing(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(28 * 28, classes)
+
+    def forward(self, x: Any) -> Any:
+        raise ValueError("no more")
+
+
+def failing(classes: int) -> nn.Module:
+    return Failing(classes)
+
+
+def test_shared_memory_is_freed() -> None:
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: PTH208, PTH112
+    final(small(engine="processes", workers=2, rounds=1))
+    after = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: PTH208, PTH112
+    assert not [name for name in after - before if name.startswith("psm_")]
+
+
+def test_predictions_do_not_depend_on_the_engine() -> None:
+    setting = prepare(small())
+    rows = np.arange(0, 400, 3)
+    engine = Processes(setting.trainer, 2, setting.clients)
+    try:
+        scores = engine.predict(setting.initial, rows)
+    finally:
+        engine.close()
+    assert scores.tobytes() == Serial(setting.trainer).predict(setting.initial, rows).tobytes()
