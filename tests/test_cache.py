@@ -130,7 +130,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(own_cache):
         process.send_signal(signal.SIGKILL)
     log = next(own_cache.glob("*/progress.jsonl"))
     with log.open("a") as file:
-        file.write('{"start": 256, "ba')  # as if killed while it wrote
+        file.write('\0\0\0\n{"start": 256, "ba')  # as after a power cut, and as if killed while it wrote
     told = []
     prepared = prepare(Numbers(seconds=0.003), Recipe(16), "numbers", progress=lambda *news: told.append(news[1]))
     assert told[0] >= CHUNK

@@ -92,6 +92,11 @@ def test_findings_can_be_all_or_chosen(tmp_path):
     assert chosen.classes == ("Hernia", "Pleural Effusion")
     assert (chosen.training_labels().values == arrays()["train_labels"][:, [13, 2]]).all()
     says(file, "no finding Fever", findings=["Fever"])
+    says(file, "findings must be paper, all, or a list", findings=[])
+    says(
+        archive(tmp_path / "b.npz", columns=2, classes=np.array(["Effusion", "Pleural Effusion"])),
+        "two columns for one",
+    )
 
 
 def test_other_numbers_of_columns_keep_all_with_names_from_the_file(tmp_path):
@@ -128,7 +133,8 @@ def test_mean_and_deviation_can_be_measured_or_given(tmp_path):
     assert (measured.mean, measured.std) == pytest.approx((train.mean(), train.std()))
     given = opened(file, normalize=[0.4, 0.3])
     assert (given.mean, given.std) == (0.4, 0.3)
-    says(file, "normalize must be", normalize="mesured")
+    for wrong in ("mesured", 0.5, [0.5, 0], [0.5, "x"]):
+        says(file, "normalize must be", normalize=wrong)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +290,8 @@ def test_the_policy_of_each_finding_can_be_set(tmp_path):
     path = str(chexpert_folder(tmp_path))
     dataset = opened("chexpert", path=path, uncertain={"Atelectasis": "zeros", "cardiomegaly": "ones"})
     assert (dataset.training_labels().values == [0, 1, 0, 1, 0]).all()
+    assert (opened("chexpert", path=path, uncertain="zeros").training_labels().values == [0, 1, 0, 0, 0]).all()
+    says("chexpert", "uncertain must be ones, zeros", path=path, uncertain=3)
     says("chexpert", "uncertain.Edema must be one of ones, zeros, not maybe", path=path, uncertain={"Edema": "maybe"})
     says("chexpert", "no 'Oedema' among the findings: did you mean Edema", path=path, uncertain={"Oedema": "ones"})
 
@@ -316,6 +324,7 @@ def test_without_test_labels_a_share_of_patients_can_be_carved_out(tmp_path):
     folder = chexpert_folder(tmp_path)
     (folder / "groundtruth.csv").unlink()
     says("chexpert", "no test labels: .*groundtruth.csv.*carve_test", path=str(folder))
+    says("chexpert", "must be from 0 to below 1, not 2", path=str(folder), carve_test=2)
     dataset = opened("chexpert", path=str(folder), carve_test=0.2)
     patients = {part: set(dataset.labels.patients[rows]) for part, rows in dataset.rows.items()}
     assert len(dataset.rows["test"]) == 2
@@ -504,7 +513,7 @@ def test_paths_cannot_leave_the_folder(tmp_path, path):
     save(tmp_path / "secret.png")
     files = [f"images/{n:03d}.png" for n in range(20)]
     own_folder(tmp_path / "mine", file=[path, *files[1:]])
-    says(tmp_path / "mine", "1 with a path that leaves the folder .table.csv line 2")
+    says(tmp_path / "mine", "1 without a path inside the folder .table.csv line 2")
 
 
 def test_absolute_paths_into_the_folder_and_backslashes_are_understood(tmp_path):
@@ -525,7 +534,7 @@ def test_mistakes_of_a_table_are_named(tmp_path):
     write(tmp_path / "e" / "table.csv", ["weight", "age"], [["70", "50"]])
     says(tmp_path / "e", "no column with image paths; it has weight, age")
     own_folder(tmp_path / "f", ("file", "Edema", "split"), split=["train"] * 20)
-    says(tmp_path / "f", "has no image for test")
+    says(tmp_path / "f", "has no usable image for test")
     says(tmp_path / "a" / "images", "a CSV, or a folder with one CSV in it, is needed; there is none")
 
 
