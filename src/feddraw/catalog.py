@@ -35,6 +35,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 def outside(name: str) -> Callable[..., Any]:
     """Somebody's own `package.module:function`, also from the folder where the command is typed."""
     module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UserError(f"'{name}' is not of the form package.module:function")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -53,7 +55,13 @@ def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, *
     """Call with settings from a file or the command line."""
     parameters = inspect.signature(function).parameters
     check(settings, {name: p.default for name, p in parameters.items() if name not in given}, what)
-    return function(**given, **settings)
+    try:
+        bound = inspect.signature(function).bind(**given, **settings)
+    except TypeError as error:
+        raise UserError(
+            f"{what} '{function.__name__}' cannot be called with {', '.join(given | settings)}: {error}"
+        ) from None
+    return function(*bound.args, **bound.kwargs)
 
 
 def check(settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:

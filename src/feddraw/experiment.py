@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,7 @@ class Experiment:
         for name in NAMED:
             value = getattr(self, name)
             section = {"name": value} if isinstance(value, str) else dict(value)
-            object.__setattr__(self, name, DEFAULTS.get(name, {}) | section)
+            object.__setattr__(self, name, _section_defaults(name, section) | section)
         if isinstance(self.training, Mapping):
             object.__setattr__(self, "training", _training(self.training))
 
@@ -119,8 +120,12 @@ class Experiment:
         return Experiment().with_settings(PRESETS[name])
 
 
-# Section defaults that go beyond the functions' own: the laptop preset.
-DEFAULTS: dict[str, dict[str, Any]] = {"data": {"size": 32}, "scenario": {"scale": 0.045}}
+def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
+    """Defaults beyond the functions' own: the laptop preset. The paper's scenarios are scaled down, others are not."""
+    if section == "scenario":
+        return {"scale": 0.045 if scenarios.dataset_of(settings.get("name", "")) else 1.0}
+    return {"size": 32} if section == "data" else {}
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
@@ -140,12 +145,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _changed(path: str, old: Any, new: Any) -> Any:
-    if isinstance(old, Mapping):  # a section is changed by its name; its settings belonged to the old one
-        if not isinstance(new, str):
-            raise UserError(f"{path} must be a name, not {new!r}")
-        kept = DEFAULTS.get(path, {})
-        return {"name": new} | {key: value for key, value in old.items() if key in kept}
-    return new
+    if not isinstance(old, Mapping):
+        return new
+    if not isinstance(new, str):
+        raise UserError(f"{path} must be a name, not {new!r}")
+    return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
+
+
+def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
+    """Settings that stay when a section gets another name; the others belonged to the old one."""
+    if section == "data":
+        return ("size",) if new == "phantom" else ("size", "clahe")
+    both_of_the_paper = section == "scenario" and scenarios.dataset_of(old) and scenarios.dataset_of(new)
+    return ("scale",) if both_of_the_paper else ()
 
 
 def _training(table: Mapping[str, Any]) -> Training:
@@ -314,13 +326,13 @@ def run(
     if folder is not None and folder.begin(wanted, resume=resume, how=HOW) == "finished":
         return
     setting = prepare(experiment, dataset=dataset, progress=progress)
-    checkpoint = None
-    if folder is not None:
-        folder.lock()
-        folder.write_settings(wanted, partition=setting.partition)
-        checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
-    with opened_engine(setting) as engine:
-        yield from _rounds(setting, engine, folder, checkpoint, on_update)
+    with nullcontext() if folder is None else folder.locked():
+        checkpoint = None
+        if folder is not None:
+            folder.write_settings(wanted, partition=setting.partition)
+            checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
+        with opened_engine(setting) as engine:
+            yield from _rounds(setting, engine, folder, checkpoint, on_update)
 
 
 def _rounds(

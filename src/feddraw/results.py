@@ -16,7 +16,8 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -96,14 +97,18 @@ class RunFolder:
         if not os.access(parent, os.W_OK) or not parent.is_dir():
             raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
 
-    def lock(self) -> None:
-        """Keep others out until this process ends; the lock of a dead process is nobody's."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others out of the folder; the lock of a dead process is nobody's."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path, os.O_RDONLY)
+        handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
         except BlockingIOError:
             raise UserError(f"another process is running in {self.path}") from None
+        finally:
+            os.close(handle)
 
     def write_settings(self, table: Mapping[str, Any], *, partition: Partition) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -87,11 +87,19 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise UserError(f"--set takes KEY=VALUE, not '{assignment}'")
-        try:
-            settings[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            settings[key.strip()] = text
+        settings[key.strip()] = parse_value(text)
     return settings
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .5, which TOML does not know
+    except ValueError:
+        return text
 
 
 def free_folder(experiment: Experiment, resume: bool) -> Path:

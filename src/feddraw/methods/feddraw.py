@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feddraw.core import Cohort, Local, Method, Part, Server, State, Weighting, Weights
+from feddraw.errors import one_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, anatomy, check_settings, cosine
 
 
@@ -50,4 +51,5 @@ def feddraw(
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
     check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    one_of("part", part, ("both", "weight", "bias"))
     return Method(Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server())

@@ -1,0 +1,169 @@
+"""Experiments as values and files, presets, mixtures, and every mistake in one line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+
+import feddraw
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, complete, make_method, prepare, run
+from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.methods.fedprox import Proximal
+from feddraw.methods.scaffold import ControlledServer
+
+
+def test_the_laptop_preset_is_the_default() -> None:
+    assert Experiment.preset("laptop") == Experiment()
+    experiment = complete(Experiment())
+    assert experiment.data == {"name": "phantom", "train": 3533, "mix": "chestmnist", "size": 32}
+    assert experiment.scenario == {"name": "CHM-2", "scale": 0.045}
+    assert (experiment.rounds, experiment.training.epochs, experiment.training.batch_size) == (15, 2, 64)
+    assert experiment.method["beta_max"] == 3.0
+    assert experiment.method["reading"] == "reported"
+
+
+def test_the_paper_preset_is_the_papers() -> None:
+    paper = Experiment.preset("paper")
+    training = paper.training
+    assert (training.lr, training.weight_decay, training.label_smoothing, training.clip) == (1e-5, 5e-3, 0.05, 5.0)
+    assert training.augment
+    assert paper.section("model") == ("densenet121", {})
+    assert paper.scenario == {"name": "CHM-2", "scale": 1.0}
+    assert paper.data == {"name": "chestmnist", "size": 224, "clahe": True}
+    elsewhere = paper.with_settings({"scenario": "CHX-4", "data": "chexpert"})
+    assert elsewhere.scenario == {"name": "CHX-4", "scale": 1.0}
+    assert elsewhere.data == {"name": "chexpert", "size": 224, "clahe": True}
+
+
+def test_other_scenarios_than_the_papers_are_not_scaled_down() -> None:
+    assert Experiment(scenario="iid").scenario == {"name": "iid", "scale": 1.0}
+    assert Experiment().with_settings({"scenario": "iid"}).scenario == {"name": "iid", "scale": 1.0}
+
+
+def test_a_mixture_takes_the_weighting_of_one_and_the_training_of_the_other() -> None:
+    method = make_method(Experiment(method={"name": "feddraw+fedprox", "beta_max": 2.0, "mu": 0.5}))
+    assert isinstance(method.weighting, DualReputationAnnealing)
+    assert method.weighting.beta_max == 2.0
+    assert method.local == Proximal(0.5)
+    assert isinstance(make_method(Experiment(method="feddraw+scaffold")).server, ControlledServer)
+
+
+def test_a_setting_that_both_halves_of_a_mixture_have_may_be_given_apart() -> None:
+    both: Any = {"name": "fedadp+feddyn", "fedadp.alpha": 4.0, "feddyn.alpha": 0.1}
+    method = make_method(Experiment(method=both))
+    assert method.weighting.alpha == 4.0  # type: ignore[attr-defined]
+    assert method.server.alpha == 0.1  # type: ignore[attr-defined]
+    assert complete(Experiment(method=both)).method == both | {"show": "sent"}
+
+
+def test_an_experiment_survives_its_file(tmp_path: Path) -> None:
+    import tomli_w
+
+    experiment = complete(small(method="feddraw+moon"))
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(experiment.table()))
+    assert Experiment.read(file) == experiment
+
+
+def test_a_file_may_not_name_code_unless_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text('method = "os:getcwd"\n')
+    with pytest.raises(UserError, match="add --trust"):
+        Experiment.read(file)
+    assert Experiment.read(file, trust=True).section("method")[0] == "os:getcwd"
+
+
+MISTAKES = [
+    ({"method": "fedporx"}, "no 'fedporx' among the methods: did you mean fedprox?"),
+    ({"model": "compct"}, "did you mean compact?"),
+    ({"scenario": "CHM-9"}, "no 'CHM-9' among the scenarios"),
+    ({"data": "phantm"}, "did you mean phantom?"),
+    ({"method.mu": 0.1}, "feddraw has no setting 'mu': it has beta_max, eta"),
+    ({"method.eta": -1.0}, "eta must be a positive number, not -1.0"),
+    ({"method.eta": math.nan}, "eta must be a positive number, not nan"),
+    ({"method.eta": "big"}, "method.eta must be a number, not 'big'"),
+    ({"method.reading": "reportd"}, "did you mean reported?"),
+    ({"method": "feddraw+fedprox+moon"}, "mixes more than two methods"),
+    ({"method": "scaffold", "method.option": "I"}, "SCAFFOLD's option I does not fit update space under Adam"),
+    ({"rounds": 0}, "rounds must be at least 1, not 0"),
+    ({"rounds": 1.5}, "rounds must be a whole number, not 1.5"),
+    ({"rounds": True}, "rounds must be a whole number, not True"),
+    ({"seed": -1}, "seed must be zero or more"),
+    ({"workers": -1}, "workers must be zero or more"),
+    ({"engine": "ray"}, "engine must be one of serial, processes, not ray"),
+    ({"holdout": 1.0}, "holdout must be a share"),
+    ({"training.lr": 0.0}, "training.lr must be a positive number, not 0.0"),
+    ({"training.lr": math.inf}, "training.lr must be a positive number"),
+    ({"training.epochs": 0}, "training.epochs must be at least 1"),
+    ({"training.batch_size": 1}, "training.batch_size must be at least 2"),
+    ({"training.momentum": 1.0}, "training.momentum must be below 1"),
+    ({"training.optimizer": "adamw"}, "training.optimizer must be one of adam, sgd"),
+    ({"training.learning_rate": 0.1}, "training has no setting 'learning_rate'"),
+    ({"round": 3}, "no 'round' among the settings: did you mean rounds?"),
+    ({"rounds.x": 3}, "'rounds' is a single value"),
+    ({"scenario.clients": 500}, "500"),
+    ({"scenario.clients": 0}, "clients"),
+    ({"data.size": 8}, "28 to 224 pixels, not 8"),
+    ({"model.growth": "x"}, "model.growth must be a whole number"),
+    ({"model.classifier": "nose"}, "no layer 'nose'"),
+    ({"method.layer": "nose"}, "no 'nose' among the layers"),
+    ({"model": "os:getcwd"}, "model 'getcwd' cannot be called with classes"),
+    ({"method": "nowhere.at.all:f"}, "cannot import 'nowhere.at.all'"),
+    ({"method": "os:nothing"}, "module 'os' has no 'nothing'"),
+    ({"method": ":x"}, "is not of the form package.module:function"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES, ids=[str(list(m[0].items())[-1]) for m in MISTAKES])
+def test_a_mistake_is_one_line_and_leaves_no_folder(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(UserError) as caught:
+        list(run(small(**changes), out))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if "layer" not in str(changes):  # known only once the network has trained
+        assert not out.exists()
+
+
+def test_a_client_with_too_few_images_for_a_step_is_named() -> None:
+    with pytest.raises(UserError, match="too few for a training step"):
+        prepare(small(holdout=0.98))
+
+
+def test_the_loop_yields_a_result_a_round_with_weights_that_sum_to_one() -> None:
+    results = list(feddraw.run(small()))
+    assert [result.round for result in results] == [0, 1, 2]
+    for result in results:
+        assert math.isclose(sum(result.weights.values()), 1.0, abs_tol=1e-12)
+        assert 0 < result.metrics["validation"]["auc"]["macro"] < 1
+    sizes = np.array([entry.size for entry in results[0].ledger])
+    np.testing.assert_allclose(list(results[0].weights.values()), sizes / sizes.sum())  # round 0 is the prior
+    np.testing.assert_allclose(list(results[-1].weights.values()), 1 / 3)  # the last one uniform
+    assert set(results[-1].metrics) == {"validation", "test", "clients"}
+
+
+def test_held_out_images_are_not_trained_on_and_are_reported_by_client() -> None:
+    setting = prepare(small(holdout=0.25))
+    for shard, train, held in zip(setting.partition.shards, setting.training_rows, setting.heldout_rows, strict=True):
+        assert len(train) + len(held) == len(shard)
+        assert not set(train) & set(held)
+    *_, last = run(small(holdout=0.25, rounds=1))
+    assert set(last.metrics["clients"]) == set(setting.clients)
+    assert "auc" in last.metrics["clients"]["C1"]
+
+
+def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:
+    result = next(iter(run(small(**{"training.steps": 7}))))
+    assert [entry.steps for entry in result.ledger] == [7, 7, 7]
+
+
+def test_a_class_with_one_label_only_is_undefined_and_warned_of() -> None:
+    with pytest.warns(UserWarning, match="one label only in test data"):
+        *_, last = run(small(rounds=1, **{"data.test": 3}))
+    assert last.metrics["test"]["undefined"]
