@@ -1,0 +1,128 @@
+"""Clients whose loss is ½ (y - c)ᵀ A (y - c), trained by the package's own loop.
+
+The network is nothing but its parameters: for every image its logits are the vector y. A client's images are dummies
+whose targets carry A and c, so an oracle that knows where y must land is checked through `Trainer` and `federate`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddraw.core import Memory, Method, State
+from feddraw.engines.serial import Serial
+from feddraw.federation import federate
+from feddraw.training import Examples, Network, Trainer, Training
+
+
+class Point(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(length))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.weight.expand(len(images), -1)
+
+
+def build(length: int) -> tuple[nn.Module, str]:
+    return nn.Sequential(OrderedDict(classifier=Point(length))), "classifier"
+
+
+def quadratic(logits: Tensor, targets: Tensor) -> Tensor:
+    length = logits.shape[1]
+    hessian, centre = targets[:, :-length].view(-1, length, length), targets[:, -length:]
+    away = logits - centre
+    return torch.einsum("bi,bij,bj->b", away, hessian, away).mean() / 2
+
+
+def linear(logits: Tensor, targets: Tensor) -> Tensor:
+    """<c, y>: the gradient is the centre itself, wherever y is."""
+    return (logits * targets[:, -logits.shape[1] :]).sum(dim=1).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class Bowl:
+    """A client: its Hessian A, its centre c, and how many images it has. Scalars are vectors of length one."""
+
+    hessian: np.ndarray | float
+    centre: np.ndarray | float
+    images: int = 2
+
+    @property
+    def A(self) -> np.ndarray:
+        return np.atleast_2d(np.asarray(self.hessian, np.float64))
+
+    @property
+    def c(self) -> np.ndarray:
+        return np.atleast_1d(np.asarray(self.centre, np.float64))
+
+    @property
+    def targets(self) -> np.ndarray:
+        return np.tile(np.concatenate([self.A.ravel(), self.c]).astype(np.float32), (self.images, 1))
+
+    def gradient(self, y: np.ndarray | float) -> np.ndarray:
+        return self.A @ (y - self.c)
+
+
+def optimum(bowls: Sequence[Bowl], weights: Sequence[float] | None = None) -> np.ndarray:
+    """Where the weighted sum of the clients' losses is smallest."""
+    weights = [1.0] * len(bowls) if weights is None else weights
+    hessian = sum(w * bowl.A for w, bowl in zip(weights, bowls, strict=True))
+    return np.linalg.solve(hessian, sum(w * bowl.A @ bowl.c for w, bowl in zip(weights, bowls, strict=True)))
+
+
+def descend(bowl: Bowl, y: np.ndarray, lr: float, steps: int) -> np.ndarray:
+    """Gradient descent in closed form: c + (I - lr A)^k (y - c)."""
+    return bowl.c + np.linalg.matrix_power(np.eye(len(bowl.c)) - lr * bowl.A, steps) @ (y - bowl.c)
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What a round left: the model, what each client came to, and what server and clients remember."""
+
+    x: np.ndarray
+    shown: np.ndarray
+    clients: np.ndarray  # (clients, d)
+    state: State
+    memory: dict[int, Memory]
+    weights: np.ndarray  # coefficients of the clients' moves
+
+
+def play(
+    method: Method,
+    bowls: Sequence[Bowl],
+    start: np.ndarray | float,
+    *,
+    rounds: int = 1,
+    memory: Mapping[int, Memory] | None = None,
+    state: State | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = quadratic,
+    **training: object,
+) -> list[Played]:
+    """Some rounds of full-batch SGD, one step each unless `training` says otherwise."""
+    x = np.atleast_1d(np.asarray(start, np.float32))
+    targets = np.concatenate([bowl.targets for bowl in bowls])
+    ends = np.cumsum([bowl.images for bowl in bowls])
+    rows = np.split(np.arange(len(targets)), ends[:-1])
+    settings = Training(**{"epochs": 1, "batch_size": 1 << 20, "optimizer": "sgd", "lr": 0.1} | training)
+    examples = Examples(np.zeros((len(targets), 1, 1), np.uint8), targets)
+    engine = Serial(Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss))
+    engine.memory = dict(memory or {})
+    model = replace(Network(*build(len(x))).read(), params=x)
+    names = [f"C{i + 1}" for i in range(len(bowls))]
+    played, came = [], []
+    options = {"rounds": rounds, "seed": 0, "state": state}
+    for result in federate(
+        model, method, engine, names, **options, on_update=lambda _, u: came.append(+u.model.params)
+    ):
+        weights = np.array([entry.weight for entry in result.ledger])
+        vectors = result.next_model.params, result.model.params, np.stack(came)
+        played.append(Played(*vectors, result.state, dict(engine.memory), weights))
+        came.clear()
+    return played

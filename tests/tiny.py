@@ -1,0 +1,127 @@
+"""A federation small enough for a test: four clients, 8 × 8 images, a network of three layers with batch norm."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from torch import nn
+
+from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
+from feddraw.engines.serial import Serial
+from feddraw.experiment import initial_model
+from feddraw.federation import RoundResult, federate
+from feddraw.training import Examples, Trainer, Training
+
+SIZES = (40, 24, 16, 9)  # in batches of eight the last client's ninth image is left over and dropped
+NAMES = ("North", "East", "South", "West")
+TRAINING = Training(epochs=1, batch_size=8, lr=1e-2)
+
+
+def build() -> tuple[nn.Module, str]:
+    layers = OrderedDict(
+        first=nn.Conv2d(1, 4, 3, bias=False),
+        first_norm=nn.BatchNorm2d(4),
+        first_relu=nn.ReLU(),
+        second=nn.Conv2d(4, 6, 3, stride=2, bias=False),
+        second_norm=nn.BatchNorm2d(6),
+        second_relu=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flat=nn.Flatten(),
+        classifier=nn.Linear(6, 2),
+    )
+    return nn.Sequential(layers), "classifier"
+
+
+@cache
+def initial() -> Model:
+    return initial_model(build, seed=0)
+
+
+@cache
+def examples(images: int = sum(SIZES)) -> Examples:
+    """Two findings: a bright image, and one whose left half is brighter than the right."""
+    pixels = np.random.default_rng(0).integers(0, 256, (images, 8, 8), dtype=np.uint8)
+    bright = pixels.mean(axis=(1, 2)) > 127
+    left = pixels[:, :, :4].mean(axis=(1, 2)) > pixels[:, :, 4:].mean(axis=(1, 2))
+    return Examples(pixels, np.stack([bright, left], axis=1).astype(np.float32))
+
+
+def shards(sizes: Sequence[int] = SIZES) -> list[np.ndarray]:
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Training = TRAINING) -> Serial:
+    rows = shards() if rows is None else rows
+    return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local))
+
+
+def train(method: Method, rounds: int = 1, *, engine=None, clients: int = 0, **options) -> list[RoundResult]:
+    engine = engine or bench(method)
+    names = NAMES[: clients or len(NAMES)]
+    return list(federate(options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options))
+
+
+def same(one: Model, other: Model) -> bool:
+    """Bit for bit."""
+    return all(np.array_equal(getattr(one, n), getattr(other, n)) for n in ("params", "buffers", "counters"))
+
+
+def copied(update: Update) -> Update:
+    """An update that holds beyond the round."""
+    model = update.model
+    model = replace(model, params=+model.params, buffers=+model.buffers, counters=+model.counters)
+    return replace(update, model=model, extra={name: +vector for name, vector in update.extra.items()})
+
+
+def cohort_of(
+    params: np.ndarray,
+    sizes: Sequence[int],
+    *,
+    sent: np.ndarray | None = None,
+    clients: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+    extra: Sequence[Mapping[str, np.ndarray]] | None = None,
+    round: int = 0,
+    rounds: int = 15,
+    population: int = 0,
+) -> Cohort:
+    """Updates given by their numbers, of a network that is one classifier; the sent model is at zero unless given."""
+    rows = np.asarray(params, np.float32)
+    count, length = rows.shape
+    layout = Layout((Entry("classifier.weight", "param", (length,), 0),), "classifier")
+    empty = np.zeros(0, np.float32), np.zeros(0, np.int64)
+    clients, steps, extra = clients or range(count), steps or [1] * count, extra or [{}] * count
+    updates = [
+        Update(client, Model(row, *empty, layout), size, taken, {"loss": 0.0}, beside)
+        for client, row, size, taken, beside in zip(clients, rows, sizes, steps, extra, strict=True)
+    ]
+    origin = np.zeros(length, np.float32) if sent is None else np.asarray(sent, np.float32)
+    return Cohort(round, rounds, Model(origin, *empty, layout), updates, population or count)
+
+
+class Altered:
+    """An engine whose updates pass through a function on their way to the server."""
+
+    def __init__(self, engine: Serial, change: Callable[[list[Update]], Sequence[Update]]) -> None:
+        self.engine, self.change = engine, change
+
+    @property
+    def memory(self) -> dict[int, Memory]:
+        return self.engine.memory
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        yield from self.change(list(self.engine.train(jobs)))
+
+
+class Canned:
+    """An engine that always answers with the same updates."""
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        self.updates, self.memory = updates, {}
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        yield from self.updates
