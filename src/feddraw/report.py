@@ -49,15 +49,19 @@ def write_report(folders: Sequence[Path], target: Path, *, title: str, command: 
     settings = runs[0].settings
     synthetic = settings["data"]["name"] == "phantom"
     note = "Synthetic phantom radiographs, no patients. " if synthetic else ""
+    facts = f"Scenario {settings['scenario']['name']}, {settings['rounds']} rounds, seed {settings['seed']}"
+    top = max(max(values) for run in runs for values in run.weights.values())
     blocks = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{note}Research software, not a medical device.</p>",
-        f"<p>Scenario {html.escape(settings['scenario']['name'])}, {settings['rounds']} rounds, "
-        f"seed {settings['seed']}. Made by <code>{html.escape(command)}</code>.</p>",
-        "<h2>Test metrics</h2>", _table(runs),
-        "<h2>Who counted how much</h2>", _figure(_weights(runs), "Weight of each client in every round, by method"),
-        "<h2>Validation AUC by round</h2>", _figure(_curves(runs), "Macro validation AUC of each method by round"),
-    ]  # fmt: skip
+        f"<p>{html.escape(facts)}. Made by <code>{html.escape(command)}</code>.</p>",
+        "<h2>Test metrics</h2>",
+        _table(runs),
+        "<h2>Who counted how much</h2>",
+        f'<div class="row">{"".join(_weights(run, top) for run in runs)}</div>',
+        "<h2>Validation AUC by round</h2>",
+        _figure(_curves(runs), "Macro validation AUC of each method by round"),
+    ]
     page = PAGE.format(title=html.escape(title), style=STYLE, body="\n".join(blocks))
     write_whole(target, page.encode())
 
@@ -88,11 +92,12 @@ def _table(runs: Sequence[Finished]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
 
 
-def _weights(runs: Sequence[Finished]) -> Figure:
-    figure = Figure(figsize=(3.6 * len(runs), 3.2), layout="constrained")
-    for axes, run in zip(figure.subplots(1, len(runs), sharey=True, squeeze=False)[0], runs, strict=True):
-        draw_weights(axes, run.weights, title=run.name)
-    return figure
+def _weights(run: Finished, top: float) -> str:
+    figure = Figure(figsize=(4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    draw_weights(axes, run.weights, title=run.name)
+    axes.set_ylim(0, 1.05 * top)  # one scale for all methods
+    return _figure(figure, f"Weight of each client in every round under {run.name}")
 
 
 def _curves(runs: Sequence[Finished]) -> Figure:
@@ -119,7 +124,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 main { max-width: 70rem; margin: auto; padding: .5rem; }
 .wide { overflow-x: auto; margin: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
+.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1rem; }
 th:first-child { text-align: left; }
 figure svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 code { overflow-wrap: anywhere; }

@@ -1,0 +1,37 @@
+"""A weighting rule of one's own: a client counts less the farther its model lies from the mean model.
+
+python examples/own_method.py                                    # as a script
+feddraw run --method own_method:closer_counts_more               # from the folder that holds this file
+feddraw run --method own_method:closer_counts_more+fedprox       # with FedProx's local training
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw import Experiment, run
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+
+
+@dataclass(frozen=True)
+class CloserCountsMore(Weighting):
+    softening: float = 1e-5
+
+    needs = "all parameters"
+    streams = False  # a client's weight depends on where the others are
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        distances = np.abs(cohort.params - cohort.params.mean(axis=0)).sum(axis=1)
+        return normalize(1 / (distances + self.softening)), state
+
+
+def closer_counts_more(softening: float = 1e-5) -> Method:
+    """Weights fall with the distance to the mean model."""
+    return Method(Local(), CloserCountsMore(softening), Server())
+
+
+if __name__ == "__main__":
+    small = {"scenario.scale": 0.005, "rounds": 3, "data.size": 28, "data.validation": 300, "data.test": 300}
+    for result in run(Experiment(method="own_method:closer_counts_more").with_settings(small)):
+        shares = ", ".join(f"{client} {weight:.3f}" for client, weight in result.weights.items())
+        print(f"round {result.round}: {shares}, validation AUC {result.metrics['validation']['auc']['macro']:.3f}")

@@ -1,0 +1,25 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_the_example_runs(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rule_of_ones_own_is_a_file_of_under_forty_lines() -> None:
+    script = next(path for path in EXAMPLES if path.stem == "own_method")
+    rule = script.read_text().partition('if __name__ == "__main__"')[0]
+    assert len(rule.splitlines()) < 40
