@@ -51,7 +51,10 @@ def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -
 
 @pytest.mark.parametrize("method", catalog.names("methods"))
 def test_every_method_gives_the_same_bits_with_two_workers(method: str) -> None:
-    one, two = final(small(method=method, rounds=2)), final(small(method=method, rounds=2, engine="processes", workers=2))
+    one, two = (
+        final(small(method=method, rounds=2)),
+        final(small(method=method, rounds=2, engine="processes", workers=2)),
+    )
     assert same_bits(one.next_model, two.next_model)
     assert one.metrics == two.metrics
 

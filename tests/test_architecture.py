@@ -1,0 +1,141 @@
+"""The house stays as it was built: imports point one way, the mathematics needs no torch, gradients have one place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feddraw
+from feddraw import catalog
+
+SOURCE = Path(feddraw.__file__).parent
+
+# From the ground up; a module may import its own floor and those below it. What is not named here is on the top floor,
+# with the command line and the reports: nothing below may import it.
+FLOORS = [
+    {"errors"},
+    {"catalog", "core", "schedules", "metrics", "statistics"},
+    {"data", "scenarios", "models"},
+    {"training"},
+    {"methods"},
+    {"engines", "gate"},
+    {"federation"},
+    {"results"},
+    {"experiment"},
+]
+# Leaves know at most the words and one another where named.
+LEAVES = {
+    "errors": set(),
+    "catalog": {"errors"},
+    "core": {"errors"},
+    "schedules": {"errors"},
+    "metrics": {"errors"},
+    "statistics": {"errors"},
+    "models": {"errors", "catalog"},
+    "methods": {"errors", "core", "schedules"},
+    "gate": {"core"},
+}
+
+
+def floor(part):
+    return next((height for height, parts in enumerate(FLOORS) if part in parts), len(FLOORS))
+
+
+def modules():
+    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def part_of(path):
+    """The top-level module or package that a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path):
+    """Which parts of the package a file imports, anywhere in it; for type checkers only counts too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} is a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            head, *rest = name.split(".")
+            if head == "feddraw" and rest and not rest[0].startswith("__"):
+                yield rest[0], node.lineno
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    own = part_of(path)
+    for part, line in imported_parts(path):
+        assert floor(part) <= floor(own), f"{path.name}:{line}: {own} must not import {part}, which stands above it"
+        if own in LEAVES and part != own:
+            assert part in LEAVES[own], f"{path.name}:{line}: {own} must not know {part}"
+
+
+def test_the_floors_name_parts_that_exist():
+    there = {part_of(path) for path in modules()} | {"statistics"}
+    assert set().union(*FLOORS) <= there
+    assert LEAVES.keys() <= there
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def without_torch(*names):
+    """Import modules in a process where importing torch fails."""
+    lines = "; ".join(f"importlib.import_module({name!r})" for name in names)
+    found = python(f"import importlib, sys; sys.modules['torch'] = None; {lines}")
+    assert not found.returncode, found.stderr
+
+
+def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_torch():
+    numeric = [part for part in ("core", "schedules", "catalog", "metrics", "statistics", "gate", "federation", "data")]
+    parts = [f"feddraw.{part}" for part in numeric if any(part_of(path) == part for path in modules())]
+    scenarios = [f"feddraw.scenarios.{path.stem}" for path in (SOURCE / "scenarios").glob("[!_]*.py")]
+    without_torch(*parts, *scenarios, *(f"feddraw.methods.{name}" for name in catalog.names("methods")))
+
+
+def test_weights_need_numpy_only():
+    found = python(
+        "import sys, feddraw; feddraw.weights(round=4, rounds=15, sizes=[2, 1], similarities=[.9, 1]);"
+        "feddraw.schedule(rounds=15, sizes=[2, 1]);"
+        "print(*{'torch', 'scipy', 'matplotlib', 'skimage', 'monai', 'typer', 'pandas'} & set(sys.modules))"
+    )
+    assert (found.returncode, found.stdout.strip()) == (0, ""), found.stderr
+
+
+def calls(attribute):
+    """Where a method of this name is called."""
+    return [
+        f"{path.relative_to(SOURCE)}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
+    ]
+
+
+def test_gradients_on_client_data_are_taken_in_one_place():
+    assert calls("backward") == ["training.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in modules())
+    assert text.count(".backward(") == 1
+    assert "autograd.grad" not in text
+    assert "torch.func" not in text
+
+
+def test_no_randomness_comes_from_a_global_generator():
+    """Randomness is an argument. Torch's own generator is seeded only in a fork that is thrown away."""
+    text = {path: path.read_text(encoding="utf-8") for path in modules()}
+    assert not [path for path, code in text.items() if "np.random.seed" in code or "import random\n" in code]
+    assert all("fork_rng" in code for code in text.values() if "torch.manual_seed" in code)
+
+
+def test_a_method_file_holds_a_function_of_its_name():
+    for name in catalog.names("methods"):
+        assert callable(catalog.find("methods", name))

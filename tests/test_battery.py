@@ -1,0 +1,434 @@
+"""What every method must hold, run over every file in `methods/`: a new one is under test as soon as it is there."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from feddraw import catalog
+from feddraw.core import Cohort, Job, Server
+from feddraw.experiment import Experiment, make_method
+from feddraw.federation import federate, seed_of
+from feddraw.results import Checkpoint, RunFolder
+from tiny import NAMES, SIZES, Altered, Canned, bench, copied, initial, same, shards, train
+
+METHODS = catalog.names("methods")
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def method_of(name):
+    return make_method(Experiment(method=name))
+
+
+AVERAGING = [name for name in METHODS if type(method_of(name).server) is Server]
+
+
+@cache
+def second_round(name):
+    """The cohort and the server's state of a round in which every memory and control is in use."""
+    method = method_of(name)
+    kept = []
+    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
+    first, _ = train(method, rounds=2, engine=engine)
+    return Cohort(1, 15, first.next_model, kept[1], len(NAMES)), first.state
+
+
+def aggregate(name, cohort=None, state=None):
+    there, before = second_round(name)
+    return method_of(name).aggregate(cohort or there, before if state is None else state)
+
+
+def leaves(tree):
+    """Every array and number of a nested state."""
+    if isinstance(tree, Mapping):
+        return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
+    return [tree]
+
+
+def equal(one, other):
+    pairs = itertools.zip_longest(leaves(one), leaves(other))
+    return all(np.array_equal(a, b) and type(a) is type(b) for a, b in pairs)
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+
+@every_method
+def test_weights_are_a_distribution(name):
+    for cohort in (
+        second_round(name)[0],
+        replace(second_round(name)[0], round=0),
+        replace(second_round(name)[0], round=14),
+    ):
+        values = aggregate(name, cohort).weights.values
+        assert values.shape == (4,)
+        assert values.dtype == np.float64
+        assert (values >= 0).all()
+        assert values.sum() == pytest.approx(1, abs=1e-12)
+
+
+@every_method
+def test_coefficients_explain_the_step(name):
+    """The new parameters are the sent ones plus each move times its coefficient, but for what the server remembers."""
+    cohort, _ = second_round(name)
+    fresh = aggregate(name, state=method_of(name).init(cohort.model))
+    expected = cohort.model.params + fresh.coefficients @ cohort.deltas.astype(np.float64)
+    assert fresh.model.params == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_a_federation_of_one_is_the_client_itself(name):
+    kept = []
+    method = method_of(name)
+    engine = Altered(bench(method, shards((24,))), lambda updates: kept.append(copied(updates[0])) or updates)
+    for result in federate(initial(), method, engine, ["Alone"], rounds=3, seed=0):
+        assert same(result.model, kept[-1].model)
+        assert result.weights == {"Alone": 1.0}
+
+
+# ---------------------------------------------------------------------------------------------------- order
+
+
+class Relabelled:
+    """The same clients under other numbers; each still trains with its own images and its own seed."""
+
+    def __init__(self, engine, label):
+        self.engine, self.label, self.memory = engine, label, {}
+
+    def train(self, jobs):
+        own = [replace(job, client=c, seed=seed_of(0, job.round, c)) for job in jobs for c in [self.label[job.client]]]
+        for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
+            yield replace(update, client=job.client)
+
+
+@every_method
+def test_relabelled_clients_give_the_same_model(name):
+    method = method_of(name)
+    straight = train(method, rounds=3)
+    crossed = train(method, rounds=3, engine=Relabelled(bench(method), label=[2, 0, 3, 1]))
+    for one, other in zip(straight, crossed, strict=True):
+        assert other.model.params == pytest.approx(one.model.params, abs=1e-6)
+        assert other.model.buffers == pytest.approx(one.model.buffers, rel=1e-5, abs=1e-6)
+        assert list(other.weights.values()) == pytest.approx([list(one.weights.values())[i] for i in (2, 0, 3, 1)])
+
+
+@every_method
+def test_the_order_of_arrival_changes_no_bit(name):
+    method = method_of(name)
+    straight = train(method, rounds=3)
+    late = train(method, rounds=3, engine=Altered(bench(method), lambda updates: [updates[i] for i in (3, 1, 0, 2)]))
+    for one, other in zip(straight, late, strict=True):
+        assert same(one.model, other.model)
+        assert same(one.next_model, other.next_model)
+        assert [repr(entry) for entry in one.ledger] == [repr(entry) for entry in other.ledger]
+
+
+@every_method
+def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
+    method = method_of(name)
+    engines = bench(method), bench(method)
+    model, state = initial(), method.init(initial())
+    for round in range(2):
+        jobs = [Job(round, 2, c, seed_of(0, round, c), model, method.broadcast(state)) for c in range(4)]
+        ahead = [copied(update) for update in engines[0].train(jobs)]
+        backwards = [copied(update) for update in engines[1].train(jobs[::-1])][::-1]
+        for one, other in zip(ahead, backwards, strict=True):
+            assert same(one.model, other.model)
+            assert equal(one.extra, other.extra)
+        assert equal(*({str(k): v for k, v in engine.memory.items()} for engine in engines))
+        result = method.aggregate(Cohort(round, 2, model, ahead, 4), state)
+        model, state = result.model, result.state
+
+
+# ---------------------------------------------------------------------------------------------------- the model
+
+
+@every_method
+def test_types_and_names_are_kept(name):
+    before, after = initial(), train(method_of(name), rounds=2)[-1].model
+    assert after.layout == before.layout
+    for vector in ("params", "buffers", "counters"):
+        assert getattr(after, vector).dtype == getattr(before, vector).dtype
+        assert getattr(after, vector).shape == getattr(before, vector).shape
+    assert (after.params.dtype, after.buffers.dtype, after.counters.dtype) == (np.float32, np.float32, np.int64)
+    shapes = {key: (array.shape, array.dtype) for key, array in before.arrays().items()}
+    assert {key: (array.shape, array.dtype) for key, array in after.arrays().items()} == shapes
+
+
+@every_method
+def test_counters_are_the_busiest_clients(name):
+    steps = SIZES[0] // 8
+    for round, result in enumerate(train(method_of(name), rounds=3)):
+        assert result.model.counters.tolist() == [steps * (round + 1)] * 2
+
+
+@every_method
+def test_variances_stay_positive_over_fifteen_rounds(name):
+    for result in train(method_of(name), rounds=15):
+        arrays = result.model.arrays()
+        variances = [value for key, value in arrays.items() if key.endswith("running_var")]
+        assert len(variances) == 2
+        assert all((value > 0).all() for value in variances)
+        assert np.isfinite(result.next_model.params).all()
+
+
+@every_method
+def test_buffers_lie_between_the_clients_and_those_of_equal_clients_equal_theirs(name):
+    cohort, _ = second_round(name)
+    buffers = aggregate(name).model.buffers
+    assert (buffers >= cohort.buffers.min(axis=0) - 1e-6).all()
+    assert (buffers <= cohort.buffers.max(axis=0) + 1e-6).all()
+    one = cohort.updates[0].model
+    alike = [replace(u, model=replace(u.model, buffers=one.buffers)) for u in cohort.updates]
+    assert np.array_equal(aggregate(name, replace(cohort, updates=alike)).model.buffers, one.buffers)
+
+
+# ---------------------------------------------------------------------------------------------------- state
+
+
+@every_method
+def test_state_survives_a_file(name, tmp_path):
+    method = method_of(name)
+    whole = train(method, rounds=4)
+    engine = bench(method)
+    rounds = federate(initial(), method, engine, NAMES, rounds=4, seed=0)
+    next(rounds)
+    second = next(rounds)
+    folder = RunFolder(tmp_path)
+    folder.save_checkpoint(Checkpoint(second.next_model, second.state, 2, engine.memory))
+    read = folder.load_checkpoint(initial().layout)
+    assert read.next_round == 2
+    assert equal(read.state, second.state)
+    again = bench(method)
+    again.memory = read.memory
+    rest = train(method, rounds=4, engine=again, model=read.model, start=2, state=read.state)
+    for one, other in zip(whole[2:], rest, strict=True):
+        assert same(one.model, other.model)
+        assert equal(one.state, other.state)
+
+
+@every_method
+def test_aggregation_changes_nothing_in_place_and_shares_nothing_with_the_clients(name):
+    cohort, state = second_round(name)
+    before = deepcopy((cohort.model, cohort.updates, state))
+    found = aggregate(name)
+    assert same(before[0], cohort.model)
+    for was, now in zip(before[1], cohort.updates, strict=True):
+        assert same(was.model, now.model)
+        assert equal(was.extra, now.extra)
+    assert equal(before[2], state)
+    ours = [found.model.params, found.model.buffers, found.model.counters, *leaves(found.state)]
+    for update in cohort.updates:
+        theirs = [update.model.params, update.model.buffers, update.model.counters, *update.extra.values()]
+        for a, b in itertools.product(ours, theirs):
+            assert not np.shares_memory(a, b)
+
+
+@every_method
+def test_training_changes_nothing_in_place(name):
+    method = method_of(name)
+    engine = bench(method)
+    list(engine.train([Job(0, 3, 0, 1, initial(), method.broadcast(method.init(initial())))]))
+    memory, (sent, state) = engine.memory[0], (second_round(name)[0].model, second_round(name)[1])
+    job = Job(1, 3, 0, 2, sent, method.broadcast(state))
+    before = deepcopy((job.model, dict(job.broadcast), memory))
+    _, remembered = engine.trainer.work(job, memory)
+    assert same(before[0], job.model)
+    assert equal(before[1], job.broadcast)
+    assert equal(before[2], memory)
+    assert remembered.keys() == method.local.keeps.keys()
+    for old, new in itertools.product(memory.values(), remembered.values()):
+        assert not np.shares_memory(old, new)
+
+
+@every_method
+def test_what_a_rule_keeps_and_sends_has_the_length_that_it_declares(name):
+    method = method_of(name)
+    engine = bench(method)
+    train(method, rounds=2, engine=engine)
+    extent = initial().layout.extent
+    for memory in engine.memory.values():
+        assert {key: len(vector) for key, vector in memory.items()} == {
+            key: extent(long) for key, long in method.local.keeps.items()
+        }
+    for update in second_round(name)[0].updates:
+        assert {key: len(vector) for key, vector in update.extra.items()} == {
+            key: extent(long) for key, long in method.local.sends.items()
+        }
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def other_values(function):
+    """For every hyperparameter, a value that is not its default."""
+    hints = get_type_hints(function)
+    for key, parameter in inspect.signature(function).parameters.items():
+        choices = [choice for choice in get_args(hints[key]) if choice != parameter.default]
+        if choices:
+            yield key, choices[0]
+        elif isinstance(parameter.default, str):
+            yield key, f"{parameter.default}.other"
+        else:
+            yield key, type(parameter.default)(parameter.default * 2 + 1.375)
+
+
+@every_method
+def test_repr_shows_every_hyperparameter(name):
+    function = catalog.find("methods", name)
+    plain = repr(function())
+    for key, value in other_values(function):
+        shown = repr(function(**{key: value}))
+        assert shown != plain, f"{key} is not in the repr"
+        if not isinstance(value, str):
+            assert repr(value) in shown
+
+
+@every_method
+def test_a_method_is_a_value(name):
+    function = catalog.find("methods", name)
+    assert function() == function()
+    assert hash(function()) == hash(function())
+    assert all(function(**{key: value}) != function() for key, value in other_values(function))
+
+
+@every_method
+def test_a_method_says_what_it_is(name):
+    assert inspect.getdoc(catalog.find("methods", name))
+    assert inspect.getmodule(catalog.find("methods", name)).__doc__
+
+
+@pytest.mark.parametrize(("weighting", "training"), itertools.product(METHODS, METHODS))
+def test_any_two_methods_mix(weighting, training):
+    """A+B takes the weighting of A, the local and server rules of B."""
+    mixture = method_of(f"{weighting}+{training}")
+    assert mixture.weighting == method_of(weighting).weighting
+    assert (mixture.local, mixture.server) == (method_of(training).local, method_of(training).server)
+    cohort, _ = second_round(training)
+    found = mixture.aggregate(cohort, mixture.init(cohort.model))
+    assert np.isfinite(found.model.params).all()
+    assert found.weights.values.sum() == pytest.approx(1)
+    alone = method_of(weighting).weighting.weigh(cohort, method_of(weighting).weighting.init())[0]
+    assert np.array_equal(found.weights.values, alone.values)
+
+
+# ---------------------------------------------------------------------------------------------------- broken updates
+
+
+def with_params(update, change):
+    params = update.model.params.copy()
+    return replace(update, model=replace(update.model, params=change(params)))
+
+
+def spoil(position, value):
+    def change(vector):
+        vector[position] = value
+        return vector
+
+    return change
+
+
+def with_buffers(update, value):
+    return replace(update, model=replace(update.model, buffers=spoil(1, value)(update.model.buffers.copy())))
+
+
+BROKEN = {
+    "NaN": (lambda u: with_params(u, spoil(3, math.nan)), "parameters are not finite (first.weight)"),
+    "infinity": (lambda u: with_params(u, spoil(-1, -math.inf)), "parameters are not finite (classifier.bias)"),
+    "NaN in a buffer": (lambda u: with_buffers(u, math.nan), "buffers or extra vectors are not finite"),
+    "too short": (lambda u: with_params(u, lambda v: v[:-1]), "params of shape"),
+    "a matrix": (lambda u: with_params(u, lambda v: v[None]), "params of shape"),
+    "double precision": (lambda u: with_params(u, lambda v: v.astype(np.float64)), "params of type float64"),
+    "another network": (
+        lambda u: replace(
+            u, model=replace(u.model, layout=replace(u.model.layout, entries=u.model.layout.entries[1:]))
+        ),
+        "another network",
+    ),
+    "no images": (lambda u: replace(u, size=0), "size 0"),
+    "negative size": (lambda u: replace(u, size=-5), "size -5"),
+    "size not a number": (lambda u: replace(u, size=math.nan), "size nan"),
+    "no steps": (lambda u: replace(u, steps=0), "0 steps"),
+}
+
+
+def one_round(name, updates):
+    cohort, state = second_round(name)
+    rounds = federate(cohort.model, method_of(name), Canned(updates), NAMES, rounds=15, seed=0, start=1, state=state)
+    return next(rounds)
+
+
+@every_method
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_update_is_refused_by_name_and_never_averaged(name, how):
+    spoilt, reason = BROKEN[how]
+    good = list(second_round(name)[0].updates)
+    result = one_round(name, [*good[:2], spoilt(good[2]), good[3]])
+    assert [entry.status for entry in result.ledger if entry.client != "South"] == ["counted"] * 3
+    (refused,) = [entry for entry in result.ledger if entry.client == "South"]
+    assert refused.status.startswith(f"refused: {reason}")
+    assert (refused.weight, refused.influence) == (0, 0)
+    without = one_round(name, [good[0], good[1], good[3]])
+    assert same(result.model, without.model)
+    assert equal(result.state, without.state)
+    assert without.ledger[2].status == "missing"
+
+
+@every_method
+def test_broken_vectors_beside_the_model_are_refused(name):
+    good = list(second_round(name)[0].updates)
+    for key in method_of(name).local.sends:
+        ways = {
+            "buffers or extra vectors are not finite": {key: good[0].extra[key] * np.float32(math.nan)},
+            f"{key} of shape": {key: np.ones(3, np.float32)},
+            f"no {key} beside the model": {},
+        }
+        for reason, extra in ways.items():
+            entry = one_round(name, [replace(good[0], extra=extra), *good[1:]]).ledger[0]
+            assert entry.status.startswith(f"refused: {reason}")
+
+
+@every_method
+def test_when_all_updates_are_broken_the_model_and_the_state_stay(name):
+    cohort, state = second_round(name)
+    result = one_round(name, [BROKEN["NaN"][0](update) for update in cohort.updates])
+    assert same(result.next_model, cohort.model)
+    assert equal(result.state, state)
+    assert result.weights == {}
+    assert math.isnan(result.loss)
+
+
+@every_method
+def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
+    """Its loss is not a number in one round; in the next it starts again from its last good memory."""
+    method = method_of(name)
+    engine = bench(method)
+    first = next(federate(initial(), method, engine, NAMES, rounds=3, seed=0))
+    before = deepcopy(engine.memory[1])
+    loss, engine.trainer.loss = engine.trainer.loss, lambda logits, targets: (logits * math.nan).mean()
+    options = {"rounds": 3, "seed": 0, "state": first.state}
+    failed = next(federate(first.next_model, method, engine, NAMES, start=1, **options))
+    assert all(entry.status.startswith("refused") for entry in failed.ledger)
+    assert equal(engine.memory[1], before)
+    engine.trainer.loss = loss
+    healed = next(federate(failed.next_model, method, engine, NAMES, start=2, **options))
+    assert [entry.status for entry in healed.ledger] == ["counted"] * 4
+    assert np.isfinite(healed.next_model.params).all()
+
+
+@every_method
+def test_the_ledger_has_a_line_for_every_client_and_influences_that_sum_to_one(name):
+    for result in train(method_of(name), rounds=2):
+        assert [entry.client for entry in result.ledger] == list(NAMES)
+        assert [entry.size for entry in result.ledger] == list(SIZES)
+        assert [entry.steps for entry in result.ledger] == [5, 3, 2, 1]
+        assert sum(entry.influence for entry in result.ledger) == pytest.approx(1)

@@ -1,0 +1,146 @@
+"""The command line as typed: output, exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feddraw
+
+SMALL = (
+    "--scenario", "quantity", "--set", "scenario.clients=3", "--size", "28", "--set", "data.train=240", "--set",
+    "data.validation=80", "--set", "data.test=80", "--set", "model.growth=8", "--rounds", "2", "--epochs", "1",
+    "--batch-size", "32", "--engine", "serial",
+)  # fmt: skip
+
+
+def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddraw", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_weights_prints_every_round_and_part(tmp_path: Path) -> None:
+    done = typed("weights", "--sizes", "20000,5000,5000,5000", folder=tmp_path)
+    assert done.returncode == 0
+    for expected in ("0.5714", "prior", "reputation xi", "weight = softmax(beta xi)", "0.2500"):
+        assert expected in done.stdout
+
+
+def test_weights_as_json_are_those_of_the_python_function(tmp_path: Path) -> None:
+    done = typed(
+        "weights", "--sizes", "20000,5000,5000", "--similarity", ".9,.95,1", "--rounds", "6", "--json", folder=tmp_path
+    )
+    rows = feddraw.schedule(rounds=6, sizes=[20000, 5000, 5000], similarities=[0.9, 0.95, 1.0])
+    assert json.loads(done.stdout) == rows
+    assert rows[0]["beta"] is None
+    assert set(rows[0]["clients"][0]) == {"client", "size", "prior", "similarity", "reputation", "weight"}
+
+
+def test_weights_take_similarities_from_a_table_with_a_row_a_round(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("C1,C2\n1,1\n.5,1\n.2,1\n")
+    done = typed("weights", "--sizes", "2,1", "--similarity", "s.csv", "--rounds", "3", "--json", folder=tmp_path)
+    assert [row["clients"][0]["similarity"] for row in json.loads(done.stdout)] == [1, 0.5, 0.2]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_weights_are_drawn(tmp_path: Path, ending: str) -> None:
+    assert typed("weights", "--sizes", "2,1", "--plot", f"w.{ending}", folder=tmp_path).returncode == 0
+    assert (tmp_path / f"w.{ending}").stat().st_size > 5000
+
+
+def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> None:
+    done = typed("run", *SMALL, "--method", "feddraw+fedprox", "--set", "method.mu=.5", "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round   1/2  loss" in done.stdout
+    assert "round   2/2  loss" in done.stdout
+    assert "Cardiomegaly" in done.stdout
+    assert "synthetic" in done.stdout
+    assert "mu = 0.5" in (tmp_path / "r" / "experiment.toml").read_text()
+
+    again = typed("run", *SMALL, "--out", "r", folder=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.strip() == (
+        "feddraw: r is already used: choose another folder with --out, or go on with --resume"
+    )
+    finished = typed("run", "--out", "r", "--resume", folder=tmp_path)
+    assert finished.returncode == 0
+    assert "r is finished already" in finished.stdout
+    other = typed("run", "--out", "r", "--resume", "--rounds", "3", folder=tmp_path)
+    assert other.returncode == 2
+    assert "was run with rounds = 2, not 3" in other.stderr
+
+    redone = typed("run", "r/experiment.toml", "--out", "copy", folder=tmp_path)
+    assert redone.returncode == 0, redone.stderr
+    model = "model.safetensors"
+    assert (tmp_path / "copy" / model).read_bytes() == (tmp_path / "r" / model).read_bytes()
+
+
+def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> None:
+    for name in ("quantity-fedavg-0", "quantity-fedavg-0-2"):
+        assert typed("run", *SMALL, "--rounds", "1", "--method", "fedavg", folder=tmp_path).returncode == 0
+        assert (tmp_path / "runs" / name / "metrics.json").is_file()
+
+
+MISTAKES = {
+    ("run", "--method", "fedporx"): "no 'fedporx' among the methods: did you mean fedprox?",
+    ("run", "--rounds", "0"): "rounds must be at least 1, not 0",
+    ("run", "--rounds", "x"): "Invalid value for '--rounds'",
+    ("run", "--lr", "nan"): "training.lr must be a positive number, not nan",
+    ("run", "--set", "method.eta"): "--set takes KEY=VALUE, not 'method.eta'",
+    ("run", "--set", "methd.eta=1"): "no 'methd.eta' among the settings: did you mean method?",
+    ("run", "--preset", "papr"): "no 'papr' among the presets: did you mean paper?",
+    ("run", "nothere.toml"): "cannot read nothere.toml: No such file or directory",
+    ("run", "--scale", "-1"): "scale must be a positive number",
+    ("runn",): "No such command 'runn'",
+    ("list", "method"): "no 'method' among the lists: did you mean methods?",
+    ("weights", "--sizes", "1,x"): "--sizes takes numbers with commas between them, not '1,x'",
+    ("weights", "--sizes", "0,1"): "sizes must be positive numbers",
+    ("weights", "--sizes", "1,1", "--similarity", "1"): "1 similarities for 2 clients",
+    ("weights", "--sizes", "1,1", "--similarity", "1,2"): "similarities are cosines, between -1 and 1",
+    ("weights", "--sizes", "1", "--similarity", "no.csv"): "no file no.csv",
+    ("weights", "--sizes", "1", "--eta", "0"): "eta must be a positive number",
+    ("weights", "--sizes", "1", "--plot", "w.gif"): "cannot draw to w.gif",
+    ("weights", "--sizes", "1", "--plot", "no/w.png"): "cannot write no/w.png",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES.items(), ids=[" ".join(words) for words in MISTAKES])
+def test_a_mistake_is_one_line_with_exit_code_two_and_nothing_is_written(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = typed(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "data", "scenarios"])
+def test_lists_are_printed_as_tables_and_as_json(kind: str, tmp_path: Path) -> None:
+    rows = json.loads(typed("list", kind, "--json", folder=tmp_path).stdout)
+    table = typed("list", kind, folder=tmp_path).stdout
+    assert rows
+    assert all(row["name"] in table and row["what"] for row in rows)
+
+
+def test_methods_say_what_they_need_what_they_cost_and_whether_they_stream(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(typed("list", "methods", "--json", folder=tmp_path).stdout)}
+    assert rows["feddraw"]["streams"] is True
+    assert rows["fedadp"]["streams"] is False
+    assert rows["moon"]["client keeps"] == "last"
+    assert rows["feddraw"]["settings"]["beta_max"] == 3.0
+
+
+def test_the_mathematics_and_the_help_start_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['feddraw', 'weights', '--sizes', '2,1']\n"
+        "from feddraw.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'scipy' not in sys.modules and 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)

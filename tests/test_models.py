@@ -1,0 +1,124 @@
+"""Networks by name: the compact one, DenseNet121 with its weights, and anyone's own."""
+
+from __future__ import annotations
+
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from feddraw import models
+from feddraw.errors import UserError
+from feddraw.training import Network
+
+
+def test_the_compact_network_has_about_fifty_thousand_parameters() -> None:
+    module, classifier = models.build("compact", 5, {})
+    assert 45_000 < sum(p.numel() for p in module.parameters()) < 60_000
+    assert classifier == "classifier"
+    for pixels in (28, 32, 64, 128):
+        assert module(torch.zeros(2, 1, pixels, pixels)).shape == (2, 5)
+
+
+def test_a_flat_model_holds_exactly_the_state_dict() -> None:
+    module, classifier = models.build("compact", 5, {})
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    arrays = Network(module, classifier).read().arrays()
+    assert list(arrays) == list(before)
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(arrays[name], tensor.numpy())
+        assert arrays[name].dtype == tensor.numpy().dtype
+
+
+def test_the_flat_network_computes_what_the_module_did() -> None:
+    module, classifier = models.build("compact", 5, {})
+    images = torch.rand(4, 1, 32, 32)
+    module.eval()
+    expected = module(images)
+    torch.testing.assert_close(Network(module, classifier)(images)[0], expected)
+
+
+def test_the_classifier_of_ones_own_network_is_its_last_linear_layer_unless_named() -> None:
+    assert models.build("test_models:own", 3, {})[1] == "2"
+    assert models.build("test_models:own", 3, {"classifier": "1"})[1] == "1"
+    with pytest.raises(UserError, match="no linear layer"):
+        models.build("test_models:headless", 3, {})
+
+
+def own(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, classes))
+
+
+def headless(classes: int) -> nn.Module:
+    return nn.Flatten()
+
+
+def test_a_projection_stands_before_the_classifier() -> None:
+    module, classifier = models.build("compact", 5, {"projection": 24})
+    _, features = Network(module, classifier)(torch.rand(2, 1, 32, 32))
+    assert classifier == "classifier.out"
+    assert features.shape == (2, 24)
+
+
+# ---------------------------------------------------------------------------------------------------- DenseNet121
+
+monai = pytest.importorskip("monai", reason="MONAI is not installed: pip install 'feddraw[densenet]'")
+
+
+@pytest.fixture(scope="module")
+def densenet() -> nn.Module:
+    return models.build("densenet121", 5, {})[0]
+
+
+def torchvision_names(state: dict[str, Any]) -> dict[str, Any]:
+    """The names in the file of weights: layers have no 'layers.', and 'norm.1' for 'norm1'."""
+    found = {}
+    for name, value in state.items():
+        if "num_batches_tracked" in name or name.startswith("class_layers"):
+            continue
+        for kind in ("norm1", "norm2", "conv1", "conv2"):
+            name = name.replace(f".layers.{kind}.", f".{kind[:-1]}.{kind[-1]}.")  # noqa: PLW2901
+        found[name] = value
+    return found | {"classifier.weight": torch.zeros(1000, 1024), "classifier.bias": torch.zeros(1000)}
+
+
+def test_densenet121_has_five_outputs_and_seven_million_parameters(densenet: nn.Module) -> None:
+    assert densenet(torch.zeros(2, 1, 32, 32)).shape == (2, 5)
+    assert sum(p.numel() for p in densenet.parameters()) == 6_958_981
+    assert Network(densenet, "class_layers.out").layout.classifier == "class_layers.out"
+
+
+def test_every_tensor_but_the_head_is_loaded_from_a_file(densenet: nn.Module, tmp_path: Path) -> None:
+    state = {k: torch.full_like(v, 0.25) for k, v in torchvision_names(dict(densenet.state_dict())).items()}
+    torch.save(state, tmp_path / "weights.pth")
+    loaded, _ = models.build("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
+    body = {k: v for k, v in loaded.state_dict().items() if k.startswith("features.") and v.is_floating_point()}
+    assert all((tensor == 0.25).all() for tensor in body.values())
+    assert not (loaded.state_dict()["class_layers.out.weight"] == 0.25).any()
+
+
+def test_a_file_of_other_weights_is_refused(densenet: nn.Module, tmp_path: Path) -> None:
+    state = torchvision_names(dict(densenet.state_dict()))
+    del state["features.conv0.weight"]
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=r"1 of \d+ tensors differ, first features.conv0.weight"):
+        models.build("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
+    (tmp_path / "text.pth").write_text("hello")
+    with pytest.raises(UserError, match="is not a file of weights"):
+        models.build("densenet121", 5, {"weights": str(tmp_path / "text.pth")}, pretrained=True)
+    with pytest.raises(UserError, match="no weights file"):
+        models.build("densenet121", 5, {"weights": "nowhere.pth"}, pretrained=True)
+
+
+def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
+    with pytest.raises(UserError, match=r"--set model.weights=FILE") as caught:
+        models.build("densenet121", 5, {}, pretrained=True)
+    assert "\n" not in str(caught.value)
