@@ -59,7 +59,7 @@ def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, *
         bound = inspect.signature(function).bind(**given, **settings)
     except TypeError as error:
         raise UserError(
-            f"{what} '{function.__name__}' cannot be called with {', '.join(given | settings)}: {error}"
+            f"{what} '{function.__name__}' cannot be called with {', '.join([*given, *settings])}: {error}"
         ) from None
     return function(*bound.args, **bound.kwargs)
 

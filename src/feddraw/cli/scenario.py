@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.data import Labels
+    from feddraw.references import Check
     from feddraw.scenarios import Partition
     from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
 
@@ -91,6 +93,57 @@ def build(
     write(path, partition, table, settings)
     typer.echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
     typer.echo(f"sha256 {partition.sha256}")
+
+
+@app.command()
+def check(
+    name: Name,
+    *,
+    data: Annotated[str, Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.")] = "phantom",
+    size: Annotated[int, Option(help="Height and width of the images in pixels.")] = 32,
+    scale: Annotated[float | None, Option(help="Size of the scenario (default: 0.045 for the paper's).")] = None,
+    steps: Annotated[int, Option(help="Optimiser steps of every client, and of all together.")] = 300,
+    seed: Seed = 0,
+    workers: Annotated[int, Option(help="Worker processes (default: one a core).")] = 0,
+    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
+    json: Json = False,
+) -> None:
+    """Train every client alone: does every small client beat every large one, as in the paper?"""
+    if steps < 1:
+        raise UserError(f"--steps must be at least 1, not {steps}")
+    from feddraw import references
+    from feddraw.cli.run import parse_settings
+    from feddraw.cli.show import as_json, console
+    from feddraw.experiment import Experiment
+    from feddraw.results import clean
+
+    typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
+    typed |= {} if scale is None else {"scenario.scale": scale}
+    experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
+    say = console()
+    with say.status("training each client alone") as status:
+        found = references.check(
+            experiment, steps, lambda _, u: status.update(f"client {u.client + 1} has trained alone")
+        )
+    if json:
+        verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
+        as_json(clean(asdict(found) | verdict))
+    else:
+        _print_check(found)
+
+
+def _print_check(found: Check) -> None:
+    from feddraw.cli.show import console, table
+
+    rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]
+    rows.append([found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"])
+    typer.echo(f"{found.scenario}: every client alone for {found.steps} steps")
+    console().print(table(["client", "images", "", "validation AUC"], rows))
+    if math.isnan(found.margin):
+        typer.echo("no small and large clients to compare")
+    else:
+        outcome = "accepted" if found.accepted else "not accepted"
+        typer.echo(f"{outcome}: the worst small client is {found.margin:+.4f} from the best large one")
 
 
 def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> dict[str, Any]:
