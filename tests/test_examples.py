@@ -23,3 +23,11 @@ def test_a_rule_of_ones_own_is_a_file_of_under_forty_lines() -> None:
     script = next(path for path in EXAMPLES if path.stem == "own_method")
     rule = script.read_text().partition('if __name__ == "__main__"')[0]
     assert len(rule.splitlines()) < 40
+
+
+def test_the_snippets_in_docstrings_give_what_they_say() -> None:
+    import doctest
+
+    from feddraw import schedules
+
+    assert doctest.testmod(schedules) == doctest.TestResults(failed=0, attempted=1)
