@@ -96,8 +96,9 @@ def without_torch(*names):
 
 
 def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_torch():
-    numeric = [part for part in ("core", "schedules", "catalog", "metrics", "statistics", "gate", "federation", "data")]
-    parts = [f"feddraw.{part}" for part in numeric if any(part_of(path) == part for path in modules())]
+    there = {part_of(path) for path in modules()}
+    numeric = {"core", "schedules", "catalog", "metrics", "statistics", "gate", "federation", "data"}
+    parts = [f"feddraw.{part}" for part in sorted(numeric & there)]
     scenarios = [f"feddraw.scenarios.{path.stem}" for path in (SOURCE / "scenarios").glob("[!_]*.py")]
     without_torch(*parts, *scenarios, *(f"feddraw.methods.{name}" for name in catalog.names("methods")))
 
@@ -114,7 +115,7 @@ def test_weights_need_numpy_only():
 def calls(attribute):
     """Where a method of this name is called."""
     return [
-        f"{path.relative_to(SOURCE)}"
+        str(path.relative_to(SOURCE))
         for path in modules()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
