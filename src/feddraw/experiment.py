@@ -33,6 +33,7 @@ from feddraw.training import Examples, Network, Trainer, Training, steps_per_epo
 Section = Mapping[str, Any]  # a name and its settings
 Rows = NDArray[np.intp]
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
+OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
 NAMED = ("data", "scenario", "model", "method")
 ENGINES = ("serial", "processes")
@@ -315,7 +316,7 @@ def run(
     resume: bool = False,
     dataset: Dataset | None = None,
     progress: Progress | None = None,
-    on_update: Callable[[int, Update], None] | None = None,
+    on_update: OnUpdate | None = None,
 ) -> Iterator[RoundResult]:
     """Carry out an experiment; yields a result a round, the last one with the test metrics.
 
@@ -332,15 +333,30 @@ def run(
             folder.write_settings(wanted, partition=setting.partition)
             checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
         with opened_engine(setting) as engine:
-            yield from _rounds(setting, engine, folder, checkpoint, on_update)
+            told = _counting(setting, progress, on_update, 0 if checkpoint is None else checkpoint.next_round)
+            yield from _rounds(setting, engine, folder, checkpoint, told)
+
+
+def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
+    """Tell of every client that has trained, and how many are left in all rounds together."""
+    rounds, clients = setting.experiment.rounds, len(setting.clients)
+    done = start * clients
+    if progress is not None and start < rounds:
+        progress(f"round {start + 1}/{rounds}", done, rounds * clients)
+
+    def told(round: int, update: Update) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(f"round {round + 1}/{rounds}", done, rounds * clients)
+        if on_update is not None:
+            on_update(round, update)
+
+    return told
 
 
 def _rounds(
-    setting: Setting,
-    engine: Engine,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
-    on_update: Callable[[int, Update], None] | None,
+    setting: Setting, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
 ) -> Iterator[RoundResult]:
     experiment, method = setting.experiment, setting.method
     model, state, start = setting.initial, None, 0

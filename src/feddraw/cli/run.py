@@ -142,21 +142,21 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
     out.print(f"{method} on {scenario}, {name}{note}, {experiment.rounds} rounds, seed {experiment.seed}")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("preparing", total=None, note="")
-        done = {"clients": 0, "sum": 0.0}
+        task = bar.add_task("starting", total=None, note="")
+        phase = {"total": 0, "area": ""}
 
         def on_progress(what: str, ready: int, total: int) -> None:
-            bar.update(task, description=what, total=total, completed=ready)
+            if total != phase["total"]:  # from preparing the data to training: the clock starts anew
+                bar.reset(task, total=total)
+                phase["total"] = total
+            bar.update(task, description=what, completed=ready)
 
         def on_update(round: int, update: Update) -> None:
-            done["clients"] += 1
-            label = f"round {round + 1}/{experiment.rounds}"
-            bar.update(task, description=label, note=f"{done['clients']} clients, loss {update.metrics['loss']:.4f}")
+            bar.update(task, note=f"loss {update.metrics['loss']:.4f}{phase['area']}")
 
         def on_round(result: RoundResult) -> None:
-            done["clients"] = 0
+            phase["area"] = f", validation AUC {result.metrics['validation']['auc']['macro']:.4f}"
             out.print(line(result, experiment.rounds))
-            bar.update(task, total=experiment.rounds, completed=result.round + 1)
 
         yield on_progress, on_update, on_round
 
