@@ -195,7 +195,7 @@ def fluid(at: Body, amount: Grey, chance: Chance) -> Grey:
     both, side = chance.between(0, 1) < 0.35, chance.sign()
     height = at.sides(amount * (both | (side < 0)), amount * (both | (side > 0)))
     climb = (at.across / 0.80) ** 2
-    surface = 0.72 - height * (0.36 + 0.35 * climb * climb * climb)
+    surface = 0.75 - height * (0.36 + 0.33 * climb * climb * climb)
     return edge(at.v - surface, 0.07) * (height > 0)
 
 
