@@ -422,6 +422,26 @@ def test_a_client_whose_training_fails_remembers_what_it_knew_before(name):
 
 
 @every_method
+def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monkeypatch):
+    """Finite parameters beside a broken buffer: the server refuses the update, so the client must not count it."""
+    method = method_of(name)
+    engine = bench(method)
+    first = train(method, engine=engine)[0]
+    before = deepcopy(engine.memory[1])
+    read_into = engine.trainer.network.read_into
+
+    def broken(model):
+        read_into(model)
+        model.buffers[0] = math.nan
+
+    monkeypatch.setattr(engine.trainer.network, "read_into", broken)
+    job = Job(1, 3, 1, seed_of(0, 1, 1), first.next_model, method.broadcast(first.state))
+    (update,) = engine.train([job])
+    assert np.isfinite(update.model.params).all()
+    assert equal(engine.memory[1], before)
+
+
+@every_method
 def test_the_ledger_has_a_line_for_every_client_and_influences_that_sum_to_one(name):
     for result in train(method_of(name), rounds=2):
         assert [entry.client for entry in result.ledger] == list(NAMES)
