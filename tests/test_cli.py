@@ -99,6 +99,7 @@ MISTAKES = {
     ("list", "method"): "no 'method' among the lists: did you mean methods?",
     ("weights", "--sizes", "1,x"): "--sizes takes numbers with commas between them, not '1,x'",
     ("weights", "--sizes", "0,1"): "sizes must be positive numbers",
+    ("weights", "--sizes", "nan,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "1,1", "--similarity", "1"): "1 similarities for 2 clients",
     ("weights", "--sizes", "1,1", "--similarity", "1,2"): "similarities are cosines, between -1 and 1",
     ("weights", "--sizes", "1", "--similarity", "no.csv"): "no file no.csv",

@@ -81,7 +81,6 @@ def test_when_scores_only_mislead_all_candidates_are_equal_and_the_middle_one_is
     assert best_threshold(scores, truth) == 1.5
 
 
-@pytest.mark.xfail(strict=True, reason="rates compares in float32, where the midpoint of neighbours is one of them")
 def test_a_threshold_between_neighbouring_float32_scores_keeps_them_apart():
     low = np.float32(0.9)
     scores, truth = np.array([low, np.nextafter(low, np.float32(1))]), np.array([0, 1])

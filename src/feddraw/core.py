@@ -75,7 +75,7 @@ class Layout:
         params = [entry for entry in self.entries if entry.kind == "param"]
         chosen = [e for e in params if layer == "all" or e.name == prefix or e.name.startswith(prefix + ".")]
         if not chosen:
-            raise unknown("layers", layer, ["classifier", "all", *{e.name.rpartition(".")[0] for e in params}])
+            raise unknown("layers", layer, {"classifier", "all", *(e.name.rpartition(".")[0] for e in params)})
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
         if not chosen:
             raise UserError(f"layer '{layer}' has no {part}")
@@ -290,6 +290,9 @@ class Weighting(ABC):
     needs: ClassVar[str] = "sizes"  # what it looks at, for `feddraw list methods`
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
     streams: ClassVar[bool] = True  # a client's score needs only its own update, the sent model and the sizes
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a network that the rule does not fit."""
 
     def init(self) -> State:
         return {}

@@ -276,6 +276,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     name, settings = experiment.section("model")
     build = partial(models.build, name, len(dataset.classes), settings)
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
+    method.weighting.check(initial.layout)
     targets = dataset.labels.values.astype(np.float32)
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
     trainer = Trainer(build, examples, training_rows, experiment.training, method.local)

@@ -31,7 +31,7 @@ def auc(scores: Scores, truth: Truth) -> float:
 
 def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
     """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
-    called = scores >= threshold
+    called = scores.astype(np.float64) >= threshold  # in float32 a midpoint of neighbours is one of them
     positive = truth == 1
     sensitivity = float(called[positive].mean()) if positive.any() else math.nan
     specificity = float((~called[~positive]).mean()) if (~positive).any() else math.nan

@@ -35,7 +35,7 @@ def weights(
         raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name a size")
     rows = schedule(
         rounds=rounds,
-        sizes=[int(n) if n == int(n) else n for n in numbers],
+        sizes=[int(n) if n.is_integer() else n for n in numbers],
         similarities=parse_similarity(similarity),
         eta=eta,
         lam=lam,

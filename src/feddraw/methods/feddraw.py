@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import Cohort, Local, Method, Part, Server, State, Weighting, Weights
+from feddraw.core import Cohort, Layout, Local, Method, Part, Server, State, Weighting, Weights
 from feddraw.errors import one_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, anatomy, check_settings, cosine
 
@@ -24,6 +24,9 @@ class DualReputationAnnealing(Weighting):
 
     needs = "sizes, classifier"
     cost = "O(K d) of one layer"
+
+    def check(self, layout: Layout) -> None:
+        layout.find(self.layer, self.part)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
