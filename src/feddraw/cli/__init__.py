@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw.cli import data, demo, listing, run, scenario, weights
+from feddraw.cli import data, demo, explore, listing, run, scenario, weights
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("weights")(weights.weights)
+app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
 app.command("list")(listing.show)
