@@ -33,6 +33,7 @@ types: .venv/installed-dev
 
 bench: .venv/installed-dev
 	.venv/bin/python benchmarks/rounds.py
+	.venv/bin/python benchmarks/data.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -2,17 +2,13 @@
 
     python benchmarks/rounds.py [--blocks 20]
 
-Blocks of A and B alternate, so that whatever else the machine does hits both; reported is the median of the ratios of
-neighbouring blocks with a 95 % interval from the order statistics. Evaluation and checkpoints are not part of a round
-here. Everything is synthetic.
+Evaluation and checkpoints are not part of a round here. Everything is synthetic.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -28,30 +24,9 @@ from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.training import Examples, Trainer, Training, batches
+from interleaved import heading, ratio, show, timed
 
 CLIENTS, IMAGES, PIXELS, BATCH = 10, 192, 32, 64
-
-
-def ratio(slow: Callable[[], float], fast: Callable[[], float], blocks: int) -> tuple[float, float, float]:
-    """Median of time(slow) / time(fast) over alternating blocks, with a 95 % interval."""
-    slow(), fast()  # warm up
-    ratios = []
-    for block in range(blocks):
-        if block % 2:  # neither goes first always
-            b, a = fast(), slow()
-        else:
-            a, b = slow(), fast()
-        ratios.append(a / b)
-    ordered = np.sort(ratios)
-    half = 0.98 * np.sqrt(blocks)  # normal approximation to the binomial ranks of a median
-    low, high = int(np.floor(blocks / 2 - half)), int(np.ceil(blocks / 2 + half))
-    return float(np.median(ordered)), float(ordered[max(low, 0)]), float(ordered[min(high, blocks - 1)])
-
-
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def workload(method: Method) -> tuple[Trainer, Model]:
@@ -110,17 +85,11 @@ def densenet_cohort() -> Cohort:
     return Cohort(4, 15, sent, updates, CLIENTS)
 
 
-def show(what: str, result: tuple[float, float, float], bar: str) -> None:
-    print(f"{what:<66} {result[0]:6.3f}  [{result[1]:.3f}, {result[2]:.3f}]   {bar}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20)
     blocks = parser.parse_args().blocks
-    print(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f} at the start, {blocks} interleaved blocks, torch {torch.__version__}"
-    )
+    print(heading(blocks), f"torch {torch.__version__}", sep=", ")
     method = feddraw()
     trainer, model = workload(method)
     serial = Serial(trainer)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import small
 from torch import nn
 
+from conftest import small
 from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small
 
 import feddraw
+from conftest import small
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete, make_method, prepare, run
 from feddraw.methods.feddraw import DualReputationAnnealing

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small
 from safetensors.torch import load_file
 
+from conftest import small
 from feddraw import models
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, run
