@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import small
 
+from conftest import small
 from feddraw.experiment import run
 
 GOLDEN = {  # loss of each round, norm of the final parameters

@@ -1,0 +1,284 @@
+"""Statistics beside scipy, scikit-posthocs, statsmodels and scikit-learn; every mistake in a table names its cell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from feddraw import statistics
+from feddraw.errors import UserError
+from feddraw.statistics import Table, compare
+
+SHAPES = [(3, 3), (5, 4), (12, 8), (20, 12), (60, 5)]
+
+
+def random_values(scenarios: int, methods: int, ties: bool) -> np.ndarray:
+    rng = np.random.default_rng([scenarios, methods, ties])
+    if ties:
+        return rng.integers(0, 6, (scenarios, methods)) + np.arange(methods) // 3.0
+    return rng.normal(size=(scenarios, methods)) + 0.3 * np.arange(methods)
+
+
+def named(values: np.ndarray) -> Table:
+    scenarios, methods = values.shape
+    return Table(tuple(f"S{i}" for i in range(scenarios)), tuple(f"m{i}" for i in range(methods)), values)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_friedman_is_scipys(shape: tuple[int, int], ties: bool) -> None:
+    values = random_values(*shape, ties)
+    expected = stats.friedmanchisquare(*values.T)
+    found = statistics.friedman(statistics.rank(values))
+    assert (found.statistic, found.p) == pytest.approx((expected.statistic, expected.pvalue))
+
+
+def test_iman_davenport_is_the_f_of_an_analysis_of_variance_of_the_ranks() -> None:
+    ranks = statistics.rank(random_values(12, 8, True))
+    rows, columns = ranks.shape
+    between = rows * ((ranks.mean(axis=0) - ranks.mean()) ** 2).sum()
+    rest = ((ranks - ranks.mean(axis=0)) ** 2).sum()  # row means are all equal
+    expected = (between / (columns - 1)) / (rest / ((rows - 1) * (columns - 1)))
+    found = statistics.friedman(ranks)
+    assert found.f_statistic == pytest.approx(expected)
+    assert found.f_p == pytest.approx(stats.f.sf(expected, columns - 1, (rows - 1) * (columns - 1)))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nemenyi_is_that_of_scikit_posthocs(shape: tuple[int, int], ties: bool) -> None:
+    posthocs = pytest.importorskip("scikit_posthocs")
+    values = random_values(*shape, ties)
+    expected = posthocs.posthoc_nemenyi_friedman(values).to_numpy()
+    np.testing.assert_allclose(statistics.nemenyi(statistics.rank(values)), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("shape", [(12, 8), (20, 5)], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_wilcoxon_with_holm_is_that_of_scikit_posthocs(shape: tuple[int, int], ties: bool) -> None:
+    posthocs = pytest.importorskip("scikit_posthocs")
+    values = random_values(*shape, ties)
+    expected = posthocs.posthoc_wilcoxon(list(values.T), p_adjust="holm").to_numpy()
+    for pair in compare(named(values)).pairs:
+        a, b = int(pair.first[1:]), int(pair.second[1:])
+        assert pair.holm_p == pytest.approx(expected[a, b])
+        assert pair.wilcoxon_p == pytest.approx(stats.wilcoxon(values[:, a], values[:, b]).pvalue)
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    p = np.random.default_rng(0).choice([0.001, 0.01, 0.02, 0.2, 0.9], 40)
+    np.testing.assert_allclose(statistics.holm(p), multitest.multipletests(p, method="holm")[1])
+
+
+def test_critical_values_are_demsars() -> None:
+    """Table 5(a) of Demšar (2006), for 2 to 10 methods."""
+    at_05 = [1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164]
+    at_10 = [1.645, 2.052, 2.291, 2.459, 2.589, 2.693, 2.780, 2.855, 2.920]
+    for alpha, printed in ((0.05, at_05), (0.10, at_10)):
+        for methods, value in enumerate(printed, start=2):
+            assert statistics.critical_value(methods, alpha) == pytest.approx(value, abs=1.1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.10])
+def test_a_pair_is_significant_where_its_p_is_below_alpha_and_no_group_holds_both(
+    shape: tuple[int, int], alpha: float
+) -> None:
+    found = compare(named(random_values(*shape, True)), alpha=alpha)
+    rejected = found.friedman.p < alpha
+    for pair in found.pairs:
+        assert pair.significant == (rejected and pair.nemenyi_p < alpha)
+        assert pair.significant != any({pair.first, pair.second} <= set(group) for group in found.groups)
+    for one, other in pairwise(found.groups):
+        assert not set(one) <= set(other)
+        assert not set(other) <= set(one)
+
+
+def test_groups_are_the_maximal_sets() -> None:
+    assert statistics.groups([1.0, 2.0, 3.5, 3.6, 9.0], 1.6) == [(0, 1), (1, 2, 3)]
+    assert statistics.groups([3.0, 1.0, 2.0], 5.0) == [(1, 2, 0)]
+    assert statistics.groups([1.0, 5.0, 9.0], 1.0) == []
+
+
+def test_where_friedman_does_not_reject_all_methods_are_one_group() -> None:
+    found = compare(named(np.array([[1.0, 2, 3, 4], [4, 3, 2, 1]])))
+    assert found.groups == (tuple(found.average_ranks),)
+    assert not any(pair.significant for pair in found.pairs)
+
+
+def test_equal_values_everywhere_are_no_difference_and_no_error() -> None:
+    found = compare(named(np.ones((4, 3))))
+    assert (found.friedman.statistic, found.friedman.p) == (0.0, 1.0)
+    assert [(p.nemenyi_p, p.wilcoxon_p, p.holm_p, p.rank_biserial, p.ties) for p in found.pairs] == [(1, 1, 1, 0, 4)] * 3
+
+
+def test_two_methods_can_be_compared_and_agree_with_the_sign_of_the_difference() -> None:
+    values = np.column_stack([np.arange(8.0) + 1, np.arange(8.0)])
+    found = compare(named(values))
+    (pair,) = found.pairs
+    assert (pair.first, pair.wins, pair.losses, pair.rank_biserial, pair.mean_difference) == ("m0", 8, 0, 1.0, 1.0)
+    assert found.friedman.statistic == pytest.approx(8)
+    lower = compare(named(values), lower_is_better=True)
+    (pair,) = lower.pairs
+    assert (pair.first, pair.rank_biserial, pair.mean_difference) == ("m1", 1.0, -1.0)
+
+
+def test_rank_biserial_is_the_difference_of_wilcoxons_rank_sums() -> None:
+    first, second = random_values(15, 2, True).T
+    unequal = first != second
+    up = stats.wilcoxon(first, second, alternative="greater", method="asymptotic").statistic
+    total = unequal.sum() * (unequal.sum() + 1) / 2
+    assert statistics.rank_biserial(first, second) == pytest.approx(2 * up / total - 1)
+
+
+# ---------------------------------------------------------------------------------------------------- bootstrap
+
+
+def scores_of_two(images: int = 400, classes: int = 3) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(5)
+    truth = (rng.random((images, classes)) < 0.3).astype(np.int64)
+    good = np.round(truth + rng.normal(size=truth.shape), 1)
+    return good, np.round(truth + 2 * rng.normal(size=truth.shape), 1), truth, rng.integers(0, 150, images)
+
+
+def test_a_weighted_auc_is_the_auc_of_images_so_often_repeated() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    good, _, truth, _ = scores_of_two()
+    weights = np.random.default_rng(1).integers(0, 4, (5, len(truth))).astype(np.float64)
+    found = statistics.weighted_auc(good[:, 0], truth[:, 0], weights)
+    for row, area in zip(weights, found, strict=True):
+        assert area == pytest.approx(metrics.roc_auc_score(truth[:, 0], good[:, 0], sample_weight=row))
+
+
+def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_of_a_plain_bootstrap() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    good, poor, truth, _ = scores_of_two()
+    found = statistics.auc_difference(good, poor, truth, np.random.default_rng(0))
+    assert found.estimate == pytest.approx(metrics.roc_auc_score(truth, good) - metrics.roc_auc_score(truth, poor))
+    rng = np.random.default_rng(1)
+    draws = [rng.integers(len(truth), size=len(truth)) for _ in range(300)]
+    plain = [metrics.roc_auc_score(truth[d], good[d]) - metrics.roc_auc_score(truth[d], poor[d]) for d in draws]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(plain, [0.025, 0.975])), abs=0.015)
+    assert found.low < found.estimate < found.high
+
+
+def test_whole_patients_are_drawn_so_copies_of_an_image_add_no_certainty() -> None:
+    good, poor, truth, _ = scores_of_two(150)
+    four = [np.repeat(one, 4, axis=0) for one in (good, poor, truth)]
+    rng = np.random.default_rng
+    alone = statistics.auc_difference(good, poor, truth, rng(0))
+    by_patient = statistics.auc_difference(*four, rng(0), patients=np.repeat(np.arange(150), 4))
+    by_image = statistics.auc_difference(*four, rng(0))
+    assert (by_patient.low, by_patient.high) == pytest.approx((alone.low, alone.high))
+    assert by_image.high - by_image.low < 0.6 * (alone.high - alone.low)
+
+
+def test_with_folds_the_auc_is_taken_within_each_so_another_scale_does_not_matter() -> None:
+    good, poor, truth, patients = scores_of_two()
+    folds = patients % 5
+    shifted = good + 100 * folds[:, None]
+    rng = np.random.default_rng
+    one = statistics.auc_difference(good, poor, truth, rng(0), patients=patients, folds=folds, replicates=200)
+    other = statistics.auc_difference(shifted, poor, truth, rng(0), patients=patients, folds=folds, replicates=200)
+    assert one == other
+
+
+def test_a_method_against_itself_differs_by_nothing_and_the_seed_decides() -> None:
+    good, poor, truth, patients = scores_of_two()
+    same = statistics.auc_difference(good, good, truth, np.random.default_rng(0), patients=patients, replicates=100)
+    assert (same.estimate, same.low, same.high) == (0, 0, 0)
+    runs = [statistics.auc_difference(good, poor, truth, np.random.default_rng(s), replicates=100) for s in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_seeds_are_drawn_in_pairs() -> None:
+    rng = np.random.default_rng(0)
+    shared = rng.normal(size=(3, 20))  # what a seed does to both methods
+    found = statistics.seed_difference(shared + 1, shared, rng)
+    assert (found.estimate, found.low, found.high) == pytest.approx((1, 1, 1))
+    noisy = statistics.seed_difference(rng.normal(1, 1, 200), np.zeros(200), rng)
+    assert noisy.high - noisy.low == pytest.approx(2 * 1.96 / np.sqrt(200), rel=0.15)
+
+
+def test_intervals_that_cannot_be_say_why() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(UserError, match="one seed only"):
+        statistics.seed_difference([1.0], [0.5], rng)
+    with pytest.raises(UserError, match="no class has both positive and negative images"):
+        statistics.auc_difference(np.arange(4.0), np.arange(4.0), np.zeros(4, dtype=int), rng)
+    with pytest.raises(UserError, match=r"scores of shape \(4, 1\) and \(4, 2\)"):
+        statistics.auc_difference(np.ones(4), np.ones((4, 2)), np.ones((4, 2), dtype=int), rng)
+
+
+# ---------------------------------------------------------------------------------------------------- as typed
+
+
+def stats_of(text: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "t.csv").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "feddraw", "stats", "t.csv", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+TIDY = "scenario,method,auc,auc_std\n" + "".join(
+    f"S{s},{m},{0.5 + 0.1 * i + 0.01 * (s % 3)},0.1\n" for s in range(6) for i, m in enumerate(("a", "b", "[/c]"))
+)
+
+MISTAKES = {
+    "missing cell": (TIDY.replace("S2,b,", "S2,a2,"), (), "no row for S0 a2, S1 a2, S2 b, S3 a2, S4 a2 and 1 more"),
+    "twice": (TIDY + "S1,b,.4,0\n", (), "auc: more than one row for S1 b: give one, such as the mean over seeds"),
+    "nan": (TIDY.replace("S0,a,0.5", "S0,a,nan"), (), "line 2: auc of S0 a is 'nan', not a number"),
+    "blank": (TIDY.replace("S0,a,0.5", "S0,a,"), (), "line 2: auc of S0 a is blank"),
+    "words": (TIDY.replace("S0,a,0.5", "S0,a,high"), (), "line 2: auc of S0 a is 'high', not a number"),
+    "no name": (TIDY.replace("S0,a,", "S0,,"), (), "line 2: no method"),
+    "one method": ("scenario,method,auc\nS1,a,1\nS2,a,2\n", (), "one method only (a): a comparison needs at least two"),
+    "one scenario": ("scenario,method,auc\nS1,a,1\nS1,b,2\n", (), "one scenario only (S1)"),
+    "no rows": ("scenario,method,auc\n", (), "no method: a comparison needs at least two"),
+    "column": (TIDY, ("--value", "gm"), "has no column 'gm'; it has scenario, method, auc, auc_std"),
+    "no values": ("scenario,method\nS1,a\n", (), "has no column of values"),
+    "alpha": (TIDY, ("--alpha", "1"), "alpha must be below 1"),
+    "alpha zero": (TIDY, ("--alpha", "0"), "alpha must be a positive number"),
+    "plot": (TIDY, ("--plot", "x.gif"), "cannot draw to x.gif"),
+    "seed missing": ("scenario,method,seed,v\nS,a,0,1\nS,a,1,1\nS,b,0,1\n", ("--over", "seed"), "no row for S b 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "words", "message"), MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_in_a_table_is_one_line_that_names_the_cells(
+    text: str, words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = stats_of(text, *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_stats_says_in_words_who_is_better_and_draws(tmp_path: Path) -> None:
+    done = stats_of(TIDY, "--plot", "cd.svg", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[/c] has the best average rank. Significantly better than a." in done.stdout
+    assert "Not significant: the difference to b." in done.stdout
+    assert "auc_std" not in done.stdout
+    assert "[/c]  1.00" in (tmp_path / "cd.svg").read_text(encoding="utf-8")
+
+
+def test_stats_as_json_is_one_document_and_repeats_are_averaged(tmp_path: Path) -> None:
+    rows = [f"{s};{m};{seed};{i + s + seed / 10}" for s in range(5) for i, m in enumerate("abc") for seed in range(3)]
+    text = "\n".join(["set;rule;seed;loss", *rows])
+    words = ("--scenario", "set", "--method", "rule", "--over", "seed", "--lower-is-better", "--json")
+    document = json.loads(stats_of(text, *words, folder=tmp_path).stdout)
+    loss = document["values"]["loss"]
+    assert loss["average_ranks"] == {"a": 1, "b": 2, "c": 3}
+    assert loss["friedman"]["statistic"] == pytest.approx(10)
+    assert loss["friedman"]["iman_davenport"]["statistic"] is None  # infinite: all scenarios agree
+    assert loss["pairs"][0]["mean_difference"] == pytest.approx(-1)
+    assert set(document) == {"alpha", "lower_is_better", "values"}
