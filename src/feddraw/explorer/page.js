@@ -35,7 +35,7 @@ function change(changes, { rebuild = false } = {}) {
 function show() {
   rows = schedule(settingsOf(state));
   const groups = groupsOf(rows);
-  showControls();
+  showControls(groups);
   showCharts(groups);
   showRound(groups);
   showLegend(groups);
@@ -194,7 +194,7 @@ function put(element, value) {
   if (document.activeElement !== element || element.type === "range") element.value = value;
 }
 
-function showControls() {
+function showControls(groups) {
   for (const key of SETTINGS) {
     put(byId(key), state[key]);
     put(byId(`${key}-range`), state[key]);
@@ -207,14 +207,14 @@ function showControls() {
   byId("add-client").disabled = state.clients.length >= MOST_CLIENTS;
   byId("from-file").hidden = !state.table;
   byId("from-file-name").textContent = state.table ? `Similarities of ${state.table.length} rounds from ${state.source}` : "";
-  state.clients.forEach(showClient);
+  state.clients.forEach((client, i) => showClient(client, i, groups));
 }
 
-function showClient(client, i) {
+function showClient(client, i, groups) {
   const row = byId("clients").children[i];
   const control = (name) => row.querySelector(`[data-part=${name}]`);
   const similarity = rows[state.round].clients[i].similarity;
-  const shared = groupsOf(rows).find((members) => members.includes(i))[0];
+  const shared = groups.find((members) => members.includes(i))[0];
   row.querySelector(".swatch").replaceWith(swatch(shared));
   put(control("name"), client.name);
   put(control("size"), client.size);
