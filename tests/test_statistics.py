@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from feddraw import statistics
+from feddraw import cli, statistics
 from feddraw.errors import UserError
 from feddraw.statistics import Table, compare
 
@@ -61,7 +62,7 @@ def test_nemenyi_is_that_of_scikit_posthocs(shape: tuple[int, int], ties: bool) 
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("shape", [(12, 8), (20, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(9, 5), (12, 3), (20, 5)], ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_wilcoxon_with_holm_is_that_of_scikit_posthocs(shape: tuple[int, int], ties: bool) -> None:
     posthocs = pytest.importorskip("scikit_posthocs")
@@ -118,7 +119,9 @@ def test_where_friedman_does_not_reject_all_methods_are_one_group() -> None:
 def test_equal_values_everywhere_are_no_difference_and_no_error() -> None:
     found = compare(named(np.ones((4, 3))))
     assert (found.friedman.statistic, found.friedman.p) == (0.0, 1.0)
-    assert [(p.nemenyi_p, p.wilcoxon_p, p.holm_p, p.rank_biserial, p.ties) for p in found.pairs] == [(1, 1, 1, 0, 4)] * 3
+    assert [(p.nemenyi_p, p.wilcoxon_p, p.holm_p, p.rank_biserial, p.ties) for p in found.pairs] == [
+        (1, 1, 1, 0, 4)
+    ] * 3
 
 
 def test_two_methods_can_be_compared_and_agree_with_the_sign_of_the_difference() -> None:
@@ -222,10 +225,23 @@ def test_intervals_that_cannot_be_say_why() -> None:
 # ---------------------------------------------------------------------------------------------------- as typed
 
 
-def stats_of(text: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "t.csv").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "feddraw", "stats", "t.csv", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+@pytest.fixture
+def stats_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """`feddraw stats` of a table with these lines: exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
+
+    def typed(text: str, *words: str) -> tuple[int, str, str]:
+        Path("t.csv").write_text(text, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["feddraw", "stats", "t.csv", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return typed
 
 
 TIDY = "scenario,method,auc,auc_std\n" + "".join(
@@ -253,29 +269,29 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("text", "words", "message"), MISTAKES.values(), ids=list(MISTAKES))
 def test_a_mistake_in_a_table_is_one_line_that_names_the_cells(
-    text: str, words: tuple[str, ...], message: str, tmp_path: Path
+    text: str, words: tuple[str, ...], message: str, tmp_path: Path, stats_of: Callable[..., tuple[int, str, str]]
 ) -> None:
-    done = stats_of(text, *words, folder=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    code, out, errors = stats_of(text, *words)
+    assert (code, out) == (2, "")
+    assert message in errors
+    assert len(errors.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_stats_says_in_words_who_is_better_and_draws(tmp_path: Path) -> None:
-    done = stats_of(TIDY, "--plot", "cd.svg", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "[/c] has the best average rank. Significantly better than a." in done.stdout
-    assert "Not significant: the difference to b." in done.stdout
-    assert "auc_std" not in done.stdout
-    assert "[/c]  1.00" in (tmp_path / "cd.svg").read_text(encoding="utf-8")
+def test_stats_says_in_words_who_is_better_and_draws(stats_of: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = stats_of(TIDY, "--plot", "cd.svg")
+    assert code == 0
+    assert "[/c] has the best average rank. Significantly better than a." in out
+    assert "Not significant: the difference to b." in out
+    assert "auc_std" not in out
+    assert "[/c]  1.00" in Path("cd.svg").read_text(encoding="utf-8")
 
 
-def test_stats_as_json_is_one_document_and_repeats_are_averaged(tmp_path: Path) -> None:
+def test_stats_as_json_is_one_document_and_repeats_are_averaged(stats_of: Callable[..., tuple[int, str, str]]) -> None:
     rows = [f"{s};{m};{seed};{i + s + seed / 10}" for s in range(5) for i, m in enumerate("abc") for seed in range(3)]
     text = "\n".join(["set;rule;seed;loss", *rows])
     words = ("--scenario", "set", "--method", "rule", "--over", "seed", "--lower-is-better", "--json")
-    document = json.loads(stats_of(text, *words, folder=tmp_path).stdout)
+    document = json.loads(stats_of(text, *words)[1])
     loss = document["values"]["loss"]
     assert loss["average_ranks"] == {"a": 1, "b": 2, "c": 3}
     assert loss["friedman"]["statistic"] == pytest.approx(10)

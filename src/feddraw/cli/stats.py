@@ -1,0 +1,206 @@
+"""`feddraw stats`: ranks, tests and effect sizes of any tidy table of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.data.tables import Sheet
+    from feddraw.statistics import Comparison, Table
+
+Option = typer.Option
+SPREADS = ("_std", "_sd", "_sem", "_var")  # columns that describe another one
+
+
+def stats(
+    table: Annotated[Path, typer.Argument(help="A CSV file with a row for each scenario and method (also .gz).")],
+    scenario: Annotated[str, Option(help="Column that names the scenario or data set.")] = "scenario",
+    method: Annotated[str, Option(help="Column that names the method.")] = "method",
+    value: Annotated[
+        list[str] | None, Option(help="Column to compare; may be given again. Left out: all others but spreads.")
+    ] = None,
+    over: Annotated[str, Option(help="Column of repeats, such as seed, to take the mean over first.")] = "",
+    alpha: Annotated[float, Option(help="Significance level.")] = 0.05,
+    lower_is_better: Annotated[bool, Option("--lower-is-better", help="Rank the smallest value first.")] = False,
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    plot: Annotated[Path | None, Option(help="Draw the critical difference to this file (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
+    from feddraw.data.tables import Sheet
+    from feddraw.statistics import compare
+
+    sheet = Sheet.of(table)
+    columns = value or _value_columns(sheet, {scenario, method, over})
+    tables = {column: read_table(sheet, scenario, method, column, over) for column in columns}
+    found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
+    if plot is not None:
+        draw(found, plot)
+    if json:
+        from feddraw.cli.show import as_json
+
+        documents = {column: document(comparison) for column, comparison in found.items()}
+        as_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
+        return
+    for column, comparison in found.items():
+        show(column, comparison)
+
+
+def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
+    columns = [name for name in sheet.header if name not in names and not name.endswith(SPREADS)]
+    if not columns:
+        raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
+    return columns
+
+
+def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str = "") -> Table:
+    """One column of values as a table; a field that is no number is named with its line."""
+    from feddraw.statistics import average_repeats, tabulate
+
+    places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
+    rows: list[tuple[str, str, str, float]] = []
+    for line, fields in sheet.rows():
+        where, who, repeat, text = (fields[place].strip() for place in places)
+        if not where or not who:
+            raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
+        rows.append((where, who, repeat, _number(text, f"{sheet.path}, line {line}: {value} of {where} {who}")))
+    try:
+        return tabulate(average_repeats(rows) if over else [(where, who, number) for where, who, _, number in rows])
+    except UserError as mistake:
+        hint = " (for repeats such as seeds: --over COLUMN)" if str(mistake).startswith("more than one") else ""
+        raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        have = f"'{text}', not a number" if text else "blank"
+        raise UserError(f"{what} is {have}: mend it, or choose other columns with --value")
+    return number
+
+
+def draw(found: Mapping[str, Comparison], path: Path) -> None:
+    """A critical-difference diagram for each column, one under another."""
+    from feddraw.plots import critical_difference_figure, save
+
+    panels = {
+        f"{name}: average ranks; a bar joins methods that are not told apart at alpha {one.alpha:g}": (
+            one.average_ranks,
+            one.groups,
+            one.difference,
+        )
+        for name, one in found.items()
+    }
+    save(critical_difference_figure(panels), path)
+
+
+# ---------------------------------------------------------------------------------------------------- as a document
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios agree."""
+    table, test = comparison.table, comparison.friedman
+    ranks = {
+        scenario: dict(zip(table.methods, row, strict=True))
+        for scenario, row in zip(table.scenarios, comparison.ranks.tolist(), strict=True)
+    }
+    f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
+    return {
+        "scenarios": list(table.scenarios),
+        "methods": list(table.methods),
+        "ranks": ranks,
+        "average_ranks": comparison.average_ranks,
+        "first_places": comparison.first_places,
+        "friedman": {
+            "statistic": test.statistic,
+            "degrees": test.degrees,
+            "p": test.p,
+            "iman_davenport": {"statistic": f_statistic, "degrees": list(test.f_degrees), "p": test.f_p},
+        },
+        "critical_difference": comparison.difference,
+        "groups": [list(group) for group in comparison.groups],
+        "pairs": [asdict(pair) for pair in comparison.pairs],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+
+
+def show(name: str, comparison: Comparison) -> None:
+    """The summary in words, the ranks, the tests, the pairs."""
+    from feddraw.cli.show import console, table
+
+    values = comparison.table.values.mean(axis=0)
+    mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
+    first = comparison.first_places
+    rows = [[m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"] for m, r in comparison.average_ranks.items()]
+    pairs = [_pair_row(pair) for pair in comparison.pairs]
+    parts = [
+        f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
+        summary(comparison),
+        compact(table(["method", "average rank", "first in", "mean"], rows)),
+        tests(comparison),
+        compact(table(PAIR_COLUMNS, pairs, left=2)),
+        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
+        f"corrected for {len(pairs)} pairs. Difference: first minus second, mean over scenarios. Effect: matched-pairs "
+        "rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost by the first.",
+    ]
+    for part in parts:
+        console().print(part, "", sep="\n", markup=False)  # names in a user's table are not markup
+
+
+PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")
+
+
+def compact(table: Any) -> Any:
+    """The table with less air, to fit a terminal of 80 columns."""
+    table.collapse_padding, table.show_edge = True, False
+    return table
+
+
+def _pair_row(pair: Any) -> list[str]:
+    mark = "*" if pair.significant else " "
+    record = f"{pair.wins}-{pair.ties}-{pair.losses}"
+    numbers = [f"{pair.rank_gap:.2f}{mark}", p_text(pair.nemenyi_p), p_text(pair.holm_p)]
+    return [pair.first, pair.second, *numbers, f"{pair.mean_difference:.4g}", f"{pair.rank_biserial:.2f}", record]
+
+
+def summary(comparison: Comparison) -> str:
+    """What a reader should take home, in one or two sentences."""
+    best, *others = comparison.average_ranks
+    if comparison.friedman.p >= comparison.alpha:
+        return f"{best} has the best average rank, but the methods are not told apart: Friedman's test does not reject."
+    beaten = comparison.beaten_by(best)
+    open_ = [method for method in others if method not in beaten]
+    said = f"{best} has the best average rank."
+    said += f" Significantly better than {', '.join(beaten)}." if beaten else " Significantly better than no other."
+    return said + (f" Not significant: the difference to {', '.join(open_)}." if open_ else "")
+
+
+def tests(comparison: Comparison) -> str:
+    """Friedman, Iman and Davenport, the critical difference and the groups, in one block."""
+    test = comparison.friedman
+    lines = [
+        f"Friedman: chi-square({test.degrees}) = {test.statistic:.2f}, p {p_equals(test.p)}",
+        f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) = {test.f_statistic:.2f}, p {p_equals(test.f_p)}",
+        f"Critical difference of average ranks (Nemenyi, alpha {comparison.alpha:g}): {comparison.difference:.2f}",
+    ]
+    return "\n".join(lines + [f"Not told apart: {', '.join(group)}" for group in comparison.groups])
+
+
+def p_text(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
+def p_equals(p: float) -> str:
+    return f"= {p:.3f}" if p >= 0.001 else "< 0.001"
