@@ -35,10 +35,10 @@ def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
 
 
 def test_a_wrong_number_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = published.read("results_auc_gm")
-    wrong = ({**rows[0], "auc_mean": "85.00"}, *rows[1:])
-    monkeypatch.setattr(published, "read", lambda name: wrong if name == "results_auc_gm" else _read(name))
-    _read = published.read.__wrapped__
+    read = published.read
+    first, *others = read("results_auc_gm")
+    wrong = (first | {"auc_mean": "85.00"}, *others)
+    monkeypatch.setattr(published, "read", lambda name: wrong if name == "results_auc_gm" else read(name))
     assert [check for check in published.checks(published.comparisons()) if not check.agrees]
 
 
@@ -132,15 +132,15 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
     sizes = published.client_sizes()[name]
     followed, equal = published.FOLLOWED[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
-    table = np.full((15, len(sizes)), 0.9)
+    table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):
         step = 0.5 if t in beyond else -0.1
         weight = extreme if t == extreme_round else equal + step * (extreme - equal)
         gap = dynamics.similarity_gap(t, sizes, followed, weight, reading)
         width = 1e-4
-        for _ in range(60):  # the spread wanted, by fixed-point iteration; the mean of exp is kept by a shift
-            table[t, others] = 0.9 + np.linspace(0.5, -0.5, len(others)) * width
-            table[t, followed] = 0.9 + gap
+        for _ in range(60):  # the spread wanted, by iteration
+            table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
+            table[t, followed] = gap
             found = dynamics._weights(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
@@ -209,7 +209,7 @@ def test_nothing_in_the_diagram_is_printed_over_anything_else(methods: int) -> N
     ranks = {f"method-{i}+fedprox": float(r) for i, r in enumerate(np.sort(rng.uniform(1, methods, methods)))}
     names = list(ranks)
     groups = [names[i : i + 3] for i in range(0, methods - 1, 2)]
-    figure = plots.critical_difference_figure({"AUC": (ranks, groups, 2.78), "GM": (ranks, [names], 30.0)})
+    figure = plots.critical_difference_figure({"AUC": (ranks, groups, 2.78), "GM": (ranks, [names], 1.2 * methods)})
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for axes in figure.axes for text in [*axes.texts, axes._left_title]]

@@ -1,0 +1,242 @@
+"""`feddraw paper`: the published tables, what follows from them beside what is printed, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from feddraw.dynamics import Claim, Verdict
+    from feddraw.published import Check, Comparisons
+    from feddraw.schedules import Reading
+
+Option = typer.Option
+SOURCE = (
+    "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for Heterogeneous "
+    "Multi-Institutional Chest Radiograph Classification (preprint)"
+)
+
+
+def paper(
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    plot: Annotated[Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")] = None,
+) -> None:
+    """Recompute the paper's statistics from its published tables, and say what they show."""
+    from feddraw.published import comparisons
+
+    found = comparisons()
+    drawn = draw(found, plot) if plot is not None else []
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(document(found))
+    else:
+        show(found)
+        for path in drawn:
+            typer.echo(f"drawn: {path}")
+
+
+def draw(found: Comparisons, folder: Path) -> list[Path]:
+    """A critical-difference diagram for each metric."""
+    from feddraw.cli import stats
+    from feddraw.published import METRICS
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+    paths = []
+    for metric, comparison in found.items():
+        for ending in ("png", "svg"):
+            path = folder / f"critical-difference-{metric}.{ending}"
+            stats.draw({METRICS[metric]: comparison}, path)
+            paths.append(path)
+    return paths
+
+
+# ---------------------------------------------------------------------------------------------------- as a document
+
+
+def document(found: Comparisons) -> dict[str, Any]:
+    """All of it, as JSON holds it."""
+    from feddraw import published
+    from feddraw.cli import stats
+
+    judged = published.dynamics()
+    return {
+        "source": SOURCE,
+        "alpha": published.ALPHA,
+        "checks": [asdict(check) | {"agrees": check.agrees} for check in published.checks(found)],
+        "metrics": {metric: stats.document(comparison) for metric, comparison in found.items()},
+        "printed_ranks": {metric: _by_scenario(published.printed_ranks(metric)) for metric in found},
+        "dynamics": [
+            asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
+            for claim, verdicts in judged
+        ],
+        "readings": published.readings(judged),
+        "findings": [asdict(finding) for finding in published.findings(found)],
+    }
+
+
+def _by_scenario(table: Any) -> dict[str, dict[str, float]]:
+    rows = zip(table.scenarios, table.values.tolist(), strict=True)
+    return {scenario: dict(zip(table.methods, row, strict=True)) for scenario, row in rows}
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+
+
+def show(found: Comparisons) -> None:
+    from feddraw import published
+    from feddraw.cli.show import console
+
+    out = console()
+    out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
+    _show_ranks(out, found)
+    _show_checks(out, found)
+    _show_pairs(out, found)
+    judged = published.dynamics()
+    _show_dynamics(out, judged)
+    _bullets(out, [f"{name}: {text}" for name, text in published.readings(judged).items()])
+    findings = published.findings(found)
+    out.print("\nWhat the published numbers show")
+    _bullets(out, [finding.text for finding in findings if finding.shows])
+    out.print("\nWhat they leave open")
+    _bullets(out, [finding.text for finding in findings if not finding.shows])
+
+
+def _show_ranks(out: Console, found: Comparisons) -> None:
+    """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
+    from feddraw import published
+    from feddraw.cli.show import table
+    from feddraw.cli.stats import compact
+
+    auc, gm = found["auc"], found["gm"]
+    printed = [published.printed_ranks(metric).values for metric in found]
+    rows = []
+    for i, scenario in enumerate(auc.table.scenarios):
+        pairs = zip(auc.ranks[i], gm.ranks[i], printed[0][i], printed[1][i], strict=True)
+        rows.append([scenario, *(_rank_cell(*four) for four in pairs)])
+    for name, one in (("avg AUC", auc), ("avg GM", gm)):
+        rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
+    out.print("Table 6: ranks from the printed means, AUC/GM (printed otherwise: in brackets)")
+    out.print(compact(table(["", *auc.table.methods], rows)), "", sep="\n")
+
+
+def _rank_cell(auc: float, gm: float, auc_printed: float, gm_printed: float) -> str:
+    cell, printed = f"{auc:g}/{gm:g}", f"{auc_printed:g}/{gm_printed:g}"
+    return cell if cell == printed else f"{cell} ({printed})"
+
+
+def _show_checks(out: Console, found: Comparisons) -> None:
+    from feddraw import published
+    from feddraw.cli.show import table
+    from feddraw.cli.stats import compact
+
+    checks = published.checks(found)
+    numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
+    by_quantity: dict[str, list[str]] = {}
+    for check in numbers:
+        by_quantity.setdefault(check.quantity, []).extend([check.printed, check.computed])
+    columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
+    out.print(compact(table(columns, [[quantity, *cells] for quantity, cells in by_quantity.items()])), "", sep="\n")
+    _bullets(out, [_sentence(check) for check in checks if check not in numbers])
+    agree = sum(check.agrees for check in checks)
+    out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
+
+
+def _sentence(check: Check) -> str:
+    from feddraw.published import METRICS
+
+    if check.metric == "both":
+        return f"{check.quantity}: {check.computed} of {check.printed} agree"
+    said = "as printed" if check.agrees else f"printed: {check.printed}"
+    return f"{METRICS[check.metric]}: {check.quantity} {check.computed} ({said})"
+
+
+def _show_pairs(out: Console, found: Comparisons) -> None:
+    from feddraw.cli.stats import p_text
+    from feddraw.published import METRICS
+
+    for metric, comparison in found.items():
+        pairs = [pair for pair in comparison.pairs if pair.significant]
+        out.print(
+            f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {comparison.difference:.2f} (Nemenyi's p)"
+        )
+        named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
+        _bullets(out, [", ".join(named)])
+        _bullets(out, [f"not told apart: {', '.join(group)}" for group in comparison.groups])
+    out.print()
+
+
+Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
+
+
+def _show_dynamics(out: Console, judged: Judged) -> None:
+    from feddraw.cli.show import table
+    from feddraw.cli.stats import compact
+
+    rows = [
+        [
+            f"{claim.scenario} {claim.client}",
+            claim.round.removesuffix(" round"),
+            _printed(claim),
+            *(_cell(claim, by) for by in some.values()),
+        ]
+        for claim, some in judged
+    ]
+    out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
+    out.print(compact(table(["clients", "round", "printed", *judged[0][1]], rows, left=6)), "", sep="\n")
+    _bullets(
+        out,
+        [
+            "always: whatever the similarities are; never, not in: for no similarities, with what comes instead",
+            "gap: if the client's similarity exceeds (+) or misses (-) that of the others by this much",
+            "range: if the similarities within the clients differ by about this much",
+            "by chance: only if similarities undo the sizes exactly",
+        ],
+    )
+    out.print()
+
+
+def _printed(claim: Claim) -> str:
+    if claim.quantity.startswith("deviation"):
+        return "below mean"
+    word = next((w for key, w in WORDS.items() if key in claim.quantity), "weight")
+    return f"{word} {claim.relation.replace('==', '')}{claim.value}"
+
+
+WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
+
+
+def _cell(claim: Claim, by_scenario: Mapping[str, Verdict]) -> str:
+    """A verdict in a few letters; the scenarios of one claim never differ in kind."""
+    verdict = next(iter(by_scenario.values()))
+    if verdict.outcome == "always":
+        return f"always {verdict.low:.4f}"
+    if verdict.outcome == "never":
+        several = len(claim.rounds) > 1
+        return f"not in {', '.join(map(str, verdict.failing))}" if several else f"never: {verdict.low:.4f}"
+    if float(claim.value) == 0:
+        return "by chance"
+    largest = max(verdict.needs.values(), key=abs)
+    if claim.quantity.startswith("max-min"):
+        return f"range {largest:.4f}"
+    return f"gap {claim.relation.replace('==', '')}{largest:+.4f}"
+
+
+def _bullets(out: Console, lines: Sequence[str]) -> None:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1))
+    for line in lines:
+        grid.add_row("-", line)
+    out.print(grid)

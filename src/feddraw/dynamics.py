@@ -1,0 +1,203 @@
+"""Which printed weight dynamics can each reading of FedDRAW give? Decided by computing, for any similarities at all.
+
+The paper prints weights but not the similarities behind them, so a statement about a round can hold if some
+similarities within [-1, 1] give it. A weight rises with its own similarity and falls with every other one: its range
+is reached where one client is at one end and all others at the other, and every value between is possible. Rounds
+are free of one another, so statements about different rounds do not interfere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.schedules import READINGS, Reading, anatomy, beta, gamma, size_prior
+
+ROUNDS = 15
+Sizes = Sequence[float]
+Range = tuple[float, float]
+Outcome = Literal["always", "can", "never"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of `dynamics_claims.csv`: what is printed about some clients in some rounds."""
+
+    scenario: str
+    client: str  # "C10", "C1-C9", "all"
+    round: str  # "6", "4-10", "every round"
+    quantity: str
+    relation: str
+    value: str  # as printed: its digits say how exactly
+
+    @property
+    def clients(self) -> list[int]:
+        """Counted from 0; none for "all"."""
+        ends = [int(name.strip().removeprefix("C")) - 1 for name in self.client.split("-") if self.client != "all"]
+        return list(range(ends[0], ends[-1] + 1)) if ends else []
+
+    @property
+    def rounds(self) -> list[int]:
+        if self.round == "every round":
+            return list(range(ROUNDS))
+        ends = [int(end) for end in self.round.split("-")]
+        return list(range(ends[0], ends[-1] + 1))
+
+    @property
+    def tolerance(self) -> float:
+        """Half a unit of the last printed digit; 0 is meant exactly."""
+        decimals = len(self.value.partition(".")[2])
+        return 0.5 * 10.0**-decimals if decimals else 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one reading makes of a claim, in one scenario."""
+
+    outcome: Outcome  # whatever the similarities; for some similarities; for none
+    low: float  # what similarities in [-1, 1] can give, in the claim's (worst) round
+    high: float
+    failing: tuple[int, ...]  # rounds in which it cannot hold
+    needs: Mapping[int, float]  # by round: the difference of similarities that gives the printed value
+
+
+def judge(claim: Claim, sizes: Sizes, reading: Reading) -> Verdict:
+    """Whether the claim can hold under the reading, and what it would take."""
+    ranges = {t: _range(claim, t, sizes, reading) for t in claim.rounds}
+    value, margin = float(claim.value), claim.tolerance
+    failing = [t for t, reach in ranges.items() if not _possible(reach, claim.relation, value, margin)]
+    failing += [t for t, relation in _elsewhere(claim) if not _can(claim, t, relation, sizes, reading)]
+    certain = all(_certain(reach, claim.relation, value, margin) for reach in ranges.values())
+    low, high = ranges[failing[0] if failing and failing[0] in ranges else claim.rounds[0]]
+    outcome: Outcome = "never" if failing else "always" if certain and not _elsewhere(claim) else "can"
+    needs = {t: _needed(claim, t, sizes, reading) for t in claim.rounds} if outcome == "can" else {}
+    return Verdict(outcome, low, high, tuple(sorted(failing)), {t: n for t, n in needs.items() if n is not None})
+
+
+def judge_all(
+    claims: Sequence[Claim], sizes: Mapping[str, Sizes]
+) -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
+    """Each claim under each reading, in each scenario that it is about."""
+
+    def about(claim: Claim) -> list[str]:
+        named = {other.scenario for other in claims} & set(sizes)
+        return sorted(named) if claim.scenario == "both" else [claim.scenario]
+
+    return [
+        (claim, {reading: {name: judge(claim, sizes[name], reading) for name in about(claim)} for reading in READINGS})
+        for claim in claims
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- ranges
+
+
+def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
+    """The least and the most a client can count."""
+    alone = np.full(len(sizes), -1.0)
+    alone[client] = 1.0
+    return tuple(float(_weights(round, sizes, s, reading)[client]) for s in (-alone, alone))  # type: ignore[return-value]
+
+
+def spread_range(round: int, sizes: Sizes, clients: Sequence[int], reading: Reading) -> Range:
+    """The least and the most by which the largest and the smallest weight of these clients can differ."""
+    prior, trust = size_prior(sizes), gamma(round, reading=reading)
+    apart = np.full(len(sizes), -1.0)
+    apart[max(clients, key=lambda client: float(prior[client]))] = 1.0
+    level = np.zeros(len(sizes)) if trust == 1 else np.clip(-trust / (1 - trust) * (prior - prior.mean()), -1, 1)
+    weights = [_weights(round, sizes, similarity, reading)[list(clients)] for similarity in (level, apart)]
+    return tuple(_snapped(float(np.ptp(some))) for some in weights)  # type: ignore[return-value]
+
+
+def deviation_range(round: int, sizes: Sizes, members: Sequence[int], group: Sequence[int], reading: Reading) -> Range:
+    """How far below and above the mean weight of their group of equal size all of these members together can be."""
+    low = np.ones(len(sizes))
+    low[list(members)] = -1.0
+    found = []
+    for similarity, worst in ((low, np.max), (-low, np.min)):
+        weights = _weights(round, sizes, similarity, reading)
+        found.append(_snapped(float(worst(weights[list(members)] - weights[list(group)].mean()))))
+    return found[0], found[1]
+
+
+def similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading: Reading) -> float | None:
+    """How much more similar than all others, equal in size and similarity, a client must be to have this weight."""
+    trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
+    if not sharpness or trust == 1:
+        return None
+    prior = size_prior(sizes)
+    others = len(sizes) - 1
+    lead = math.log(weight * others / (1 - weight)) / sharpness  # of the client's reputation
+    return (lead - trust * float(prior[client] - prior[client - 1])) / (1 - trust)
+
+
+def _weights(round: int, sizes: Sizes, similarity: NDArray[np.float64], reading: Reading) -> NDArray[np.float64]:
+    return anatomy(round, ROUNDS, sizes, similarity, reading=reading).weight
+
+
+def _snapped(value: float) -> float:
+    return 0.0 if abs(value) < 1e-12 else value  # equal weights differ by a rounding error at most
+
+
+# ---------------------------------------------------------------------------------------------------- claims
+
+
+def _range(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> Range:
+    clients = claim.clients or list(range(len(sizes)))
+    if claim.quantity.startswith("max-min"):
+        return spread_range(round, sizes, clients, reading)
+    if claim.quantity.startswith("deviation"):
+        group = [i for i, size in enumerate(sizes) if size == sizes[clients[0]]]
+        return deviation_range(round, sizes, clients, group, reading)
+    return weight_range(round, sizes, clients[0], reading)
+
+
+def _elsewhere(claim: Claim) -> list[tuple[int, str]]:
+    """What a claim says about the other rounds: a maximum is nowhere exceeded, a first time was not before."""
+    others = [t for t in range(ROUNDS) if t not in claim.rounds]
+    if "maximum over rounds" in claim.quantity:
+        return [(t, "<=") for t in others]
+    if "minimum over rounds" in claim.quantity:
+        return [(t, ">=") for t in others]
+    if "first round" in claim.quantity:
+        return [(t, ">=") for t in others if t < claim.rounds[0]]
+    return []
+
+
+def _can(claim: Claim, round: int, relation: str, sizes: Sizes, reading: Reading) -> bool:
+    return _possible(_range(claim, round, sizes, reading), relation, float(claim.value), claim.tolerance)
+
+
+def _possible(reach: Range, relation: str, value: float, margin: float) -> bool:
+    low, high = reach
+    return {
+        "==": low <= value + margin and high >= value - margin,
+        "<": low < value,
+        ">": high > value,
+        "<=": low <= value + margin,
+        ">=": high >= value - margin,
+    }[relation]
+
+
+def _certain(reach: Range, relation: str, value: float, margin: float) -> bool:
+    low, high = reach
+    return {"==": low >= value - margin and high <= value + margin, "<": high < value, ">": low > value}[relation]
+
+
+def _needed(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> float | None:
+    """For a weight, the gap to all others; for a spread, about the range of similarities within the clients."""
+    if claim.quantity.startswith("weight"):
+        return similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)
+    if not claim.quantity.startswith("max-min"):
+        return None
+    trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
+    if not sharpness or trust == 1:
+        return None
+    if float(claim.value) == 0:  # equal weights of unequal clients: similarity must undo size
+        return trust / (1 - trust) * float(np.ptp(size_prior(sizes)))
+    return float(claim.value) * len(sizes) / (sharpness * (1 - trust))  # weights are near 1 / K
