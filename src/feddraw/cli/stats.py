@@ -94,7 +94,7 @@ def draw(found: Mapping[str, Comparison], path: Path) -> None:
     from feddraw.plots import critical_difference_figure, save
 
     panels = {
-        f"{name}: average ranks; a bar joins methods that are not told apart at alpha {one.alpha:g}": (
+        f"{name}; a bar joins methods that are not told apart at alpha {one.alpha:g}": (
             one.average_ranks,
             one.groups,
             one.difference,
@@ -152,7 +152,7 @@ def show(name: str, comparison: Comparison) -> None:
         tests(comparison),
         compact(table(PAIR_COLUMNS, pairs, left=2)),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
-        f"corrected for {len(pairs)} pairs. Difference: first minus second, mean over scenarios. Effect: matched-pairs "
+        f"corrected for {len(pairs)} pair{'s'[: len(pairs) > 1]}. Difference: first minus second, mean over scenarios. Effect: matched-pairs "
         "rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost by the first.",
     ]
     for part in parts:
@@ -190,9 +190,11 @@ def summary(comparison: Comparison) -> str:
 def tests(comparison: Comparison) -> str:
     """Friedman, Iman and Davenport, the critical difference and the groups, in one block."""
     test = comparison.friedman
+    finite = math.isfinite(test.f_statistic)
+    ratio = f"= {test.f_statistic:.2f}, p {p_equals(test.f_p)}" if finite else "is infinite: all scenarios agree"
     lines = [
         f"Friedman: chi-square({test.degrees}) = {test.statistic:.2f}, p {p_equals(test.p)}",
-        f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) = {test.f_statistic:.2f}, p {p_equals(test.f_p)}",
+        f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) {ratio}",
         f"Critical difference of average ranks (Nemenyi, alpha {comparison.alpha:g}): {comparison.difference:.2f}",
     ]
     return "\n".join(lines + [f"Not told apart: {', '.join(group)}" for group in comparison.groups])
