@@ -152,8 +152,8 @@ def show(name: str, comparison: Comparison) -> None:
         tests(comparison),
         compact(table(PAIR_COLUMNS, pairs, left=2)),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
-        f"corrected for {len(pairs)} pair{'s'[: len(pairs) > 1]}. Difference: first minus second, mean over scenarios. Effect: matched-pairs "
-        "rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost by the first.",
+        f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "
+        "matched-pairs rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost.",
     ]
     for part in parts:
         console().print(part, "", sep="\n", markup=False)  # names in a user's table are not markup
