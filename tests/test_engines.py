@@ -17,13 +17,13 @@ import psutil
 import pytest
 from torch import nn
 
-from conftest import small
 from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment import prepare, run
 from feddraw.federation import federate
+from small import small
 
 
 def final(experiment: Any) -> Any:
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
 def test_a_worker_ends_within_a_second_when_its_parent_is_gone(in_tmp: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from conftest import small\n"
+        "from small import small\n"
         "from feddraw.experiment import prepare\n"
         "from feddraw.engines.processes import Processes\n"
         "if __name__ == '__main__':\n"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import feddraw
-from conftest import small
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete, make_method, prepare, run
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ControlledServer
+from small import small
 
 
 def test_the_laptop_preset_is_the_default() -> None:

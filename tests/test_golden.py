@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import small
 from feddraw.experiment import run
+from small import small
 
 GOLDEN = {  # loss of each round, norm of the final parameters
     "feddraw": ([0.69694, 0.66051, 0.62585], 17.53467),

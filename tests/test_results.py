@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import small
 from feddraw import models
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, run
+from small import small
 
 KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors")
 
@@ -127,7 +127,7 @@ def test_kill_nine_loses_at_most_the_round_under_way(tmp_path: Path) -> None:
     list(run(small(**experiment), tmp_path / "whole"))
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from conftest import small\nfrom feddraw.experiment import run\n"
+        "from small import small\nfrom feddraw.experiment import run\n"
         f"if __name__ == '__main__': list(run(small(**{experiment}), sys.argv[1]))\n"
     )
     script = tmp_path / "script.py"
