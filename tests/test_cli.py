@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import feddraw
@@ -83,6 +86,21 @@ def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> Non
     for name in ("quantity-fedavg-0", "quantity-fedavg-0-2"):
         assert typed("run", *SMALL, "--rounds", "1", "--method", "fedavg", folder=tmp_path).returncode == 0
         assert (tmp_path / "runs" / name / "metrics.json").is_file()
+
+
+def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "feddraw", "run", *SMALL, "--rounds", "500", "--engine", "processes", "--out", "r"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        while "round   2/500" not in process.stdout.readline():
+            pass
+        workers = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip() == "feddraw: stopped; what was done is kept, go on with --resume"
+    assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
 MISTAKES = {

@@ -48,6 +48,9 @@ def callback(
     """Every command explains itself with --help."""
 
 
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Run a command; a mistake is one line and exit code 2."""
     warnings.showwarning = _one_line_warning
@@ -63,9 +66,11 @@ def main() -> None:
     except RunFailed as failure:
         code = _say(str(failure), 1)
     except (KeyboardInterrupt, click.Abort):
-        code = _say("stopped; what was done is kept, go on with --resume", 130)
+        code = INTERRUPTED
     except BrokenPipeError:
         code = 1  # whoever was reading has left
+    if code == INTERRUPTED:  # also what typer makes of Ctrl-C
+        _say("stopped; what was done is kept, go on with --resume", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
