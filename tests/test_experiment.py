@@ -21,8 +21,13 @@ from small import small
 def test_the_laptop_preset_is_the_default() -> None:
     assert Experiment.preset("laptop") == Experiment()
     experiment = complete(Experiment())
-    assert experiment.data == {"name": "phantom", "train": 3533, "mix": "chestmnist", "size": 32}
-    assert experiment.scenario == {"name": "CHM-2", "scale": 0.045}
+    assert experiment.data == {
+        "name": "phantom", "mix": "chestmnist", "train": 3533, "validation": 1000, "test": 2000, "label_noise": 0.05,
+        "seed": 0, "size": 32,
+    }  # fmt: skip
+    assert experiment.scenario == {
+        "name": "CHM-2", "scale": 0.045, "construction": "concentration", "share": 0.65, "patient_disjoint": False,
+    }  # fmt: skip
     assert (experiment.rounds, experiment.training.epochs, experiment.training.batch_size) == (15, 2, 64)
     assert experiment.method["beta_max"] == 3.0
     assert experiment.method["reading"] == "reported"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feddraw import catalog, metrics, models, scenarios
 from feddraw.core import Method, Model, Update
 from feddraw.data import Dataset
+from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
@@ -219,6 +220,7 @@ def complete(experiment: Experiment) -> Experiment:
     return replace(
         experiment,
         data=_data_defaults(experiment),
+        scenario=_scenario_defaults(experiment),
         method=_with_defaults(experiment.method, *functions),
         model=_with_defaults(experiment.model, models.find(experiment.section("model")[0])),
         partition_seed=partition_seed,
@@ -230,19 +232,25 @@ def _with_defaults(section: str | Section, *functions: Callable[..., Any]) -> Se
     defaults = {p.name: p.default for parameters in signatures for p in parameters if p.default is not p.empty}
     assert not isinstance(section, str)
     qualified = {key.rpartition(".")[2] for key in section if "." in key}
-    return {k: v for k, v in defaults.items() if k not in qualified} | dict(section)
+    return {"name": section["name"]} | {k: v for k, v in defaults.items() if k not in qualified} | dict(section)
 
 
 def _data_defaults(experiment: Experiment) -> Section:
     """Phantoms have no natural number or mix: they follow the scenario."""
     name, settings = experiment.section("data")
     if name != "phantom":
-        return {"name": name} | settings
+        return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     mix = scenarios.dataset_of(scenario) or "chestmnist"
     wanted = {"train": scenarios.wanted(scenario, scale, options) or 4000, "mix": mix}
-    return {"name": name} | wanted | settings
+    return {"name": name} | dataset_defaults(name) | wanted | settings
+
+
+def _scenario_defaults(experiment: Experiment) -> Section:
+    name, settings = experiment.section("scenario")
+    scale = settings.pop("scale", 1.0)
+    return {"name": name, "scale": scale} | scenarios.complete_options(name, settings)
 
 
 # ---------------------------------------------------------------------------------------------------- the run

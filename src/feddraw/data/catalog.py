@@ -53,6 +53,22 @@ def open_dataset(name: str, *, size: int, options: Mapping[str, object], progres
     return dataset
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """What the options of a data set are unless they are given; none are known of somebody's own function."""
+    if ":" in name and name not in NAMES:
+        return {}
+    function, given = resolve(name)
+    settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+    if "how" in inspect.signature(function).parameters:
+        settings |= {field.name: field.default for field in fields(Preparation)}
+    apart = {"size", "progress", "workers", *given}  # the caller's own, or without a part in the outcome
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in settings.items()
+        if key not in apart and value is not None
+    }
+
+
 def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in NAMES:

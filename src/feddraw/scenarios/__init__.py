@@ -87,7 +87,7 @@ def describe(name: str) -> str:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The options of a scenario with their defaults."""
+    """The options of a scenario with their defaults, those of all its constructions."""
     if name.lower() not in PAPER:
         return {**defaults(_partitions()[_known(name)]), "patient_disjoint": False}
     scenario = PAPER[name.lower()]
@@ -95,6 +95,19 @@ def options_of(name: str) -> dict[str, Any]:
     for rule in _rules(scenario).values():
         own |= defaults(rule, scenario)
     return {**own, "patient_disjoint": False}
+
+
+def complete_options(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """The options given, and the defaults of the others that apply; somebody's own scenario has none that we know."""
+    if name.endswith(".json") or ":" in name:
+        return dict(options)
+    known = options_of(name)
+    if "construction" in known:
+        chosen = str(options.get("construction", known["construction"]))
+        rule = _rules(PAPER[name.lower()]).get(chosen)
+        own = {} if rule is None else defaults(rule, PAPER[name.lower()])  # a wrong one is refused when it deals
+        known = {"construction": chosen, **own, "patient_disjoint": False}
+    return {**{key: value for key, value in known.items() if value is not None}, **options}
 
 
 def wanted(name: str, scale: float, options: Mapping[str, object] = {}) -> int | None:
