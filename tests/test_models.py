@@ -57,6 +57,12 @@ def headless(classes: int) -> nn.Module:
     return nn.Flatten()
 
 
+def test_a_network_that_uses_a_parameter_twice_is_refused() -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(UserError, match="uses one parameter in two layers"):
+        Network(nn.Sequential(layer, layer, nn.Linear(4, 5)), "2")
+
+
 def test_a_projection_stands_before_the_classifier() -> None:
     module, classifier = models.build("compact", 5, {"projection": 24})
     _, features = Network(module, classifier)(torch.rand(2, 1, 32, 32))

@@ -131,6 +131,9 @@ class Network:
 def layout_of(module: nn.Module, classifier: str) -> Layout:
     """The order of a module's tensors: parameters, floating buffers and counters each counted from zero."""
     params = dict(module.named_parameters())
+    shared = dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys()
+    if shared:
+        raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
     entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
     for name, tensor in module.state_dict().items():
         kind: Literal["param", "buffer", "counter"] = (
