@@ -23,7 +23,7 @@ FLOORS = [
     {"training"},
     {"methods"},
     {"engines", "gate"},
-    {"federation"},
+    {"federation", "evaluation"},
     {"results"},
     {"experiment"},
 ]

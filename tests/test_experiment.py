@@ -154,12 +154,12 @@ def test_the_loop_yields_a_result_a_round_with_weights_that_sum_to_one() -> None
 
 def test_held_out_images_are_not_trained_on_and_are_reported_by_client() -> None:
     setting = prepare(small(holdout=0.25))
-    for shard, train, held in zip(setting.partition.shards, setting.training_rows, setting.heldout_rows, strict=True):
+    for shard, train, held in zip(setting.partition.shards, setting.training_rows, setting.jury.held_out, strict=True):
         assert len(train) + len(held) == len(shard)
         assert not set(train) & set(held)
     *_, last = run(small(holdout=0.25, rounds=1))
     assert set(last.metrics["clients"]) == set(setting.clients)
-    assert "auc" in last.metrics["clients"]["C1"]
+    assert "auc" in last.metrics["clients"]["C1"]["held_out"]
 
 
 def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:

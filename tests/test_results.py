@@ -24,7 +24,7 @@ from feddraw.errors import UserError
 from feddraw.experiment import Experiment, run
 from small import small
 
-KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors")
+KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors", "predictions.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,15 @@ class Model:
         vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
         return {e.name: vectors[e.kind][e.place].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
 
+    def joined(self) -> Vector:
+        """Parameters, then floating buffers: a whole model as a client remembers it."""
+        return np.concatenate([self.params, self.buffers])
+
+    def with_joined(self, vector: Vector) -> Model:
+        """The same network with what `joined` gave."""
+        split = len(self.params)
+        return Model(vector[:split], vector[split:], self.counters, self.layout)
+
 
 # ---------------------------------------------------------------------------------------------------- what travels
 
@@ -267,12 +276,20 @@ class Local:
     def check(self, solver: Solver) -> None:
         """Refuse an optimiser that the rule does not make sense with."""
 
+    def start(self, job: Job, memory: Memory) -> Model:
+        """What the client trains on from."""
+        return job.model
+
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         return Correction()
 
     def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
         """What to send beside the model, and what to remember."""
         return {}, {}
+
+    def personal(self, shown: Model, memory: Memory) -> Model | None:
+        """The model that this client itself would use, where that is not the common one."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,6 +359,7 @@ class Method:
     local: Local
     weighting: Weighting
     server: Server
+    pooled: bool = False  # all images in one place: no federation, but what it is compared with
 
     def init(self, model: Model) -> State:
         return {"weighting": self.weighting.init(), "server": self.server.init(model)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,15 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddraw import catalog, metrics, models, scenarios
+from feddraw import catalog, models, scenarios
 from feddraw.core import Method, Model, Update
-from feddraw.data import Dataset
+from feddraw.data import Dataset, Part
 from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
+from feddraw.data.folds import refold
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError, one_of, unknown
+from feddraw.evaluation import Jury, models_to_judge
 from feddraw.federation import RoundResult, federate
 from feddraw.results import Checkpoint, RunFolder, read_toml
 from feddraw.scenarios import Partition
@@ -53,7 +54,9 @@ class Experiment:
     rounds: int = 15
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
+    folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
+    test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
     engine: Literal["serial", "processes"] = "processes"
     workers: int = 0  # 0: one a core, but not more than clients
 
@@ -191,7 +194,7 @@ def make_method(experiment: Experiment) -> Method:
     if not all(isinstance(part, Method) for part in parts):
         raise UserError(f"'{name}' does not give a Method")
     first, last = parts[0], parts[-1]
-    return Method(last.local, first.weighting, last.server)
+    return Method(last.local, first.weighting, last.server, pooled=first.pooled or last.pooled)
 
 
 def _share(name: str, function: Callable[..., Any], settings: Section) -> dict[str, str]:
@@ -209,6 +212,8 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"seed must be zero or more, not {experiment.seed}")
     if not 0 <= experiment.holdout < 1:
         raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
+    if experiment.folds < 0 or experiment.folds == 1:
+        raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
     if experiment.workers < 0:
         raise UserError(f"workers must be zero or more, not {experiment.workers}")
     one_of("engine", experiment.engine, ENGINES)
@@ -265,7 +270,7 @@ class Setting:
     partition: Partition
     clients: tuple[str, ...]
     training_rows: tuple[Rows, ...]  # by client, into the data set
-    heldout_rows: tuple[Rows, ...]
+    jury: Jury
     trainer: Trainer
     initial: Model
     method: Method
@@ -276,11 +281,15 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     experiment = complete(experiment)
     method = make_method(experiment)
     dataset = dataset or open_data(experiment, progress)
+    if experiment.folds:
+        dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
     partition = scenarios.deal(scenario, dataset.training_labels(), **dealing)
     training_rows, heldout_rows = _hold_out(experiment, dataset, partition)
+    if method.pooled:
+        training_rows, heldout_rows = _together(training_rows), _together(heldout_rows)
     name, settings = experiment.section("model")
     build = partial(models.build, name, len(dataset.classes), settings)
     initial = initial_model(partial(build, pretrained=True), experiment.seed)
@@ -288,8 +297,9 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     targets = dataset.labels.values.astype(np.float32)
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
     trainer = Trainer(build, examples, training_rows, experiment.training, method.local)
-    clients = tuple(shard.client for shard in partition.shards)
-    return Setting(experiment, dataset, partition, clients, training_rows, heldout_rows, trainer, initial, method)
+    clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
+    jury = Jury(dataset, clients, heldout_rows)
+    return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method)
 
 
 def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
@@ -316,6 +326,10 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
             raise UserError(f"client {shard.client} has {len(train[-1])} image(s): too few for a training step")
     return tuple(train), tuple(held)
+
+
+def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    return (np.sort(np.concatenate(rows)),)
 
 
 def run(
@@ -391,17 +405,29 @@ def _rounds(
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
-        scored = evaluate(setting, engine, plain.model, final=last)
+        scored, predictions = evaluate(setting, engine, plain.model, final=last)
         result = replace(plain, metrics=scored)
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
             if last:
-                folder.finish(result.model, {"round": result.round} | scored)
+                folder.finish(result.model, {"round": result.round} | scored, predictions, setting.dataset)
         yield result
     if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
-        folder.finish(shown, {"round": start - 1} | evaluate(setting, engine, shown, final=True))
+        scored, predictions = evaluate(setting, engine, shown, final=True)
+        folder.finish(shown, {"round": start - 1} | scored, predictions, setting.dataset)
+
+
+def evaluate(
+    setting: Setting, engine: Engine, model: Model, *, final: bool
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
+    models, personal = models_to_judge(setting.method, engine, model, len(setting.clients))
+    if final:
+        return setting.jury.at_the_end(engine, models, personal=personal)
+    parts: tuple[Part, ...] = ("validation", "test") if setting.experiment.test_every_round else ("validation",)
+    return setting.jury.after_a_round(engine, models, parts), {}
 
 
 class opened_engine:
@@ -419,33 +445,3 @@ class opened_engine:
 
     def __exit__(self, *_: object) -> None:
         self._engine.close()
-
-
-# ---------------------------------------------------------------------------------------------------- evaluation
-
-
-def evaluate(setting: Setting, engine: Engine, model: Model, *, final: bool) -> dict[str, Any]:
-    """Validation AUC after every round; after the last one thresholds, test metrics and each client's own."""
-    dataset, classes = setting.dataset, setting.dataset.classes
-    truth = dataset.labels.values
-    rows = dataset.rows["validation"]
-    scores = engine.predict(model, rows)
-    if not final:
-        areas = {name: metrics.auc(scores[:, c], truth[rows, c]) for c, name in enumerate(classes)}
-        return {"validation": {"auc": {"macro": metrics.macro(areas.values()), "per_class": areas}}}
-    thresholds = metrics.choose_thresholds(scores, truth[rows])
-    found = {"validation": metrics.evaluate(scores, truth[rows], classes, thresholds)}
-    rows = dataset.rows["test"]
-    found["test"] = metrics.evaluate(engine.predict(model, rows), truth[rows], classes, thresholds)
-    found["clients"] = {
-        client: metrics.evaluate(engine.predict(model, rows), truth[rows], classes, thresholds)
-        for client, rows in zip(setting.clients, setting.heldout_rows, strict=True)
-        if len(rows)
-    }
-    for part in ("validation", "test"):
-        if found[part]["undefined"]:
-            names = ", ".join(found[part]["undefined"])
-            warnings.warn(
-                f"no AUC or GM for {names}: one label only in {part} data, left out of the mean", stacklevel=2
-            )
-    return found

@@ -7,7 +7,7 @@ named as undefined.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,25 @@ def evaluate(scores: Scores, truth: Truth, classes: Sequence[str], thresholds: S
         "thresholds": dict(zip(classes, map(float, thresholds), strict=True)),
         "undefined": [name for name in classes if math.isnan(areas[name]) or math.isnan(means[name])],
     }
+
+
+def mean_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of several tables of metrics, number by number; what is undefined in one is left out of its mean.
+
+    A mean threshold would mean nothing, so there is none.
+    """
+    found: dict[str, Any] = {}
+    for name, first in tables[0].items():
+        column = [table[name] for table in tables]
+        if name == "thresholds":
+            found[name] = {}
+        elif isinstance(first, Mapping):
+            found[name] = mean_of(column)
+        elif isinstance(first, list):
+            found[name] = [item for item in first if all(item in other for other in column)]
+        else:
+            found[name] = macro(column)
+    return found
 
 
 def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:

@@ -30,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from feddraw.core import Layout, Memory, Model, State
+from feddraw.data import Dataset
 from feddraw.errors import UserError
 from feddraw.federation import LedgerEntry, RoundResult
 from feddraw.scenarios import Partition
@@ -58,6 +59,7 @@ class RunFolder:
         self.ledger = path / "weights.csv"
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
+        self.predictions = path / "predictions.safetensors"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
 
     # ------------------------------------------------------------------------------------------ beginning
@@ -132,7 +134,7 @@ class RunFolder:
         line = {
             "round": result.round,
             "loss": result.loss,
-            "validation": result.metrics["validation"]["auc"],
+            **{part: result.metrics[part]["auc"] for part in ("validation", "test") if part in result.metrics},
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
@@ -172,8 +174,14 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------ the end
 
-    def finish(self, model: Model, scores: Mapping[str, Any]) -> None:
+    def finish(
+        self, model: Model, scores: Mapping[str, Any], predictions: Mapping[str, NDArray[Any]], dataset: Dataset
+    ) -> None:
         write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
+        tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
+        about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
+        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}))
         write_whole(self.metrics, (json.dumps(clean(scores), indent=2) + "\n").encode())
 
 

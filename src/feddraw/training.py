@@ -322,7 +322,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]), one_thread():
             torch.manual_seed(job.seed)  # dropout and the like draw from the global generator
             correction = self.local.begin(job, memory, client)
-            self.network.load(job.model)
+            self.network.load(self.local.start(job, memory))
             optimizer = make_optimizer(self.network, self.training)
             if self.training.persist_optimizer:
                 _restore(optimizer, self.network, memory)

@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from feddraw.core import Client, Correction, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.core import Client, Correction, Job, Local, Memory, Method, Server, Update, Vector
 from feddraw.errors import not_negative, positive
 from feddraw.methods.fedavg import BySize
 
@@ -40,9 +38,7 @@ class Contrastive(Local):
         if "last" not in memory or not self.mu:
             return Correction()
         received = client.features_of(job.model)
-        split = len(job.model.params)
-        params, buffers = memory["last"][:split], memory["last"][split:]
-        last = client.features_of(Model(params, buffers, job.model.counters, job.model.layout))
+        last = client.features_of(job.model.with_joined(memory["last"]))
 
         def penalty(images: Tensor, features: Tensor) -> Tensor:
             return self.mu * contrast(features, received(images), last(images), self.temperature)
@@ -50,7 +46,7 @@ class Contrastive(Local):
         return Correction(penalty=penalty)
 
     def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
-        return {}, {"last": np.concatenate([update.model.params, update.model.buffers])}
+        return {}, {"last": update.model.joined()}
 
 
 def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:

@@ -1,0 +1,59 @@
+"""Cross-validation by patient: every image is tested once, and no patient is on two sides of a split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data import Dataset, Labels, Part
+from feddraw.errors import UserError
+
+VALIDATION = 0.1  # of all images
+
+
+def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
+    """All images split anew: this fold to test, a tenth of all to validate, the rest to train.
+
+    The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
+    still normalised as the data set says.
+    """
+    groups = _groups(dataset.labels)
+    if groups.max() + 1 < 2 * folds:
+        raise UserError(f"{groups.max() + 1} patients are too few for {folds} folds")
+    order = np.argsort(np.random.PCG64(0).random_raw(groups.max() + 1), kind="stable")
+    test = _dealt(groups, order, folds) == fold
+    validation = _first(groups, order, ~test, int(VALIDATION * len(groups)))
+    masks: dict[Part, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
+    return replace(dataset, rows={part: np.flatnonzero(mask) for part, mask in masks.items()})
+
+
+def _groups(labels: Labels) -> NDArray[np.intp]:
+    """Each image's group by number: its patient, or else the image itself."""
+    names = labels.names if labels.patients is None else labels.patients
+    return np.unique(names, return_inverse=True)[1]
+
+
+def _dealt(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+    """The fold of each image: large groups first, each to the fold with the fewest images."""
+    counts = np.bincount(groups)
+    fold_of, filled = np.empty(len(counts), dtype=np.intp), np.zeros(folds)
+    for group in order[np.argsort(-counts[order], kind="stable")]:
+        fold_of[group] = filled.argmin()
+        filled[fold_of[group]] += counts[group]
+    return fold_of[groups]
+
+
+def _first(
+    groups: NDArray[np.intp], order: NDArray[np.intp], allowed: NDArray[np.bool_], room: int
+) -> NDArray[np.bool_]:
+    """Whole groups in the order given, as long as they fit into the room."""
+    counts = np.bincount(groups, allowed)
+    chosen = np.zeros(len(counts), dtype=bool)
+    for group in order:
+        if 0 < counts[group] <= room:
+            chosen[group] = True
+            room -= counts[group]
+    taken: NDArray[np.bool_] = chosen[groups] & allowed
+    return taken

@@ -1,0 +1,12 @@
+"""All clients' images in one place: the reference that hospitals cannot have. As many rounds of as many epochs as a
+federation, with the optimiser started anew in every round as it is there."""
+
+from __future__ import annotations
+
+from feddraw.core import Local, Method, Server
+from feddraw.methods.uniform import Uniform
+
+
+def centralised() -> Method:
+    """All images in one place: the reference that hospitals cannot have."""
+    return Method(Local(), Uniform(), Server(), pooled=True)
