@@ -82,18 +82,42 @@ def federate(
                 on_update(round, update)
         trained = time.perf_counter()
 
-        updates.sort(key=lambda update: update.client)  # never the order of arrival
-        verdicts = {update.client: inspect(update, model, method.local.sends) for update in updates}
-        accepted = [update for update in updates if not verdicts[update.client].reason]
-        aggregate = None
-        if accepted:  # else the model stays as it was
-            aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients)), state)
-            model, state = aggregate.model, aggregate.state
+        settled = settle(round, rounds, model, method, state, updates, clients)
+        model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
+        yield RoundResult(round, method.shown(model, state), model, state, settled.ledger, settled.loss, seconds)
 
-        ledger = _ledger(round, clients, updates, verdicts, aggregate)
-        loss = float(np.mean([update.metrics["loss"] for update in accepted])) if accepted else math.nan
-        yield RoundResult(round, method.shown(model, state), model, state, ledger, loss, seconds)
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What a server makes of a round's updates."""
+
+    model: Model  # the one that is sent next
+    state: State
+    ledger: tuple[LedgerEntry, ...]
+    loss: float
+
+
+def settle(
+    round: int,
+    rounds: int,
+    model: Model,
+    method: Method,
+    state: State,
+    updates: Sequence[Update],
+    clients: Sequence[str],
+) -> Settled:
+    """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
+    updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
+    verdicts = {update.client: inspect(update, model, method.local.sends) for update in updates}
+    accepted = [update for update in updates if not verdicts[update.client].reason]
+    aggregate = None
+    if accepted:
+        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients)), state)
+        model, state = aggregate.model, aggregate.state
+    ledger = _ledger(round, clients, updates, verdicts, aggregate)
+    loss = float(np.mean([update.metrics["loss"] for update in accepted])) if accepted else math.nan
+    return Settled(model, state, ledger, loss)
 
 
 def _ledger(
