@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw.cli import data, demo, explore, listing, paper, run, scenario, stats, weights
+from feddraw.cli import data, demo, explain, explore, listing, paper, run, scenario, stats, weights
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
+app.command("explain")(explain.explain)
 app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)
 app.command("list")(listing.show)

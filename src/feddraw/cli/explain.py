@@ -1,0 +1,79 @@
+"""`feddraw explain`: a run's weights in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.explain import Explanation
+
+Option = typer.Option
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say in words and numbers who counted how much, when, and why."""
+    from feddraw import explain as accounts
+    from feddraw.runs import find, read_run
+
+    if not (run / "experiment.toml").is_file():
+        below = find([run]) if run.is_dir() else []
+        hint = f"; there are {len(below)} below it, such as {below[0]}" if below else ""
+        raise UserError(f"{run} is not the folder of a run{hint}")
+    try:
+        read = read_run(run)
+    except UserError as mistake:
+        raise UserError(f"{run}: {mistake}") from None
+    found = accounts.explain(read)
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(accounts.document(found))
+    else:
+        show(found)
+
+
+def show(found: Explanation) -> None:
+    """The sentences, the clients, and where their weights came from."""
+    from feddraw import explain as accounts
+    from feddraw.cli.show import console, table
+
+    settings, rounds = found.run.settings, len(found.shares)
+    facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
+    state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
+    out = console()
+    out.print(f"{facts}; {state}", "", sep="\n", markup=False)
+    for sentence in accounts.sentences(found):
+        out.print(f"- {sentence}", markup=False)
+    out.print("\nWho counted how much")
+    columns = ["client", "images", "of all", "first", "mean", "last", "most (round)", "influence"]
+    out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]), markup=False)
+    out.print("Influence: mean share of the length of all weighted moves.\n")
+    if found.from_size is None:
+        out.print(accounts.NO_SPLIT)
+        return
+    out.print(f"Where it came from, against an equal share of {accounts.percent(1 / len(found.clients))}")
+    parts = [_parts(client) for client in accounts.document(found)["clients"]]
+    out.print(table(["client", "above or below", "from size", "from similarity"], parts), markup=False)
+    out.print(f"In points of a hundred. {accounts.SPLIT}")
+
+
+def _who(client: dict[str, float]) -> list[str]:
+    from feddraw.explain import percent
+
+    most = f"{percent(client['most'])} ({client['most_round']})"
+    weights = [percent(client[name]) for name in ("first", "mean", "last")]
+    images = [f"{client['size']:,}", percent(client["image_share"])]
+    return [str(client["client"]), *images, *weights, most, percent(client["influence"])]
+
+
+def _parts(client: dict[str, float]) -> list[str]:
+    parts = [client["from_size"], client["from_similarity"]]
+    return [str(client["client"]), *(f"{100 * part:+.2f}" for part in (sum(parts), *parts))]
