@@ -37,7 +37,7 @@ LEAVES = {
     "statistics": {"errors"},
     "models": {"errors", "catalog"},
     "methods": {"errors", "core", "schedules"},
-    "gate": {"core"},
+    "gate": {"errors", "core"},
 }
 
 

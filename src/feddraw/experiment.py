@@ -28,6 +28,7 @@ from feddraw.engines.serial import Serial
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.evaluation import Jury, models_to_judge
 from feddraw.federation import RoundResult, federate
+from feddraw.gate import Gate
 from feddraw.results import Checkpoint, RunFolder, read_toml
 from feddraw.scenarios import Partition
 from feddraw.training import Examples, Network, Trainer, Training, steps_per_epoch
@@ -38,6 +39,7 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are ready, 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
 NAMED = ("data", "scenario", "model", "method")
+SETTINGS = {"training": Training, "gate": Gate}  # sections without a name
 ENGINES = ("serial", "processes")
 HOW = ("engine", "workers")  # settings that change how a run is carried out, but not its outcome
 
@@ -51,6 +53,7 @@ class Experiment:
     model: str | Section = "compact"
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
+    gate: Gate = field(default_factory=Gate)  # which updates are let in
     rounds: int = 15
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
@@ -65,8 +68,9 @@ class Experiment:
             value = getattr(self, name)
             section = {"name": value} if isinstance(value, str) else dict(value)
             object.__setattr__(self, name, _section_defaults(name, section) | section)
-        if isinstance(self.training, Mapping):
-            object.__setattr__(self, "training", _training(self.training))
+        for name, kind in SETTINGS.items():
+            if isinstance(getattr(self, name), Mapping):
+                object.__setattr__(self, name, _settings(kind, getattr(self, name), name))
 
     def section(self, name: str) -> tuple[str, dict[str, Any]]:
         """A section's name and its settings."""
@@ -90,7 +94,8 @@ class Experiment:
 
     def table(self) -> dict[str, Any]:
         """As nested dicts, the way a file holds it."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"training": asdict(self.training)}
+        sections = {name: asdict(getattr(self, name)) for name in SETTINGS}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | sections
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:
@@ -101,7 +106,9 @@ class Experiment:
                 raise unknown("settings", name, known)
             if name in NAMED and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
-        numbers = {n: v for n, v in table.items() if n not in (*NAMED, "training")}
+            if name in SETTINGS and not isinstance(value, Mapping):
+                raise UserError(f"{name} must be a table of settings, not {value!r}")
+        numbers = {n: v for n, v in table.items() if n not in (*NAMED, *SETTINGS)}
         catalog.check(numbers, {n: known[n].default for n in numbers}, "")
         return Experiment(**table)
 
@@ -152,6 +159,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def _changed(path: str, old: Any, new: Any) -> Any:
     if not isinstance(old, Mapping):
         return new
+    if path in SETTINGS:
+        raise UserError(f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}")
     if not isinstance(new, str):
         raise UserError(f"{path} must be a name, not {new!r}")
     return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
@@ -165,9 +174,9 @@ def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
     return ("scale",) if both_of_the_paper else ()
 
 
-def _training(table: Mapping[str, Any]) -> Training:
-    catalog.check(table, {f.name: f.default for f in fields(Training)}, "training")
-    return Training(**table)
+def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
+    catalog.check(table, {f.name: f.default for f in fields(kind)}, section)
+    return kind(**table)
 
 
 # ---------------------------------------------------------------------------------------------------- the parts
@@ -218,6 +227,7 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"workers must be zero or more, not {experiment.workers}")
     one_of("engine", experiment.engine, ENGINES)
     experiment.training.check()
+    experiment.gate.check()
     make_method(experiment)  # its mistakes come first, they cost no time
     name = experiment.section("method")[0]
     functions = [catalog.find("methods", part) for part in name.split("+")]
@@ -401,6 +411,7 @@ def _rounds(
         seed=experiment.seed,
         start=start,
         state=state,
+        gate=experiment.gate,
         on_update=on_update,
     )
     for plain in rounds:

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddraw.core import Aggregate, Cohort, Job, Method, Model, State, Update
 from feddraw.engines import Engine
-from feddraw.gate import Verdict, inspect
+from feddraw.gate import Gate, Verdict, admit
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,11 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = "counted"  # or "refused: why", or "missing"
+    status: str = "counted"  # or "counted: and what the gate noted", "refused: why", "missing"
+
+    @property
+    def counted(self) -> bool:
+        return self.status.startswith("counted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,7 @@ class RoundResult:
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.status == "counted"}
+        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
 
 
 def seed_of(run: int, round: int, client: int) -> int:
@@ -67,6 +71,7 @@ def federate(
     seed: int,
     start: int = 0,
     state: State | None = None,
+    gate: Gate | None = None,
     on_update: Callable[[int, Update], None] | None = None,
 ) -> Iterator[RoundResult]:
     """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands."""
@@ -82,7 +87,7 @@ def federate(
                 on_update(round, update)
         trained = time.perf_counter()
 
-        settled = settle(round, rounds, model, method, state, updates, clients)
+        settled = settle(round, rounds, model, method, state, updates, clients, gate)
         model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
         yield RoundResult(round, method.shown(model, state), model, state, settled.ledger, settled.loss, seconds)
@@ -106,11 +111,11 @@ def settle(
     state: State,
     updates: Sequence[Update],
     clients: Sequence[str],
+    gate: Gate | None = None,
 ) -> Settled:
     """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    verdicts = {update.client: inspect(update, model, method.local.sends) for update in updates}
-    accepted = [update for update in updates if not verdicts[update.client].reason]
+    accepted, verdicts = admit(updates, model, method.local.sends, len(clients), gate or Gate())
     aggregate = None
     if accepted:
         aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients)), state)
@@ -127,20 +132,18 @@ def _ledger(
     verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
 ) -> tuple[LedgerEntry, ...]:
-    """A line for every client of the federation, counted or not."""
+    """A line for every client of the federation, counted or not, and for whoever else answered."""
     came = {update.client: update for update in updates}
-    counted = [update.client for update in updates if not verdicts[update.client].reason]
-    shares = _shares(counted, verdicts, aggregate)
+    shares = _shares([client for client in came if not verdicts[client].reason], verdicts, aggregate)
+    names = dict(enumerate(clients))
+    names |= {client: f"stranger {client}" for client in came if client not in names}
     lines = []
-    for client, name in enumerate(clients):
-        update = came.get(client)
-        if update is None:
-            lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
-        elif client in shares:
-            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares[client]))
+    for client, name in names.items():
+        if client in came:
+            update, status = came[client], verdicts[client].status
+            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
         else:
-            status = f"refused: {verdicts[client].reason}"
-            lines.append(LedgerEntry(round, name, update.size, update.steps, status=status))
+            lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
     return tuple(lines)
 
 
