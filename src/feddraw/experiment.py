@@ -119,11 +119,15 @@ class Experiment:
         table.pop("partition", None)  # what came of the settings, not one of them
         experiment = Experiment.of(table)
         if not trust:
-            for section in NAMED:
-                name = experiment.section(section)[0]
-                if ":" in name:
-                    raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
+            experiment.refuse_code(path)
         return experiment
+
+    def refuse_code(self, path: Path) -> None:
+        """Stop if a file names code that would be imported."""
+        for section in NAMED:
+            name = self.section(section)[0]
+            if ":" in name:
+                raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
 
     @staticmethod
     def preset(name: str) -> Experiment:

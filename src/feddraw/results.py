@@ -128,7 +128,7 @@ class RunFolder:
         kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
         lines = [line for line in read_csv(self.ledger) if int(line["round"]) < round]
-        write_whole(self.ledger, _csv([LEDGER, *([line[name] for name in LEDGER] for line in lines)]).encode())
+        write_whole(self.ledger, csv_text([LEDGER, *([line[name] for name in LEDGER] for line in lines)]).encode())
 
     def add_round(self, result: RoundResult) -> None:
         line = {
@@ -138,7 +138,7 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        append(self.ledger, _csv([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
+        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.checkpoint.parent.mkdir(exist_ok=True)
@@ -256,7 +256,7 @@ def _cell(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
