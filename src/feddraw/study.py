@@ -27,7 +27,7 @@ from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, complete, open_data, run
-from feddraw.results import RunFolder, append, csv_text, read_csv, read_jsonl, read_toml, write_whole
+from feddraw.results import RunFolder, append, csv_text, flat, read_csv, read_jsonl, read_toml, write_whole
 
 ALWAYS_NAMED = ("scenario", "method")
 
@@ -42,12 +42,15 @@ class Planned:
 
     @property
     def key(self) -> str:
-        """A digest of all that decides the outcome; where the data lie on this machine does not."""
-        table = {name: value for name, value in complete(self.experiment).table().items() if name not in HOW}
-        table["data"] = {
-            key: Path(value).name if key in ("name", "path") and isinstance(value, str) else value
-            for key, value in table["data"].items()
-        }
+        """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
+
+        Where the data lie on this machine and how the run is carried out are no part of it.
+        """
+        here, usual = flat(self.experiment.table()), flat(Experiment().table())
+        table = {name: value for name, value in here.items() if name not in HOW and usual.get(name) != value}
+        for name in ("data.name", "data.path"):
+            if isinstance(table.get(name), str):
+                table[name] = Path(table[name]).name
         return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -110,14 +113,14 @@ def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> d
 def _planned(
     base: Experiment, settings: Mapping[str, Any], label: dict[str, str], changes: Mapping[str, Any]
 ) -> Planned:
-    flat: dict[str, Any] = {}
+    dotted: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= {name: value["name"]} if "name" in value else {}
-            flat |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
+            dotted |= {name: value["name"]} if "name" in value else {}
+            dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
         else:
-            flat[name] = value
-    experiment = base.with_settings(flat).with_settings(changes)
+            dotted[name] = value
+    experiment = base.with_settings(dotted).with_settings(changes)
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
@@ -234,10 +237,9 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
             for table in tables:
                 table.add([row])
             return Event("skipped", planned.name, row=row)
-        key = planned.key
     except UserError as mistake:
         return Event("failed", planned.name, str(mistake))
-    listed = next((table.rows[key] for table in tables if key in table.rows), None)
+    listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
     return None if listed is None else Event("skipped", planned.name, row=listed)
 
 
