@@ -138,7 +138,10 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
+        self.add_to_ledger(result.ledger)
+
+    def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in entries]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.checkpoint.parent.mkdir(exist_ok=True)
