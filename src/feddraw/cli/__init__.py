@@ -9,20 +9,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw.cli import (
-    data,
-    demo,
-    explain,
-    explore,
-    init,
-    listing,
-    paper,
-    run,
-    scenario,
-    stats,
-    study,
-    weights,
-)
+from feddraw.cli import data, demo, explain, explore, listing, paper, run, scenario, stats, weights
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -35,8 +22,6 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
-app.command("study")(study.study)
-app.command("init")(init.init)
 app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
