@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PIP_NO_INPUT = 1
 
-.PHONY: install demo test lint types bench clean
+.PHONY: install demo test lint types docs docs-test bench clean
 
 install: .venv/installed
 
@@ -15,8 +15,12 @@ install: .venv/installed
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[dev,densenet,dicom]'
+	$(PIP) --editable '.[dev,densenet,dicom,flower]'
 	@touch $@ .venv/installed
+
+.venv/installed-docs: .venv/installed-dev
+	$(PIP) --editable '.[docs]'
+	@touch $@
 
 demo: .venv/installed
 	.venv/bin/feddraw demo --resume
@@ -30,6 +34,15 @@ lint: .venv/installed-dev
 
 types: .venv/installed-dev
 	.venv/bin/mypy
+
+# The site in site/: open site/index.html, no server needed.
+docs: .venv/installed-docs
+	.venv/bin/python -m website.generate
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/bin/properdocs build --quiet --strict --config-file mkdocs.yml
+
+# Runs every command and code block of README and docs, follows every link, and opens the site in a browser.
+docs-test: docs
+	.venv/bin/python -m pytest website
 
 bench: .venv/installed-dev
 	.venv/bin/python benchmarks/rounds.py

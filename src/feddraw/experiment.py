@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from feddraw import catalog, models, scenarios
 from feddraw.core import Method, Model, Update
-from feddraw.data import Dataset, Labels, Part
+from feddraw.data import Dataset, Part
 from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
 from feddraw.data.folds import refold
@@ -27,11 +27,11 @@ from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.evaluation import Jury, models_to_judge
-from feddraw.federation import PieceEntry, RoundResult, federate
-from feddraw.participation import Participation
+from feddraw.federation import RoundResult, federate
+from feddraw.gate import Gate
 from feddraw.results import Checkpoint, RunFolder, read_toml
 from feddraw.scenarios import Partition
-from feddraw.training import Examples, Network, ServerImages, Trainer, Training, steps_per_epoch
+from feddraw.training import Examples, Network, Trainer, Training, steps_per_epoch
 
 Section = Mapping[str, Any]  # a name and its settings
 Rows = NDArray[np.intp]
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are ready, 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
 NAMED = ("data", "scenario", "model", "method")
-GROUPED = {"training": Training, "participation": Participation}
+SETTINGS = {"training": Training, "gate": Gate}  # sections without a name
 ENGINES = ("serial", "processes")
 HOW = ("engine", "workers")  # settings that change how a run is carried out, but not its outcome
 
@@ -53,14 +53,13 @@ class Experiment:
     model: str | Section = "compact"
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
-    participation: Participation = field(default_factory=Participation)
+    gate: Gate = field(default_factory=Gate)  # which updates are let in
     rounds: int = 15
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
     folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
-    proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: Literal["serial", "processes"] = "processes"
     workers: int = 0  # 0: one a core, but not more than clients
 
@@ -69,9 +68,9 @@ class Experiment:
             value = getattr(self, name)
             section = {"name": value} if isinstance(value, str) else dict(value)
             object.__setattr__(self, name, _section_defaults(name, section) | section)
-        for name, kind in GROUPED.items():
+        for name, kind in SETTINGS.items():
             if isinstance(getattr(self, name), Mapping):
-                object.__setattr__(self, name, _grouped(name, kind, getattr(self, name)))
+                object.__setattr__(self, name, _settings(kind, getattr(self, name), name))
 
     def section(self, name: str) -> tuple[str, dict[str, Any]]:
         """A section's name and its settings."""
@@ -95,8 +94,8 @@ class Experiment:
 
     def table(self) -> dict[str, Any]:
         """As nested dicts, the way a file holds it."""
-        groups = {name: asdict(getattr(self, name)) for name in GROUPED}
-        return {f.name: getattr(self, f.name) for f in fields(self)} | groups
+        sections = {name: asdict(getattr(self, name)) for name in SETTINGS}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | sections
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:
@@ -107,9 +106,9 @@ class Experiment:
                 raise unknown("settings", name, known)
             if name in NAMED and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
-            if name in GROUPED and not isinstance(value, Mapping):
+            if name in SETTINGS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
-        numbers = {n: v for n, v in table.items() if n not in (*NAMED, *GROUPED)}
+        numbers = {n: v for n, v in table.items() if n not in (*NAMED, *SETTINGS)}
         catalog.check(numbers, {n: known[n].default for n in numbers}, "")
         return Experiment(**table)
 
@@ -120,11 +119,15 @@ class Experiment:
         table.pop("partition", None)  # what came of the settings, not one of them
         experiment = Experiment.of(table)
         if not trust:
-            for section in NAMED:
-                name = experiment.section(section)[0]
-                if ":" in name:
-                    raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
+            experiment.refuse_code(path)
         return experiment
+
+    def refuse_code(self, path: Path) -> None:
+        """Stop if a file names code that would be imported."""
+        for section in NAMED:
+            name = self.section(section)[0]
+            if ":" in name:
+                raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
 
     @staticmethod
     def preset(name: str) -> Experiment:
@@ -160,6 +163,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def _changed(path: str, old: Any, new: Any) -> Any:
     if not isinstance(old, Mapping):
         return new
+    if path in SETTINGS:
+        raise UserError(f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}")
     if not isinstance(new, str):
         raise UserError(f"{path} must be a name, not {new!r}")
     return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
@@ -173,8 +178,8 @@ def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
     return ("scale",) if both_of_the_paper else ()
 
 
-def _grouped(name: str, kind: type[Training] | type[Participation], table: Mapping[str, Any]) -> Any:
-    catalog.check(table, {f.name: f.default for f in fields(kind)}, name)
+def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
+    catalog.check(table, {f.name: f.default for f in fields(kind)}, section)
     return kind(**table)
 
 
@@ -222,12 +227,11 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
     if experiment.folds < 0 or experiment.folds == 1:
         raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
-    if experiment.proxy < 2:
-        raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     if experiment.workers < 0:
         raise UserError(f"workers must be zero or more, not {experiment.workers}")
     one_of("engine", experiment.engine, ENGINES)
     experiment.training.check()
+    experiment.gate.check()
     make_method(experiment)  # its mistakes come first, they cost no time
     name = experiment.section("method")[0]
     functions = [catalog.find("methods", part) for part in name.split("+")]
@@ -284,14 +288,6 @@ class Setting:
     trainer: Trainer
     initial: Model
     method: Method
-    proxy: ServerImages | None = None
-
-    def efforts(self, round: int) -> dict[int, float]:
-        """The clients asked in a round, and the share of its steps that each takes."""
-        if self.method.pooled:
-            return {0: 1.0}
-        sizes = [len(rows) for rows in self.training_rows]
-        return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
 
 
 def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setting:
@@ -314,30 +310,10 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     method.weighting.check(initial.layout)
     targets = dataset.labels.values.astype(np.float32)
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
-    trainer = Trainer(build, examples, training_rows, experiment.training, method.local, asks=method.asks)
+    trainer = Trainer(build, examples, training_rows, experiment.training, method.local)
     clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
-    if not method.pooled:
-        experiment.participation.check(clients, experiment.rounds)
     jury = Jury(dataset, clients, heldout_rows)
-    proxy = None
-    if method.weighting.proxy:
-        rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
-        proxy = ServerImages(build, examples, rows, experiment.training.batch_size)
-    return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
-
-
-def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
-    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
-    kinds = np.column_stack([labels.values[rows] > 0, ~labels.values[rows].any(axis=1)])
-    order = np.random.default_rng([seed, images]).permutation(len(rows))
-    taken: list[int] = []
-    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
-        fresh = [place for place in order if kinds[place, kind] and place not in taken]
-        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
-        taken += fresh[: max(0, missing)]
-    if len(taken) < 2:
-        raise UserError(f"{images} validation image(s) for the server are too few: raise proxy")
-    return np.asarray(rows[np.sort(taken)])
+    return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method)
 
 
 def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
@@ -400,17 +376,16 @@ def run(
 
 def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
     """Tell of every client that has trained, and how many are left in all rounds together."""
-    rounds = setting.experiment.rounds
-    jobs = [len(setting.efforts(round)) for round in range(rounds)]
-    done = sum(jobs[:start])
+    rounds, clients = setting.experiment.rounds, len(setting.clients)
+    done = start * clients
     if progress is not None and start < rounds:
-        progress(f"round {start + 1}/{rounds}", done, sum(jobs))
+        progress(f"round {start + 1}/{rounds}", done, rounds * clients)
 
     def told(round: int, update: Update) -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(f"round {round + 1}/{rounds}", done, sum(jobs))
+            progress(f"round {round + 1}/{rounds}", done, rounds * clients)
         if on_update is not None:
             on_update(round, update)
 
@@ -440,14 +415,13 @@ def _rounds(
         seed=experiment.seed,
         start=start,
         state=state,
-        efforts=setting.efforts,
-        proxy=setting.proxy,
+        gate=experiment.gate,
         on_update=on_update,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
         scored, predictions = evaluate(setting, engine, plain.model, final=last)
-        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setting.dataset.classes))
+        result = replace(plain, metrics=scored)
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
@@ -469,12 +443,6 @@ def evaluate(
         return setting.jury.at_the_end(engine, models, personal=personal)
     parts: tuple[Part, ...] = ("validation", "test") if setting.experiment.test_every_round else ("validation",)
     return setting.jury.after_a_round(engine, models, parts), {}
-
-
-def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
-    """The classifier's rows under the names of their findings."""
-    names = {f"class {number}": name for number, name in enumerate(classes)}
-    return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
 class opened_engine:

@@ -79,7 +79,7 @@ class Explanation:
             (t, client, status)
             for t, row in rounds
             for client, status in zip(self.clients, row, strict=True)
-            if status != "counted"
+            if not status.startswith("counted")
         ]
 
 
@@ -100,7 +100,7 @@ def explain(run: Run) -> Explanation:
 
 def _parts(ledger: Ledger, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
-    counted = np.array([status == "counted" for status in ledger.status[round]])
+    counted = np.array([status.startswith("counted") for status in ledger.status[round]])
     scores = _scores(*(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation")))
     if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), shares[counted], atol=1e-6):
         return None

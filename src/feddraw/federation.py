@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Cohort, Job, Method, Model, Proxy, State, Update
+from feddraw.core import Aggregate, Cohort, Job, Method, Model, State, Update
 from feddraw.engines import Engine
-from feddraw.errors import UserError
-from feddraw.gate import Verdict, inspect
+from feddraw.gate import Gate, Verdict, admit
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,11 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = "counted"  # or "refused: why", "missing", or "not asked"
+    status: str = "counted"  # or "counted: and what the gate noted", "refused: why", "missing"
 
-
-@dataclass(frozen=True)
-class PieceEntry:
-    """One client's weight in one round for a piece of the model, where a rule weighs pieces by themselves."""
-
-    round: int
-    client: str
-    piece: str  # a layer, or a class
-    similarity: float = math.nan
-    reputation: float = math.nan
-    weight: float = 0.0
+    @property
+    def counted(self) -> bool:
+        return self.status.startswith("counted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +48,12 @@ class RoundResult:
     ledger: tuple[LedgerEntry, ...]
     loss: float  # mean training loss of the clients that counted
     seconds: Mapping[str, float]  # training and aggregation
-    pieces: tuple[PieceEntry, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.status == "counted"}
+        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
 
 
 def seed_of(run: int, round: int, client: int) -> int:
@@ -81,23 +71,15 @@ def federate(
     seed: int,
     start: int = 0,
     state: State | None = None,
-    efforts: Callable[[int], Mapping[int, float]] | None = None,
-    proxy: Proxy | None = None,
+    gate: Gate | None = None,
     on_update: Callable[[int, Update], None] | None = None,
 ) -> Iterator[RoundResult]:
-    """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands.
-
-    `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
-    `proxy` are labelled images at the server, for the methods that need some.
-    """
-    if method.weighting.proxy and proxy is None:
-        raise UserError("this weighting needs labelled images at the server")
+    """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands."""
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
         began = time.perf_counter()
         broadcast = method.broadcast(state)
-        asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
-        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
+        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast) for i in range(len(clients))]
         updates = []
         for update in engine.train(jobs):
             updates.append(update)
@@ -105,11 +87,10 @@ def federate(
                 on_update(round, update)
         trained = time.perf_counter()
 
-        settled = settle(round, rounds, model, method, state, updates, clients, asked=asked, proxy=proxy)
+        settled = settle(round, rounds, model, method, state, updates, clients, gate)
         model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
-        outcome = (settled.ledger, settled.loss, seconds, settled.pieces)
-        yield RoundResult(round, method.shown(model, state), model, state, *outcome)
+        yield RoundResult(round, method.shown(model, state), model, state, settled.ledger, settled.loss, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +100,6 @@ class Settled:
     model: Model  # the one that is sent next
     state: State
     ledger: tuple[LedgerEntry, ...]
-    pieces: tuple[PieceEntry, ...]
     loss: float
 
 
@@ -131,47 +111,39 @@ def settle(
     state: State,
     updates: Sequence[Update],
     clients: Sequence[str],
-    *,
-    asked: Collection[int] | None = None,  # left out: all
-    proxy: Proxy | None = None,
+    gate: Gate | None = None,
 ) -> Settled:
     """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    verdicts = {update.client: inspect(update, model, method.sends) for update in updates}
-    accepted = [update for update in updates if not verdicts[update.client].reason]
+    accepted, verdicts = admit(updates, model, method.local.sends, len(clients), gate or Gate())
     aggregate = None
     if accepted:
-        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients), proxy), state)
+        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients)), state)
         model, state = aggregate.model, aggregate.state
-    everyone = range(len(clients))
-    ledger = _ledger(round, clients, everyone if asked is None else asked, updates, verdicts, aggregate)
-    pieces = _pieces(round, [clients[update.client] for update in accepted], aggregate)
+    ledger = _ledger(round, clients, updates, verdicts, aggregate)
     loss = float(np.mean([update.metrics["loss"] for update in accepted])) if accepted else math.nan
-    return Settled(model, state, ledger, pieces, loss)
+    return Settled(model, state, ledger, loss)
 
 
 def _ledger(
     round: int,
     clients: Sequence[str],
-    asked: Collection[int],
     updates: Sequence[Update],
     verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
 ) -> tuple[LedgerEntry, ...]:
-    """A line for every client of the federation, counted or not."""
+    """A line for every client of the federation, counted or not, and for whoever else answered."""
     came = {update.client: update for update in updates}
-    counted = [update.client for update in updates if not verdicts[update.client].reason]
-    shares = _shares(counted, verdicts, aggregate)
+    shares = _shares([client for client in came if not verdicts[client].reason], verdicts, aggregate)
+    names = dict(enumerate(clients))
+    names |= {client: f"stranger {client}" for client in came if client not in names}
     lines = []
-    for client, name in enumerate(clients):
-        update = came.get(client)
-        if update is None:
-            lines.append(LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked"))
-        elif client in shares:
-            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares[client]))
+    for client, name in names.items():
+        if client in came:
+            update, status = came[client], verdicts[client].status
+            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
         else:
-            status = f"refused: {verdicts[client].reason}"
-            lines.append(LedgerEntry(round, name, update.size, update.steps, status=status))
+            lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
     return tuple(lines)
 
 
@@ -192,13 +164,3 @@ def _shares(
         client: {name: float(np.broadcast_to(column, len(counted))[place]) for name, column in columns.items()}
         for place, client in enumerate(counted)
     }
-
-
-def _pieces(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
-    """A line for every client and piece."""
-    return tuple(
-        PieceEntry(round, client, piece.name, **{name: float(column[place]) for name, column in columns.items()})
-        for piece in (aggregate.weights.pieces if aggregate else ())
-        for columns in [{**piece.parts, "weight": piece.values}]
-        for place, client in enumerate(counted)
-    )

@@ -32,11 +32,10 @@ from safetensors.numpy import save
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
 from feddraw.errors import UserError
-from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
+from feddraw.federation import LedgerEntry, RoundResult
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
-PIECES = tuple(field.name for field in fields(PieceEntry))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,6 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
         self.ledger = path / "weights.csv"
-        self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
         self.predictions = path / "predictions.safetensors"
@@ -129,9 +127,8 @@ class RunFolder:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
         kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        _keep_rounds_before(round, self.ledger, LEDGER)
-        if self.pieces.is_file():
-            _keep_rounds_before(round, self.pieces, PIECES)
+        lines = [line for line in read_csv(self.ledger) if int(line["round"]) < round]
+        write_whole(self.ledger, csv_text([LEDGER, *([line[name] for name in LEDGER] for line in lines)]).encode())
 
     def add_round(self, result: RoundResult) -> None:
         line = {
@@ -141,11 +138,10 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        append(self.ledger, _csv([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
-        if result.pieces:
-            header = [] if self.pieces.is_file() else [PIECES]
-            lines = [[_cell(value) for value in asdict(entry).values()] for entry in result.pieces]
-            append(self.pieces, _csv([*header, *lines]))
+        self.add_to_ledger(result.ledger)
+
+    def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in entries]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.checkpoint.parent.mkdir(exist_ok=True)
@@ -259,16 +255,11 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
 
 
-def _keep_rounds_before(round: int, path: Path, columns: Sequence[str]) -> None:
-    lines = [line for line in read_csv(path) if int(line["round"]) < round]
-    write_whole(path, _csv([columns, *([line[name] for name in columns] for line in lines)]).encode())
-
-
 def _cell(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -9,7 +9,20 @@ from typing import Annotated, Any
 import click
 import typer
 
-from feddraw.cli import data, demo, explain, explore, listing, paper, run, scenario, stats, weights
+from feddraw.cli import (
+    data,
+    demo,
+    explain,
+    explore,
+    init,
+    listing,
+    paper,
+    run,
+    scenario,
+    stats,
+    study,
+    weights,
+)
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -22,6 +35,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("study")(study.study)
+app.command("init")(init.init)
 app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")

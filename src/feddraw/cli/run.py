@@ -152,7 +152,7 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
             bar.update(task, description=what, completed=ready)
 
         def on_update(round: int, update: Update) -> None:
-            bar.update(task, note=f"loss {update.metrics['loss']:.4f}{phase['area']}")
+            bar.update(task, note=f"loss {update.metrics.get('loss', math.nan):.4f}{phase['area']}")
 
         def on_round(result: RoundResult) -> None:
             phase["area"] = f", validation AUC {result.metrics['validation']['auc']['macro']:.4f}"

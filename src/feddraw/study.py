@@ -1,0 +1,357 @@
+"""A study: a file whose lists are multiplied out, every combination a run in a folder of its own.
+
+Seeds vary slowest, so a study that is stopped half-way has whole replicates. Runs are carried out by worker processes,
+each with the serial engine on one thread: no core has more than one to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import multiprocessing
+import re
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from feddraw.data import Dataset
+from feddraw.data.crew import end_with_parent
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment import HOW, Experiment, complete, open_data, run
+from feddraw.results import RunFolder, append, csv_text, flat, read_csv, read_jsonl, read_toml, write_whole
+
+ALWAYS_NAMED = ("scenario", "method")
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One run of a study."""
+
+    name: str  # of its folder
+    experiment: Experiment
+    label: Mapping[str, str]  # what tells it from the others, by setting
+
+    @property
+    def key(self) -> str:
+        """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
+
+        Where the data lie on this machine and how the run is carried out are no part of it.
+        """
+        here, usual = flat(self.experiment.table()), flat(Experiment().table())
+        table = {name: value for name, value in here.items() if name not in HOW and usual.get(name) != value}
+        for name in ("data.name", "data.path"):
+            if isinstance(table.get(name), str):
+                table[name] = Path(table[name]).name
+        return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+
+
+def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[Planned]:
+    """All runs of a study's file: an experiment file in which any value may be a list.
+
+    `[[case]]` tables are alternatives: each is combined with what stands outside of them. `preset` names what the
+    settings start from. A list inside a list is a value.
+    """
+    table = read_toml(path)
+    preset = table.pop("preset", "laptop")
+    cases = table.pop("case", [{}])
+    if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
+        raise UserError(f"{path}: a case is a table with two brackets: [[case]]")
+    found = [
+        _planned(Experiment.preset(preset), settings, label, changes or {})
+        for case in cases
+        for settings, label in _combinations(table | case)
+    ]
+    for planned in found:
+        if not trust:
+            planned.experiment.refuse_code(path)
+    found.sort(key=lambda planned: planned.experiment.seed)
+    _require_different_names(found, path)
+    return found
+
+
+def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Every choice of one element from each list, with words for what was chosen."""
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
+    for name, value in table.items():
+        items = value if isinstance(value, list) else [value]
+        choices = [choice for item in items for choice in _choices(item)]
+        found = [
+            (settings | {name: chosen}, label | _label(name, chosen, inner, len(items) > 1))
+            for settings, label in found
+            for chosen, inner in choices
+        ]
+    return found
+
+
+def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
+    return [*_combinations(item)] if isinstance(item, Mapping) else [(item, {})]
+
+
+def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
+    """What to call a choice: a section by its name and its own settings, a number by its setting's name."""
+    if not isinstance(chosen, Mapping):
+        return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
+    if name not in ALWAYS_NAMED and not several:
+        return {f"{name}.{key}": value for key, value in inner.items()}
+    shown = chosen if several else {key: chosen[key] for key in inner}
+    own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
+    return {name: ",".join([str(chosen.get("name", "")), *own])}
+
+
+def _planned(
+    base: Experiment, settings: Mapping[str, Any], label: dict[str, str], changes: Mapping[str, Any]
+) -> Planned:
+    dotted: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            dotted |= {name: value["name"]} if "name" in value else {}
+            dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
+        else:
+            dotted[name] = value
+    experiment = base.with_settings(dotted).with_settings(changes)
+    label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
+    others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
+    name = "_".join([*words, f"seed={experiment.seed}"])
+    return Planned(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
+
+
+def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
+    seen: set[str] = set()
+    for planned in runs:
+        if planned.name in seen:
+            raise UserError(f"{path} asks for {planned.name} more than once")
+        seen.add(planned.name)
+
+
+def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
+    """`i/n`: every n-th run, beginning with the i-th."""
+    parts = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
+        raise UserError(f"--shard takes i/n with i from 1 to n, not '{shard}'")
+    return list(runs[int(parts[1]) - 1 :: int(parts[2])])
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+
+
+def row_of(planned: Planned, out: Path) -> dict[str, Any]:
+    """A finished run as a line of the study's table."""
+    folder = RunFolder(out / planned.name)
+    found = json.loads(folder.metrics.read_text(encoding="utf-8"))
+    rounds = read_jsonl(folder.rounds)
+    curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
+    own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
+    row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
+    row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
+    row["validation_auc"] = found["validation"]["auc"]["macro"]
+    for kind in ("auc", "gm"):
+        row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
+    row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
+    row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
+    row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
+    row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
+    return row
+
+
+class ResultTable:
+    """A CSV with a line for every finished run; written whole, so that columns may come later."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        for row in read_csv(path):
+            if "key" not in row:
+                raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")
+            self.rows[row["key"]] = row
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        new = [row for row in rows if row["key"] not in self.rows]
+        if not new:
+            return
+        self.rows |= {row["key"]: dict(row) for row in new}
+        columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+        lines = [[_cell(row.get(name)) for name in columns] for row in self.rows.values()]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, csv_text([columns, *lines]).encode())
+
+
+def _cell(value: Any) -> Any:
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if missing else round(value, 6) if isinstance(value, float) else value
+
+
+# ---------------------------------------------------------------------------------------------------- the work
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a study."""
+
+    kind: Literal["skipped", "started", "progress", "finished", "failed"]
+    run: str
+    text: str = ""
+    done: float = 0.0  # share of the run
+    row: Mapping[str, Any] | None = None
+
+
+def conduct(runs: Sequence[Planned], out: Path, workers: int, tables: Sequence[ResultTable]) -> Iterator[Event]:
+    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others."""
+    waiting = []
+    for planned in runs:
+        event = _already(planned, out, tables)
+        if event is None:
+            waiting.append(planned)
+        else:
+            yield event
+    crew = _Crew(out, min(workers, len(waiting)))
+    try:
+        for event in crew.carry_out(waiting):
+            if event.row is not None:
+                for table in tables:
+                    table.add([event.row])
+            yield event
+    finally:
+        crew.dismiss()
+
+
+def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
+    """Whether there is nothing to do for a run, or nothing that can be done."""
+    folder = RunFolder(out / planned.name)
+    try:
+        wanted = complete(planned.experiment).table()
+        if folder.begin(wanted, resume=True, how=HOW) == "finished":
+            row = row_of(planned, out)
+            for table in tables:
+                table.add([row])
+            return Event("skipped", planned.name, row=row)
+    except UserError as mistake:
+        return Event("failed", planned.name, str(mistake))
+    listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
+    return None if listed is None else Event("skipped", planned.name, row=listed)
+
+
+class _Crew:
+    """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed."""
+
+    def __init__(self, out: Path, workers: int) -> None:
+        self.out = out
+        self._members = dict(self._hire() for _ in range(workers))
+        self._busy: dict[Connection, Planned] = {}
+
+    def _hire(self) -> tuple[Connection, SpawnProcess]:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there,), daemon=True)
+        process.start()
+        there.close()  # or the pipe would not tell when the worker is gone
+        return here, process
+
+    def carry_out(self, runs: Sequence[Planned]) -> Iterator[Event]:
+        waiting = list(reversed(runs))
+        while waiting or self._busy:
+            for pipe in [p for p in self._members if p not in self._busy]:
+                if waiting:
+                    yield self._begin(pipe, waiting.pop())
+            for heard in wait(list(self._busy)):
+                assert isinstance(heard, Connection)
+                yield self._hear(heard)
+
+    def _begin(self, pipe: Connection, planned: Planned) -> Event:
+        self._busy[pipe] = planned
+        request = {"experiment": planned.experiment.table(), "folder": str(self.out / planned.name)}
+        pipe.send_bytes(json.dumps(request).encode())
+        return Event("started", planned.name)
+
+    def _hear(self, pipe: Connection) -> Event:
+        planned = self._busy[pipe]
+        try:
+            said = json.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return self._replace(pipe)
+        if "progress" in said:
+            return Event("progress", planned.name, *said["progress"])
+        del self._busy[pipe]
+        if "failed" in said:
+            if "traceback" in said:
+                append(self.out / "failures.log", f"{planned.name}\n{said['traceback']}\n")
+            return Event("failed", planned.name, said["failed"])
+        return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
+
+    def _replace(self, pipe: Connection) -> Event:
+        planned, process = self._busy.pop(pipe), self._members.pop(pipe)
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        advice = "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
+        member, replacement = self._hire()
+        self._members[member] = replacement
+        return Event("failed", planned.name, f"its worker {how}{advice}")
+
+    def dismiss(self) -> None:
+        for pipe, process in self._members.items():
+            pipe.close()
+            process.terminate()
+        for process in self._members.values():
+            process.join()
+
+
+# ---------------------------------------------------------------------------------------------------- the worker
+
+
+def serve(pipe: Connection) -> None:
+    """A worker's life: one run after the other until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    warnings.simplefilter("ignore")  # what is undefined is in metrics.json, and said in the report
+    opened: dict[str, Dataset] = {}
+    try:
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(json.dumps(_carry_out(pipe, request, opened)).encode())
+    except (EOFError, OSError):
+        pass  # the parent has closed the pipe
+
+
+def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset]) -> dict[str, Any]:
+    last = 0.0
+
+    def progress(what: str, ready: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > 0.5:
+            last = now
+            pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
+
+    try:
+        experiment = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
+        dataset = _opened(experiment, opened, progress)
+        for _ in run(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
+            pass
+    except (UserError, RunFailed) as mistake:
+        return {"failed": str(mistake)}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    return {"finished": True}
+
+
+def _opened(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
+    """The data of the run; the last ones stay open, since most runs of a study share them."""
+    key = json.dumps(complete(experiment).data, sort_keys=True)
+    if key not in opened:
+        while len(opened) > 1:
+            del opened[next(iter(opened))]
+        opened[key] = open_data(experiment, progress)
+    return opened[key]

@@ -1,0 +1,218 @@
+"""The gate: what is out of proportion is told, refused or clipped, and no door leads around it."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bad_updates import BAD
+from feddraw import catalog
+from feddraw.engines.processes import Processes
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, make_method
+from feddraw.federation import federate
+from feddraw.gate import Gate, admit
+from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, train
+
+METHODS = catalog.names("methods")
+IN_WORKERS = METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]  # a worker takes seconds to start
+
+
+def method_of(name):
+    return make_method(Experiment(method=name))
+
+
+def longer(update, times, sent):
+    """The same direction, so many times as far."""
+    params = sent.params + np.float32(times) * (update.model.params - sent.params)
+    return replace(update, model=replace(update.model, params=params))
+
+
+def moved(lengths, **settings):
+    """Clients that moved so far along the first axis, through the gate: what counts and what was found."""
+    cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
+    return admit(cohort.updates, cohort.model, {}, len(lengths), Gate(**settings))
+
+
+# ---------------------------------------------------------------------------------------------------- proportion
+
+
+def test_a_move_beyond_the_factor_is_told_in_the_ledger_and_counted_by_default():
+    accepted, verdicts = moved([1, 1.2, 0.9, 30])
+    assert len(accepted) == 4
+    assert verdicts[3].status == "counted: moved 27.3 times the median"
+    assert [verdicts[client].status for client in range(3)] == ["counted"] * 3
+
+
+def test_a_move_beyond_the_factor_is_refused_where_that_is_asked_for():
+    accepted, verdicts = moved([1, 1.2, 0.9, 30], norm="refuse")
+    assert [update.client for update in accepted] == [0, 1, 2]
+    assert verdicts[3].status == "refused: moved 27.3 times the median (limit 10)"
+
+
+def test_the_gate_can_be_silent():
+    assert {verdict.status for verdict in moved([1, 1, 1, 1e6], norm="off")[1].values()} == {"counted"}
+
+
+def test_the_factor_is_a_setting():
+    assert moved([1, 1, 4], norm="refuse", factor=5)[1][2].status == "counted"
+    assert moved([1, 1, 4], norm="refuse", factor=3)[1][2].status.startswith("refused")
+
+
+def test_clipping_cuts_a_move_to_medians_and_says_so():
+    accepted, verdicts = moved([1, 1, 1, 8], clip=2)
+    assert accepted[3].model.params.tolist() == [2, 0]
+    assert verdicts[3].status == "counted: clipped from 8 to 2 times the median"
+    assert verdicts[3].distance == 2
+    assert accepted[0].model.params.tolist() == [1, 0]
+
+
+def test_clipping_keeps_variances_between_the_sent_and_the_clients():
+    method = method_of("fedavg")
+    sent = initial()
+    engine = Altered(bench(method), lambda updates: [*updates[:3], longer(copied(updates[3]), 50, sent)])
+    options = {"rounds": 1, "seed": 0}
+    plain = next(federate(sent, method, engine, NAMES, **options))
+    clipped = next(federate(sent, method, engine, NAMES, gate=Gate(clip=1.5), **options))
+    assert clipped.ledger[3].status.startswith("counted: clipped from")
+    assert clipped.ledger[3].counted
+    assert clipped.weights.keys() == plain.weights.keys()
+    move = np.linalg.norm(clipped.model.params - sent.params)
+    assert move < np.linalg.norm(plain.model.params - sent.params) / 3
+    variances = [value for key, value in clipped.model.arrays().items() if key.endswith("running_var")]
+    assert all((value > 0).all() for value in variances)
+
+
+def test_a_refusal_comes_before_clipping():
+    assert moved([1, 1, 1, 80], norm="refuse", clip=2)[1][3].status.startswith("refused")
+
+
+def test_one_or_two_clients_have_nobody_to_be_compared_with():
+    for lengths in ([5.0], [1.0, 1e6]):
+        assert {verdict.status for verdict in moved(lengths, norm="refuse", factor=2)[1].values()} == {"counted"}
+
+
+def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
+    assert len(moved([0, 0, 0, 1], norm="refuse", clip=1)[0]) == 4
+
+
+def test_vectors_beside_the_model_are_compared_too():
+    method = method_of("scaffold")
+    name = next(iter(method.local.sends))
+
+    def poison(updates):
+        first = copied(updates[0])
+        return [replace(first, extra={name: 1000 * first.extra[name]}), *updates[1:]]
+
+    engine = Altered(bench(method), poison)
+    result = next(federate(initial(), method, engine, NAMES, rounds=1, seed=0, gate=Gate(norm="refuse")))
+    assert result.ledger[0].status.startswith(f"refused: {name} of ")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_scaled_update_is_refused_under_every_method(name):
+    method = method_of(name)
+    first = train(method)[0]
+    sent, state = first.next_model, first.state
+    kept = []
+    engine = Altered(bench(method), lambda updates: kept.extend(map(copied, updates)) or updates)
+    next(federate(sent, method, engine, NAMES, rounds=3, seed=0, start=1, state=state))
+    options = {"rounds": 3, "seed": 0, "start": 1, "state": state, "gate": Gate(norm="refuse")}
+    scaled = [*kept[:3], longer(kept[3], 1000, sent)]
+    result = next(federate(sent, method, Canned(scaled), NAMES, **options))
+    without = next(federate(sent, method, Canned(kept[:3]), NAMES, **options))
+    assert result.ledger[3].status.startswith("refused: moved")
+    assert same(result.model, without.model)
+
+
+# ---------------------------------------------------------------------------------------------------- who answers
+
+
+def one_round(updates, clients=NAMES):
+    return next(federate(initial(), method_of("fedavg"), Canned(updates), clients, rounds=1, seed=0))
+
+
+@pytest.fixture(scope="module")
+def good():
+    kept = []
+    train(method_of("fedavg"), engine=Altered(bench(method_of("fedavg")), lambda u: kept.extend(map(copied, u)) or u))
+    return kept
+
+
+def test_a_client_that_answers_twice_does_not_count_twice(good):
+    result = one_round([*good, good[1]])
+    assert result.ledger[1].status == "refused: answered 2 times in one round"
+    assert same(result.model, one_round([good[0], *good[2:]]).model)
+
+
+@pytest.mark.parametrize("number", [4, -1, 10**9])
+def test_a_stranger_is_refused_and_has_a_line_in_the_ledger(good, number):
+    result = one_round([*good, replace(good[0], client=number)])
+    assert result.ledger[4].client == f"stranger {number}"
+    assert result.ledger[4].status == "refused: not a client of this federation"
+    assert same(result.model, one_round(good).model)
+
+
+def test_fewer_updates_than_clients_are_missing(good):
+    assert [entry.status for entry in one_round(good[:2]).ledger] == ["counted", "counted", "missing", "missing"]
+
+
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_no_bad_update_from_a_worker_process_is_averaged(name):
+    """The serial engine's are tried in the battery."""
+    method = method_of(name)
+    options = {"rounds": 2, "seed": 0}
+    with closing(Processes(bench(method).trainer, 1, NAMES)) as engine:
+        kept = []
+        next(
+            federate(
+                initial(), method, Altered(engine, lambda updates: kept.extend(updates) or updates), NAMES, **options
+            )
+        )
+        first, *others = sorted(map(copied, kept), key=lambda update: update.client)
+        del kept[:]  # they lie in memory that is about to go
+    without = next(federate(initial(), method, Canned(others), NAMES, **options))
+    for how, (spoilt, reason) in BAD.items():
+        result = next(federate(initial(), method, Canned([spoilt(first), *others]), NAMES, **options))
+        assert result.ledger[0].status.startswith(f"refused: {reason}"), how
+        assert same(result.model, without.model), how
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"gate.norm": "ignore"}, "gate.norm must be one of off, warn, refuse, not ignore"),
+        ({"gate.factor": 0.5}, "gate.factor must be at least 1 median, not 0.5"),
+        ({"gate.factor": math.nan}, "gate.factor must be at least 1 median"),
+        ({"gate.clip": -1.0}, "gate.clip must be zero or more"),
+        ({"gate.max_size": 0}, "gate.max_size must be at least 1 image"),
+        ({"gate.nrm": "warn"}, "gate has no setting 'nrm': it has norm, factor, clip, max_size"),
+        ({"gate": "refuse"}, "gate is a table: set one of its values, such as gate.norm"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_line(settings, says):
+    from feddraw.experiment import complete
+
+    with pytest.raises(UserError) as error:
+        complete(Experiment().with_settings(settings))
+    assert says in str(error.value)
+
+
+def test_the_gate_is_a_section_of_the_experiment():
+    experiment = Experiment().with_settings({"gate.norm": "refuse", "gate.max_size": 5000})
+    assert experiment.gate == Gate(norm="refuse", max_size=5000)
+    assert experiment.table()["gate"]["norm"] == "refuse"
+    assert Experiment.of(experiment.table()) == experiment
+
+
+def test_a_client_that_claims_more_images_than_allowed_is_refused(good):
+    _, verdicts = admit([replace(good[0], size=5001), *good[1:]], initial(), {}, 4, Gate(max_size=5000))
+    assert verdicts[0].status == "refused: size 5001 is not a number of images from 1 to 5000"

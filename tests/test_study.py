@@ -1,0 +1,203 @@
+"""Studies: what a file means, what is skipped, what happens to runs that fail, and a kill that changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from feddraw.errors import UserError
+from feddraw.study import ResultTable, conduct, read_study, shard_of
+
+TINY = """
+rounds = 2
+seed = [0, 1]
+method = ["feddraw", "uniform"]
+[data]
+name = "phantom"
+size = 28
+train = 120
+validation = 60
+test = 60
+[scenario]
+name = "quantity"
+clients = 2
+[model]
+name = "compact"
+growth = 8
+[training]
+epochs = 1
+batch_size = 32
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="tiny.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def names(path, **options):
+    return [planned.name for planned in read_study(path, **options)]
+
+
+def rows(path):
+    with path.open(newline="") as lines:
+        return {row["run"]: {k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(lines)}
+
+
+# ---------------------------------------------------------------------------------------------------- the file
+
+
+def test_lists_are_multiplied_out_with_the_seed_slowest(file):
+    assert names(file('seed = [0, 1]\nscenario = ["CHM-2", "CHM-5"]\nmethod = ["fedavg", "uniform"]')) == [
+        "CHM-2_fedavg_seed=0", "CHM-2_uniform_seed=0", "CHM-5_fedavg_seed=0", "CHM-5_uniform_seed=0",
+        "CHM-2_fedavg_seed=1", "CHM-2_uniform_seed=1", "CHM-5_fedavg_seed=1", "CHM-5_uniform_seed=1",
+    ]  # fmt: skip
+
+
+def test_a_method_may_come_with_settings_and_lists_inside(file):
+    found = read_study(
+        file('method = ["feddraw", {name = "feddraw", eta = [0.1, 0.2]}]\n[training]\nlr = [1e-3, 1e-2]')
+    )
+    assert [planned.name for planned in found][2:] == [
+        "CHM-2_feddraw,eta=0.1_lr=0.001_seed=0", "CHM-2_feddraw,eta=0.1_lr=0.01_seed=0",
+        "CHM-2_feddraw,eta=0.2_lr=0.001_seed=0", "CHM-2_feddraw,eta=0.2_lr=0.01_seed=0",
+    ]  # fmt: skip
+    assert found[2].experiment.method["eta"] == 0.1
+    assert found[3].experiment.training.lr == 0.01
+    assert found[2].label == {"scenario": "CHM-2", "method": "feddraw,eta=0.1", "training.lr": "0.001"}
+
+
+def test_cases_are_alternatives_on_top_of_what_they_share(file):
+    text = 'seed = 3\n[[case]]\nscenario = ["CHM-1", "CHM-2"]\n[[case]]\nscenario = "iid"\nmethod = "uniform"'
+    found = read_study(file(text))
+    assert [planned.name for planned in found] == ["CHM-1_feddraw_seed=3", "CHM-2_feddraw_seed=3", "iid_uniform_seed=3"]
+    assert found[2].experiment.scenario["scale"] == 1.0
+
+
+def test_a_list_inside_a_list_is_a_value(file):
+    (only,) = read_study(file('[data]\nname = "chestmnist"\nfindings = [["Edema", "Hernia"]]'))
+    assert only.experiment.data["findings"] == ["Edema", "Hernia"]
+
+
+def test_the_studies_that_come_with_the_package_can_be_read(request):
+    found = {path.stem: read_study(path) for path in (request.config.rootpath / "studies").glob("*.toml")}
+    assert len(found["paper"]) == 8 * 12 * 5
+    assert len(found["nih-replication"]) == 5 * 5 * 11
+    assert {planned.experiment.training.lr for planned in found["paper"]} == {1e-5}
+
+
+def test_the_key_of_a_run_does_not_depend_on_where_its_data_lie(file):
+    (one,) = read_study(file(""), {"data": "phantom", "data.path": "/here/a.npz"})
+    (same,) = read_study(file(""), {"data": "phantom", "data.path": "elsewhere/a.npz", "engine": "serial"})
+    (other,) = read_study(file("seed = 1"), {"data": "phantom", "data.path": "/here/a.npz"})
+    assert one.key == same.key != other.key
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "method = ['fedavg', 'fedavg']": "asks for CHM-2_fedavg_seed=0 more than once",
+        "methods = ['fedavg']": "did you mean method",
+        "preset = 'desktop'": "desktop",
+        "[case]\nseed = 1": r"\[\[case\]\]",
+        "method = 'mylab.rules:ours'": "add --trust",
+        "rounds = ['ten']": "rounds",
+    }.items(),
+)
+def test_a_mistake_in_the_file_is_one_line(file, text, message):
+    with pytest.raises(UserError, match=message):
+        read_study(file(text))
+
+
+def test_shards_share_the_runs_out(file):
+    runs = read_study(file("seed = [0, 1, 2, 3, 4]"))
+    parts = [shard_of(runs, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
+    for wrong in ("0/3", "4/3", "1", "1/0", "a/b"):
+        with pytest.raises(UserError, match="--shard takes"):
+            shard_of(runs, wrong)
+
+
+# ---------------------------------------------------------------------------------------------------- the work
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.toml").write_text(TINY)
+    runs = read_study(folder / "tiny.toml")
+    events = list(conduct(runs, folder / "out", 2, [ResultTable(folder / "out" / "results.csv")]))
+    assert [event.kind for event in events if event.kind in ("finished", "failed")] == ["finished"] * 4
+    return folder
+
+
+def test_a_finished_study_has_a_line_for_every_run(whole):
+    found = rows(whole / "out" / "results.csv")
+    assert len(found) == 4
+    for row in found.values():
+        assert 0 <= float(row["auc"]) <= 1
+        assert row["scenario"] == "quantity"
+        assert float(row["auc Edema"]) >= 0
+
+
+def test_runs_of_one_seed_have_the_same_partition_under_every_method(whole):
+    found = rows(whole / "out" / "results.csv")
+    assert found["quantity_feddraw_seed=0"]["partition"] == found["quantity_uniform_seed=0"]["partition"]
+
+
+def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
+    runs = read_study(whole / "tiny.toml")
+    again = list(conduct(runs, whole / "out", 2, []))
+    assert [event.kind for event in again] == ["skipped"] * 4
+    table = ResultTable(whole / "out" / "results.csv")
+    elsewhere = list(conduct(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table]))
+    assert [event.kind for event in elsewhere] == ["skipped"] * 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_is_told_and_does_not_stop_the_others(file, tmp_path):
+    text = TINY.replace('seed = [0, 1]\nmethod = ["feddraw", "uniform"]', 'method = ["uniform"]')
+    path = file(text.replace("clients = 2", "clients = [2, 500]"))
+    table = ResultTable(tmp_path / "results.csv")
+    events = list(conduct(read_study(path), tmp_path / "out", 1, [table]))
+    ended = {event.kind: event for event in events if event.kind in ("finished", "failed")}
+    assert "500" in ended["failed"].run
+    assert "500" in ended["failed"].text
+    assert len(table.rows) == 1
+    retried = [event.kind for event in conduct(read_study(path), tmp_path / "out", 1, [table])]
+    assert [kind for kind in retried if kind != "progress"] == ["skipped", "started", "failed"]
+
+
+def test_other_settings_under_the_same_name_are_refused(whole):
+    changed = read_study(whole / "tiny.toml", {"training.lr": 0.5})
+    events = list(conduct(changed, whole / "out", 1, []))
+    assert all(event.kind == "failed" and "training.lr" in event.text for event in events)
+
+
+def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
+    command = [sys.executable, "-m", "feddraw", "study", str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = tmp_path / "out" / "quantity_feddraw_seed=0" / "checkpoint"
+    deadline = time.monotonic() + 60
+    while not first.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "table: " in done.stdout
+    assert rows(tmp_path / "out" / "results.csv") == rows(whole / "out" / "results.csv")
+    models = [folder / "quantity_feddraw_seed=1" / "model.safetensors" for folder in (tmp_path / "out", whole / "out")]
+    assert models[0].read_bytes() == models[1].read_bytes()

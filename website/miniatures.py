@@ -1,0 +1,45 @@
+"""Small stand-ins for archives that the documentation speaks of, drawn from phantoms: same layout, no patient."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from feddraw.data import FINDINGS, Dataset
+
+
+def phantoms(images: int = 240, size: int = 32) -> Dataset:
+    from feddraw.data.phantom import phantom
+
+    return phantom(size=size, mix="chexpert", train=images, validation=0, test=0, seed=1)
+
+
+def write_images(dataset: Dataset, folder: Path, names: Sequence[str]) -> None:
+    from PIL import Image
+
+    for image, name in zip(dataset.images, names, strict=True):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(image)).save(path)
+
+
+def write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def own_images(folder: Path) -> None:
+    """`mine.csv`, with three hospitals, two images a patient and findings of its own, beside a folder of PNG files."""
+    dataset = phantoms()
+    names = [f"images/{number:04d}.png" for number in range(len(dataset.labels))]
+    write_images(dataset, folder, names)
+    hospitals = ["North"] * 120 + ["East"] * 80 + ["South"] * 40
+    values = dataset.labels.values
+    rows = [
+        [name, f"P{number // 2:03d}", hospital, *(int(value) for value in row[:3])]
+        for number, (name, hospital, row) in enumerate(zip(names, hospitals, values, strict=True))
+    ]
+    write_table(folder / "mine.csv", ["Path", "Patient ID", "Hospital", *FINDINGS[:3]], rows)
