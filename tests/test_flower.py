@@ -37,7 +37,7 @@ ROUNDS = 3
 
 def app(method: Method, memory: Path) -> ClientApp:
     """The tiny federation's clients behind Flower's door."""
-    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local)
+    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks)
 
     def site(context: Any) -> Site:
         number = int(context.node_config["partition-id"])

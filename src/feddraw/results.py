@@ -32,10 +32,11 @@ from safetensors.numpy import save
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
 from feddraw.errors import UserError
-from feddraw.federation import LedgerEntry, RoundResult
+from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
+PIECES = tuple(field.name for field in fields(PieceEntry))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
         self.ledger = path / "weights.csv"
+        self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
         self.predictions = path / "predictions.safetensors"
@@ -127,8 +129,9 @@ class RunFolder:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
         kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        lines = [line for line in read_csv(self.ledger) if int(line["round"]) < round]
-        write_whole(self.ledger, csv_text([LEDGER, *([line[name] for name in LEDGER] for line in lines)]).encode())
+        _keep_rounds_before(round, self.ledger, LEDGER)
+        if self.pieces.is_file():
+            _keep_rounds_before(round, self.pieces, PIECES)
 
     def add_round(self, result: RoundResult) -> None:
         line = {
@@ -139,9 +142,12 @@ class RunFolder:
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
         self.add_to_ledger(result.ledger)
+        if result.pieces:
+            header = [] if self.pieces.is_file() else [PIECES]
+            append(self.pieces, csv_text([*header, *_rows(result.pieces)]))
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
-        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in entries]))
+        append(self.ledger, csv_text(_rows(entries)))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.checkpoint.parent.mkdir(exist_ok=True)
@@ -253,6 +259,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
+
+
+def _keep_rounds_before(round: int, path: Path, columns: Sequence[str]) -> None:
+    lines = [line for line in read_csv(path) if int(line["round"]) < round]
+    write_whole(path, csv_text([columns, *([line[name] for name in columns] for line in lines)]).encode())
+
+
+def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    return [[_cell(value) for value in asdict(entry).values()] for entry in entries]
 
 
 def _cell(value: Any) -> Any:

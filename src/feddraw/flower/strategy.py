@@ -262,7 +262,7 @@ class MethodStrategy(FedAvg):
             answers,
             known,
             self.model,
-            sends=self.method.local.sends,
+            sends=self.method.sends,
             size_key=self.weighted_by_key,
             arrays_key=self.arrayrecord_key,
         )
