@@ -24,7 +24,7 @@ FLOORS = [
     {"methods"},
     {"engines", "gate", "participation"},
     {"federation", "evaluation"},
-    {"results"},
+    {"results", "board"},
     {"experiment"},
 ]
 # Leaves know at most the words and one another where named.

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw import catalog, models, scenarios
+from feddraw.board import board, check_installed
 from feddraw.core import Method, Model, Update
 from feddraw.data import Dataset, Labels, Part
 from feddraw.data.catalog import defaults as dataset_defaults
@@ -42,7 +43,7 @@ OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent ba
 NAMED = ("data", "scenario", "model", "method")
 SETTINGS = {"training": Training, "participation": Participation, "gate": Gate}  # sections without a name
 ENGINES = ("serial", "processes")
-HOW = ("engine", "workers")  # settings that change how a run is carried out, but not its outcome
+HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Experiment:
     proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: Literal["serial", "processes"] = "processes"
     workers: int = 0  # 0: one a core, but not more than clients
+    tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
 
     def __post_init__(self) -> None:
         for name in NAMED:
@@ -394,6 +396,8 @@ def run(
     """
     folder = None if out is None else RunFolder(Path(out))
     wanted = complete(experiment).table()
+    if experiment.tensorboard:
+        check_installed()
     if folder is not None and folder.begin(wanted, resume=resume, how=HOW) == "finished":
         return
     setting = prepare(experiment, dataset=dataset, progress=progress)
@@ -402,9 +406,13 @@ def run(
         if folder is not None:
             folder.write_settings(wanted, partition=setting.partition)
             checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
-        with opened_engine(setting) as engine:
-            told = _counting(setting, progress, on_update, 0 if checkpoint is None else checkpoint.next_round)
-            yield from _rounds(setting, engine, folder, checkpoint, told)
+        start = 0 if checkpoint is None else checkpoint.next_round
+        shown = folder.path if folder is not None and experiment.tensorboard else None
+        with opened_engine(setting) as engine, board(shown, start) as show:
+            told = _counting(setting, progress, on_update, start)
+            for result in _rounds(setting, engine, folder, checkpoint, told):
+                show(result)
+                yield result
 
 
 def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
