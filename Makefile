@@ -2,8 +2,9 @@
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PIP_NO_INPUT = 1
+KILLS ?= 320
 
-.PHONY: install demo test lint types docs docs-test bench clean
+.PHONY: install demo test lint types faults docs docs-test bench clean
 
 install: .venv/installed
 
@@ -15,7 +16,7 @@ install: .venv/installed
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[dev,densenet,dicom,flower]'
+	$(PIP) --editable '.[dev,densenet,dicom]'
 	@touch $@ .venv/installed
 
 .venv/installed-docs: .venv/installed-dev
@@ -43,6 +44,11 @@ docs: .venv/installed-docs
 # Runs every command and code block of README and docs, follows every link, and opens the site in a browser.
 docs-test: docs
 	.venv/bin/python -m pytest website
+
+# Hundreds of kills at chosen and at random moments; a table by phase, and an error if a byte differs.
+faults: .venv/installed-dev
+	.venv/bin/python tests/faults/kills.py --kills $(KILLS)
+	FEDDRAW_LONG=1 .venv/bin/python -m pytest tests/test_gate.py tests/faults/test_trouble.py
 
 bench: .venv/installed-dev
 	.venv/bin/python benchmarks/rounds.py

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from feddraw.plots import draw_lines, draw_weights
-from feddraw.results import RunFolder, read_csv, read_jsonl, read_toml, write_whole
+from feddraw.results import RunFolder, read_csv, read_json, read_jsonl, read_toml, write_whole
 
 METRICS = {"auc": "AUC", "gm": "GM"}
 
@@ -39,7 +38,7 @@ def read_run(path: Path) -> Finished:
     areas = [
         math.nan if (area := entry["validation"]["macro"]) is None else area for entry in read_jsonl(folder.rounds)
     ]
-    metrics = json.loads(folder.metrics.read_text(encoding="utf-8"))
+    metrics = read_json(folder.metrics)
     return Finished(settings["method"]["name"], settings, metrics, weights, areas)
 
 

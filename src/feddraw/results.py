@@ -7,6 +7,7 @@ cut off and are dropped on resume. A run is finished when `metrics.json` is ther
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
@@ -17,9 +18,10 @@ import platform
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +33,12 @@ from safetensors.numpy import save
 
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
-from feddraw.errors import UserError
-from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
+from feddraw.errors import RunFailed, UserError
+from feddraw.federation import LedgerEntry, RoundResult
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
-PIECES = tuple(field.name for field in fields(PieceEntry))
+MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,6 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
         self.ledger = path / "weights.csv"
-        self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
         self.predictions = path / "predictions.safetensors"
@@ -104,8 +105,9 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others out of the folder; the lock of a dead process is nobody's."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY)
+        with reporting(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -127,11 +129,13 @@ class RunFolder:
 
     def forget_from(self, round: int) -> None:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
-        kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
+        try:
+            kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
+            lines = [[line[name] for name in LEDGER] for line in read_csv(self.ledger) if int(line["round"]) < round]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder, start again") from None
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        _keep_rounds_before(round, self.ledger, LEDGER)
-        if self.pieces.is_file():
-            _keep_rounds_before(round, self.pieces, PIECES)
+        write_whole(self.ledger, csv_text([LEDGER, *lines]).encode())
 
     def add_round(self, result: RoundResult) -> None:
         line = {
@@ -141,16 +145,11 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        self.add_to_ledger(result.ledger)
-        if result.pieces:
-            header = [] if self.pieces.is_file() else [PIECES]
-            append(self.pieces, csv_text([*header, *_rows(result.pieces)]))
-
-    def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
-        append(self.ledger, csv_text(_rows(entries)))
+        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint.parent.mkdir(exist_ok=True)
+        with reporting(self.checkpoint):
+            self.checkpoint.parent.mkdir(exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
         document = {
             "next_round": checkpoint.next_round,
@@ -165,21 +164,10 @@ class RunFolder:
         """The last complete round, or None if there is none; a damaged file is refused."""
         if not self.checkpoint.is_file():
             return None
-        damaged = UserError(f"{self.checkpoint} is damaged: delete {self.path} and start again")
         try:
-            with safe_open(self.checkpoint, "np") as file:
-                document = json.loads(file.metadata()["feddraw"])
-                arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            expected = document.pop("blake2")
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-            raise damaged from None
-        if expected != _digest(arrays, document):
-            raise damaged
-        model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
-        if len(model.params) != layout.length("param"):
-            raise damaged
-        memory = {int(client): vectors for client, vectors in _repack(document["memory"], arrays).items()}
-        return Checkpoint(model, _repack(document["state"], arrays), document["next_round"], memory)
+            return _read_checkpoint(self.checkpoint, layout)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise UserError(f"{self.checkpoint} is damaged: delete {self.path} and start again") from None
 
     # ------------------------------------------------------------------------------------------ the end
 
@@ -197,77 +185,106 @@ class RunFolder:
 # ---------------------------------------------------------------------------------------------------- files
 
 
+def read_text(path: Path, limit: int) -> str:
+    """A file of text that is not larger than it should be; what is no regular file is not opened."""
+    try:
+        if not path.is_file():
+            raise UserError(f"cannot read {path}: {'it is no file' if path.exists() else 'No such file or directory'}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > limit:
+        raise UserError(f"{path} is larger than {limit >> 20} MB: not a file of this kind")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8: {error}") from None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
-        if path.stat().st_size > 1 << 20:
-            raise UserError(f"{path} is larger than 1 MB: not an experiment file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path, MAX_SETTINGS))
+    except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: it is nested too deeply") from None
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON object from a file, or the one line that says why not."""
+    found = parse_json(read_text(path, limit))
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not valid JSON with a name for every value")
+    return found
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What the text says; None if it is not JSON, or nested too deeply, or has numbers that are too long."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: to a temporary file, to the disk, then under its name."""
+    """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
     part = path.with_name(path.name + ".part")
-    with _reporting(path), part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with reporting(path):
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)  # on a full disk it would be in the way
+            raise
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def append(path: Path, text: str) -> None:
-    with _reporting(path), path.open("a", encoding="utf-8", newline="") as file:
+    with reporting(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
-class _reporting:
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
     """A full disk or a folder gone read-only, in one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
-            raise UserError(f"cannot write {self.path}: {error.strerror}; what was written before is kept") from None
+    try:
+        yield
+    except OSError as error:
+        failed = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        kind = RunFailed if failed else UserError
+        raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a torn last line is passed over."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    entries = []
-    for line in lines:
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return entries
+    """The lines of a log up to the first that is torn."""
+    lines = read_text(path, MAX_LOG).split("\n") if path.is_file() else []
+    entries = (parse_json(line) for line in lines)
+    return list(takewhile(lambda entry: isinstance(entry, dict), entries))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The lines of a ledger as dicts; a torn last line is passed over."""
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path, MAX_LOG)
     whole = text[: text.rfind("\n") + 1]
-    return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
-
-
-def _keep_rounds_before(round: int, path: Path, columns: Sequence[str]) -> None:
-    lines = [line for line in read_csv(path) if int(line["round"]) < round]
-    write_whole(path, csv_text([columns, *([line[name] for name in columns] for line in lines)]).encode())
-
-
-def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
-    return [[_cell(value) for value in asdict(entry).values()] for entry in entries]
+    try:
+        rows = list(csv.DictReader(io.StringIO(whole, newline="")))
+    except csv.Error as error:
+        raise UserError(f"{path} is not a table: {error}") from None
+    return [row for row in rows if None not in row and None not in row.values()]
 
 
 def _cell(value: Any) -> Any:
@@ -307,6 +324,25 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in plain(table).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def _read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
+    """Raises whatever it stumbles over in a file that `save_checkpoint` did not write."""
+    with safe_open(path, "np") as file:
+        document = json.loads(file.metadata()["feddraw"])
+        arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if document.pop("blake2") != _digest(arrays, document):
+        raise ValueError("it was changed after it was written")
+    model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
+    for vector, kind, number in zip(
+        (model.params, model.buffers, model.counters), ("param", "buffer", "counter"), "ffi", strict=True
+    ):
+        if vector.shape != (layout.length(kind),) or vector.dtype.kind != number:
+            raise ValueError("it is of another network")
+    if type(document["next_round"]) is not int or document["next_round"] < 0:
+        raise ValueError("it has no round")
+    memory = {int(client): dict(vectors) for client, vectors in _repack(document["memory"], arrays).items()}
+    return Checkpoint(model, dict(_repack(document["state"], arrays)), document["next_round"], memory)
 
 
 def _unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
-from feddraw.results import RunFolder, flat, read_csv, read_jsonl, read_toml
+from feddraw.results import RunFolder, flat, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-HOW = ("engine", "workers", "tensorboard")  # no part of what was run
+HOW = ("engine", "workers")  # no part of what was run
 CONDITIONS = ("data", "scenario", "holdout")  # settings that describe a scenario; all others describe a method
 OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
@@ -196,7 +196,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with _as_written(path):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return read_json(path)
 
 
 def _check(metrics: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, complete, open_data, run
-from feddraw.results import RunFolder, append, csv_text, flat, read_csv, read_jsonl, read_toml, write_whole
+from feddraw.results import RunFolder, append, csv_text, flat, read_csv, read_json, read_jsonl, read_toml, write_whole
 
 ALWAYS_NAMED = ("scenario", "method")
 
@@ -150,7 +150,7 @@ def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
 def row_of(planned: Planned, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
-    found = json.loads(folder.metrics.read_text(encoding="utf-8"))
+    found = read_json(folder.metrics)
     rounds = read_jsonl(folder.rounds)
     curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
     own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}

@@ -14,7 +14,6 @@ from feddraw.cli import (
     demo,
     explain,
     explore,
-    init,
     listing,
     paper,
     run,
@@ -36,7 +35,6 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("study")(study.study)
-app.command("init")(init.init)
 app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from feddraw.core import Update
@@ -125,8 +125,11 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
         return
     with display(experiment) as (on_progress, on_update, on_round):
         arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
-        for result in experiments.run(experiment, folder, **arguments):
-            on_round(result)
+        try:
+            for result in experiments.run(experiment, folder, **arguments):
+                on_round(result)
+        except RunFailed as failure:
+            raise RunFailed(f"{failure}; go on with --resume, what was done is in {folder}") from None
 
 
 @contextmanager
@@ -177,11 +180,10 @@ def line(result: RoundResult, rounds: int) -> str:
 
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run."""
-    import json
-
     from feddraw.cli.show import console, table
+    from feddraw.results import read_json
 
-    test = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["test"]
+    test = read_json(folder / "metrics.json")["test"]
     kinds = ("auc", "gm")
     rows = [[name, *(number(test[kind]["per_class"][name]) for kind in kinds)] for name in test["auc"]["per_class"]]
     rows.append(["mean", *(number(test[kind]["macro"]) for kind in kinds)])

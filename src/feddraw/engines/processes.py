@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from feddraw.core import Asked, Job, Local, Memory, Model, Update
+from feddraw.core import Job, Local, Memory, Model, Update
+from feddraw.data.crew import end_with_parent
 from feddraw.engines import Inbox, Rows, Scores
 from feddraw.engines.shared import Attached, Handle, Shared
 from feddraw.errors import RunFailed, UserError
@@ -44,7 +43,6 @@ class Plan:
     training: Training
     local: Local
     loss: Loss
-    asks: tuple[Asked, ...]
     mean: float
     std: float
     shards: tuple[Handle, Handle]  # all clients' rows behind one another, and where each begins
@@ -76,7 +74,7 @@ class Processes:
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.sends).items():
+        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.local.sends).items():
             self._make(name, shape, dtype)
         for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
@@ -86,8 +84,6 @@ class Processes:
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
         self._handles["images"] = self._shared.publish(examples.images)
         self._handles["targets"] = self._shared.publish(examples.targets)
-        if examples.groups is not None:
-            self._handles["groups"] = self._shared.publish(examples.groups)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
@@ -96,7 +92,7 @@ class Processes:
         trainer = self.trainer
         rows = self._shared.publish(np.concatenate([np.asarray(shard) for shard in trainer.shards]))
         ends = self._shared.publish(np.cumsum([0, *map(len, trainer.shards)]))
-        parts = (trainer.build, trainer.training, trainer.local, trainer.loss, trainer.asks)
+        parts = (trainer.build, trainer.training, trainer.local, trainer.loss)
         return Plan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
 
     def _publish(self, model: Model) -> None:
@@ -115,7 +111,7 @@ class Processes:
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():
                 self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
-            numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
+            numbers = {"round": job.round, "rounds": job.rounds, "client": job.client, "seed": job.seed}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests):
             client, row = reply["client"], rows[reply["client"]]
@@ -187,7 +183,8 @@ class Processes:
         if "mistake" in reply:
             raise UserError(reply["mistake"])
         if "error" in reply:
-            print(reply["traceback"], file=sys.stderr)
+            if "traceback" in reply:
+                print(reply["traceback"], file=sys.stderr)
             raise RunFailed(f"{self._task(request)} failed: {reply['error']}")
         return reply
 
@@ -215,7 +212,7 @@ class Processes:
 def serve(pipe: Connection, plan: Plan) -> None:
     """A worker's life: answer requests until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         worker = _Worker(plan)
@@ -232,14 +229,9 @@ def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     except UserError as mistake:
         return {"mistake": str(mistake)}
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's, torch's
+            return {"error": "it ran out of memory: try fewer workers or smaller batches"}
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-
-
-def _leave_with_parent() -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.3)
-    os._exit(1)
 
 
 class _Worker:
@@ -248,9 +240,8 @@ class _Worker:
         self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
         rows, ends = (self._attached.open(handle) for handle in plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
-        pictures = self._arrays["images"], self._arrays["targets"]
-        examples = Examples(*pictures, plan.mean, plan.std, self._arrays.get("groups"))
-        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
+        examples = Examples(self._arrays["images"], self._arrays["targets"], plan.mean, plan.std)
+        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss)
         layout = self._trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
