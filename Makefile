@@ -16,7 +16,7 @@ install: .venv/installed
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[dev,densenet,dicom]'
+	$(PIP) --editable '.[dev,densenet,dicom,flower]'
 	@touch $@ .venv/installed
 
 .venv/installed-docs: .venv/installed-dev

@@ -112,7 +112,7 @@ def play(
     rows = np.split(np.arange(len(targets)), ends[:-1])
     settings = Training(**{"epochs": 1, "batch_size": 1 << 20, "optimizer": "sgd", "lr": 0.1} | training)
     examples = Examples(np.zeros((len(targets), 1, 1), np.uint8), targets)
-    engine = Serial(Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss))
+    engine = Serial(Trainer(partial(build, len(x)), examples, rows, settings, method.local, loss, method.asks))
     engine.memory = dict(memory or {})
     model = replace(Network(*build(len(x))).read(), params=x)
     names = [f"C{i + 1}" for i in range(len(bowls))]

@@ -22,9 +22,9 @@ FLOORS = [
     {"data", "scenarios", "models"},
     {"training"},
     {"methods"},
-    {"engines", "gate"},
+    {"engines", "gate", "participation"},
     {"federation", "evaluation"},
-    {"results"},
+    {"results", "board"},
     {"experiment"},
 ]
 # Leaves know at most the words and one another where named.
@@ -38,6 +38,7 @@ LEAVES = {
     "models": {"errors", "catalog"},
     "methods": {"errors", "core", "schedules"},
     "gate": {"errors", "core"},
+    "participation": {"errors"},
 }
 
 
@@ -102,7 +103,7 @@ def bring_torch(names):
 
 def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_torch():
     there = {part_of(path) for path in modules()}
-    numeric = {"core", "schedules", "catalog", "metrics", "statistics", "gate", "federation", "data"}
+    numeric = {"core", "schedules", "catalog", "metrics", "statistics", "gate", "participation", "federation", "data"}
     parts = [f"feddraw.{part}" for part in sorted(numeric & there)]
     scenarios = [f"feddraw.scenarios.{path.stem}" for path in (SOURCE / "scenarios").glob("[!_]*.py")]
     methods = [f"feddraw.methods.{name}" for name in catalog.names("methods")]

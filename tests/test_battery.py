@@ -259,7 +259,7 @@ def test_what_a_rule_keeps_and_sends_has_the_length_that_it_declares(name):
         }
     for update in second_round(name)[0].updates:
         assert {key: len(vector) for key, vector in update.extra.items()} == {
-            key: extent(long) for key, long in method.local.sends.items()
+            key: extent(long) for key, long in method.sends.items()
         }
 
 
@@ -345,7 +345,7 @@ def test_a_bad_update_is_refused_by_name_and_never_averaged(name):
 @every_method
 def test_bad_vectors_beside_the_model_are_refused(name):
     good = list(second_round(name)[0].updates)
-    for key in method_of(name).local.sends:
+    for key in method_of(name).sends:
         ways = [(good[0].extra | {key: change(good[0].extra[key])}, reason) for change, reason in BAD_EXTRAS.values()]
         for extra, reason in [*ways, ({}, "no {name} beside the model")]:
             entry = one_round(name, [replace(good[0], extra=extra), *good[1:]]).ledger[0]

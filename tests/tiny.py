@@ -56,7 +56,7 @@ def shards(sizes: Sequence[int] = SIZES) -> list[np.ndarray]:
 
 def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Training = TRAINING) -> Serial:
     rows = shards() if rows is None else rows
-    return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local))
+    return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local, asks=method.asks))
 
 
 def train(method: Method, rounds: int = 1, *, engine=None, clients: int = 0, **options) -> list[RoundResult]:

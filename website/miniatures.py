@@ -14,7 +14,7 @@ from feddraw.data import FINDINGS, Dataset
 def phantoms(images: int = 240, size: int = 32) -> Dataset:
     from feddraw.data.phantom import phantom
 
-    return phantom(size=size, train=images, validation=0, test=0, seed=1)
+    return phantom(size=size, mix="chexpert", train=images, validation=0, test=0, seed=1)
 
 
 def write_images(dataset: Dataset, folder: Path, names: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ they are pure: state comes in as an argument and goes out as a result. numpy onl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -23,12 +23,28 @@ if TYPE_CHECKING:
 
 Vector = NDArray[Any]  # floating, (d,)
 Matrix = NDArray[Any]  # floating, (clients, d)
+Place = tuple[slice, NDArray[np.float64]]  # a stretch of the parameters, and the clients' coefficients there
+Parts = Mapping[str, NDArray[np.float64] | float | None]  # what explains a weight, by its name in the ledger
 State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
 
-# A vector as long as the parameters, as a whole model (parameters, then floating buffers), or a single number.
-Extent = Literal["params", "model", "number"]
+# A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single number, one number
+# a class, or the counts of `GROUP_COUNTS`.
+Extent = Literal["params", "model", "number", "classes", "groups"]
 Part = Literal["both", "weight", "bias"]
+
+# What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
+Asked = Literal["loss", "accuracy", "labels", "gradient", "groups"]
+ASKED: Mapping[Asked, Extent] = {
+    "loss": "number",  # of the received model, over the client's images, in evaluation mode
+    "accuracy": "number",  # of the trained model: the share of labels that it gets right
+    "labels": "classes",  # images with each finding
+    "gradient": "params",  # of the loss at the received model
+    "groups": "groups",  # how the received model treats two groups of patients, as counts
+}
+# by class: positive images of each of two groups, then those of them that are called positive; then all labels and
+# those that are called right
+GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 
@@ -66,8 +82,14 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def extent(self, extent: Extent) -> int:
-        params = self.length("param")
-        return {"params": params, "model": params + self.length("buffer"), "number": 1}[extent]
+        params, classes = self.length("param"), self.classes
+        lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "classes": classes}
+        return (lengths | {"groups": len(GROUP_COUNTS) * classes + 2})[extent]
+
+    @property
+    def classes(self) -> int:
+        """How many outputs the classifier has."""
+        return next(entry.shape[0] for entry in self.entries if entry.name.startswith(f"{self.classifier}."))
 
     def find(self, layer: str = "classifier", part: Part = "both") -> slice | NDArray[np.intp]:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
@@ -126,6 +148,7 @@ class Job:
     seed: int  # drawn from run, round and client: the same under every engine
     model: Model
     broadcast: Mapping[str, Vector] = field(default_factory=dict)  # what the server rule sends beside the model
+    effort: float = 1.0  # share of its steps that the client takes; less for one that cannot keep up
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +163,16 @@ class Update:
     extra: Mapping[str, Vector] = field(default_factory=dict)  # what the local rule sends beside the model
 
 
+class Proxy(Protocol):
+    """Labelled images at the server, for rules that weigh clients by how they do there."""
+
+    def loss(self, model: Model) -> float:
+        """Mean loss over all the images, in evaluation mode."""
+
+    def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
+        """One pass in random order: for each batch, its gradient as a function of the parameters, in training mode."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """The updates of one round that count, in client order, beside the model that was sent."""
@@ -149,6 +182,7 @@ class Cohort:
     model: Model  # the one that was sent
     updates: Sequence[Update]
     population: int  # clients in the federation, present or not
+    proxy: Proxy | None = None  # where the method asks for one
 
     @cached_property
     def params(self) -> Matrix:
@@ -186,12 +220,20 @@ class Cohort:
     def metric(self, name: str) -> NDArray[np.float64]:
         return np.array([update.metrics[name] for update in self.updates], dtype=np.float64)
 
-    def combine(self, coefficients: NDArray[np.float64]) -> Vector:
-        """The sent parameters plus each client's move times its coefficient."""
-        total = weighted_sum(coefficients, self.params)
-        rest = 1.0 - float(coefficients.sum())
-        if abs(rest) > 1e-9:  # not an average: part of the sent model stays, or more than all of it goes
-            total += (rest * self.model.params.astype(np.float64)).astype(total.dtype)
+    def combine(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
+        """The sent parameters plus each client's move times its coefficient; `elsewhere` other coefficients hold."""
+        total = self.sum(coefficients, elsewhere)
+        for place, column in _cover(len(total), coefficients, elsewhere):
+            rest = 1.0 - float(column.sum())
+            if abs(rest) > 1e-9:  # not an average: part of the sent model stays, or more than all of it goes
+                total[place] += (rest * self.model.params[place].astype(np.float64)).astype(total.dtype)
+        return total
+
+    def sum(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
+        """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
+        total = np.empty_like(self.model.params)
+        for place, column in _cover(len(total), coefficients, elsewhere):
+            weighted_sum(column, self.params[:, place], out=total[place])
         return total
 
 
@@ -204,9 +246,21 @@ def _stack(rows: Sequence[Vector]) -> Matrix:
     return np.stack(rows)
 
 
-def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix) -> Vector:
+def _cover(length: int, column: NDArray[np.float64], elsewhere: Sequence[Place]) -> Iterator[Place]:
+    """The whole vector in order of place, each stretch with the coefficients that hold there."""
+    end = 0
+    for place, other in sorted(elsewhere, key=lambda piece: piece[0].start):
+        if place.start > end:
+            yield slice(end, place.start), column
+        yield place, other
+        end = place.stop
+    if end < length:
+        yield slice(end, length), column
+
+
+def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | None = None) -> Vector:
     """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
-    total = np.empty(rows.shape[1], dtype=rows.dtype)
+    total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
     for start in range(0, rows.shape[1], _BLOCK):
         block = slice(start, start + _BLOCK)
         total[block] = coefficients @ rows[:, block].astype(np.float64)
@@ -293,11 +347,26 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
+class Piece:
+    """Weights that hold for some of the parameters only: a layer, or what belongs to one class."""
+
+    name: str
+    places: Sequence[slice]  # in the vector of parameters
+    values: NDArray[np.float64]  # (clients,)
+    parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Weights:
     """How much each client of a cohort counts, a distribution, with the parts that explain it where there are some."""
 
     values: NDArray[np.float64]  # (clients,)
-    parts: Mapping[str, NDArray[np.float64] | float | None] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
+    pieces: Sequence[Piece] = ()  # where in the parameters other weights hold
+
+    @property
+    def elsewhere(self) -> list[Place]:
+        return [(place, piece.values) for piece in self.pieces for place in piece.places]
 
 
 @dataclass(frozen=True)
@@ -305,6 +374,8 @@ class Weighting(ABC):
     """How much each client counts."""
 
     needs: ClassVar[str] = "sizes"  # what it looks at, for `feddraw list methods`
+    asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
+    proxy: ClassVar[bool] = False  # it needs labelled images at the server
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
     streams: ClassVar[bool] = True  # a client's score needs only its own update, the sent model and the sizes
 
@@ -323,6 +394,10 @@ class Weighting(ABC):
 class Server:
     """The plain server: the new parameters are the clients' weighted average."""
 
+    asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
+    linear: ClassVar[bool] = True  # but for what it remembers, the step is the moves times their coefficients
+    streams: ClassVar[bool] = True  # it needs no two updates at once
+
     def init(self, model: Model) -> State:
         return {}
 
@@ -334,8 +409,17 @@ class Server:
         """What each client's move is multiplied with; the weights themselves for an average."""
         return weights.values
 
+    def elsewhere(self, cohort: Cohort, weights: Weights) -> list[Place]:
+        """The same for the pieces in which other weights hold."""
+        alone = replace(weights, pieces=())
+        return [(place, self.coefficients(cohort, replace(alone, values=v))) for place, v in weights.elsewhere]
+
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return cohort.combine(self.coefficients(cohort, weights)), state
+        return cohort.combine(self.coefficients(cohort, weights), self.elsewhere(cohort, weights)), state
+
+    def buffers(self, cohort: Cohort, weights: Weights) -> Vector:
+        """The new batch-norm statistics: always between the clients'."""
+        return weighted_sum(weights.values, cohort.buffers)
 
     def shown(self, model: Model, state: State) -> Model:
         """The model to evaluate and to keep, where it is not the one that is sent next."""
@@ -364,13 +448,26 @@ class Method:
     def init(self, model: Model) -> State:
         return {"weighting": self.weighting.init(), "server": self.server.init(model)}
 
+    @property
+    def asks(self) -> tuple[Asked, ...]:
+        """What every client must answer, for the weighting or the server."""
+        return tuple(name for name in ASKED if name in (*self.weighting.asks, *self.server.asks))
+
+    @property
+    def sends(self) -> dict[str, Extent]:
+        return beside(self.local, self.asks)
+
+    @property
+    def streams(self) -> bool:
+        return self.weighting.streams and self.server.streams
+
     def broadcast(self, state: State) -> dict[str, Vector]:
         return self.server.broadcast(state["server"])
 
     def aggregate(self, cohort: Cohort, state: State) -> Aggregate:
         weights, weighting = self.weighting.weigh(cohort, state["weighting"])
         params, server = self.server.step(cohort, weights, state["server"])
-        buffers = weighted_sum(weights.values, cohort.buffers)
+        buffers = self.server.buffers(cohort, weights)
         counters = np.max([update.model.counters for update in cohort.updates], axis=0)
         model = Model(params, buffers, counters, cohort.model.layout)
         coefficients = self.server.coefficients(cohort, weights)
@@ -378,6 +475,11 @@ class Method:
 
     def shown(self, model: Model, state: State) -> Model:
         return self.server.shown(model, state["server"])
+
+
+def beside(local: Local, asks: Sequence[Asked]) -> dict[str, Extent]:
+    """All that goes up beside a model: for the local rule, and in answer to what is asked."""
+    return {**local.sends, **{name: ASKED[name] for name in asks}}
 
 
 def normalize(scores: NDArray[np.float64]) -> Weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw import catalog, models, scenarios
+from feddraw.board import board, check_installed
 from feddraw.core import Method, Model, Update
-from feddraw.data import Dataset, Part
+from feddraw.data import Dataset, Labels, Part
 from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
 from feddraw.data.folds import refold
@@ -27,11 +28,12 @@ from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.evaluation import Jury, models_to_judge
-from feddraw.federation import RoundResult, federate
+from feddraw.federation import PieceEntry, RoundResult, federate
 from feddraw.gate import Gate
+from feddraw.participation import Participation
 from feddraw.results import Checkpoint, RunFolder, read_toml
 from feddraw.scenarios import Partition
-from feddraw.training import Examples, Network, Trainer, Training, steps_per_epoch
+from feddraw.training import Examples, Network, ServerImages, Trainer, Training, steps_per_epoch
 
 Section = Mapping[str, Any]  # a name and its settings
 Rows = NDArray[np.intp]
@@ -39,9 +41,9 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are ready, 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
 NAMED = ("data", "scenario", "model", "method")
-SETTINGS = {"training": Training, "gate": Gate}  # sections without a name
+SETTINGS = {"training": Training, "participation": Participation, "gate": Gate}  # sections without a name
 ENGINES = ("serial", "processes")
-HOW = ("engine", "workers")  # settings that change how a run is carried out, but not its outcome
+HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Experiment:
     model: str | Section = "compact"
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
+    participation: Participation = field(default_factory=Participation)
     gate: Gate = field(default_factory=Gate)  # which updates are let in
     rounds: int = 15
     seed: int = 0
@@ -60,8 +63,10 @@ class Experiment:
     folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
+    proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: Literal["serial", "processes"] = "processes"
     workers: int = 0  # 0: one a core, but not more than clients
+    tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
 
     def __post_init__(self) -> None:
         for name in NAMED:
@@ -227,6 +232,8 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
     if experiment.folds < 0 or experiment.folds == 1:
         raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
+    if experiment.proxy < 2:
+        raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     if experiment.workers < 0:
         raise UserError(f"workers must be zero or more, not {experiment.workers}")
     one_of("engine", experiment.engine, ENGINES)
@@ -288,6 +295,14 @@ class Setting:
     trainer: Trainer
     initial: Model
     method: Method
+    proxy: ServerImages | None = None
+
+    def efforts(self, round: int) -> dict[int, float]:
+        """The clients asked in a round, and the share of its steps that each takes."""
+        if self.method.pooled:
+            return {0: 1.0}
+        sizes = [len(rows) for rows in self.training_rows]
+        return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
 
 
 def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setting:
@@ -310,10 +325,30 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     method.weighting.check(initial.layout)
     targets = dataset.labels.values.astype(np.float32)
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
-    trainer = Trainer(build, examples, training_rows, experiment.training, method.local)
+    trainer = Trainer(build, examples, training_rows, experiment.training, method.local, asks=method.asks)
     clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
+    if not method.pooled:
+        experiment.participation.check(clients, experiment.rounds)
     jury = Jury(dataset, clients, heldout_rows)
-    return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method)
+    proxy = None
+    if method.weighting.proxy:
+        rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+        proxy = ServerImages(build, examples, rows, experiment.training.batch_size)
+    return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
+
+
+def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
+    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
+    kinds = np.column_stack([labels.values[rows] > 0, ~labels.values[rows].any(axis=1)])
+    order = np.random.default_rng([seed, images]).permutation(len(rows))
+    taken: list[int] = []
+    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
+        fresh = [place for place in order if kinds[place, kind] and place not in taken]
+        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
+        taken += fresh[: max(0, missing)]
+    if len(taken) < 2:
+        raise UserError(f"{images} validation image(s) for the server are too few: raise proxy")
+    return np.asarray(rows[np.sort(taken)])
 
 
 def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
@@ -361,6 +396,8 @@ def run(
     """
     folder = None if out is None else RunFolder(Path(out))
     wanted = complete(experiment).table()
+    if experiment.tensorboard:
+        check_installed()
     if folder is not None and folder.begin(wanted, resume=resume, how=HOW) == "finished":
         return
     setting = prepare(experiment, dataset=dataset, progress=progress)
@@ -371,23 +408,28 @@ def run(
             checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setting.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")
-        with opened_engine(setting) as engine:
-            told = _counting(setting, progress, on_update, 0 if checkpoint is None else checkpoint.next_round)
-            yield from _rounds(setting, engine, folder, checkpoint, told)
+        start = 0 if checkpoint is None else checkpoint.next_round
+        shown = folder.path if folder is not None and experiment.tensorboard else None
+        with opened_engine(setting) as engine, board(shown, start) as show:
+            told = _counting(setting, progress, on_update, start)
+            for result in _rounds(setting, engine, folder, checkpoint, told):
+                show(result)
+                yield result
 
 
 def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
     """Tell of every client that has trained, and how many are left in all rounds together."""
-    rounds, clients = setting.experiment.rounds, len(setting.clients)
-    done = start * clients
+    rounds = setting.experiment.rounds
+    jobs = [len(setting.efforts(round)) for round in range(rounds)]
+    done = sum(jobs[:start])
     if progress is not None and start < rounds:
-        progress(f"round {start + 1}/{rounds}", done, rounds * clients)
+        progress(f"round {start + 1}/{rounds}", done, sum(jobs))
 
     def told(round: int, update: Update) -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(f"round {round + 1}/{rounds}", done, rounds * clients)
+            progress(f"round {round + 1}/{rounds}", done, sum(jobs))
         if on_update is not None:
             on_update(round, update)
 
@@ -418,12 +460,14 @@ def _rounds(
         start=start,
         state=state,
         gate=experiment.gate,
+        efforts=setting.efforts,
+        proxy=setting.proxy,
         on_update=on_update,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
         scored, predictions = evaluate(setting, engine, plain.model, final=last)
-        result = replace(plain, metrics=scored)
+        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setting.dataset.classes))
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
@@ -445,6 +489,12 @@ def evaluate(
         return setting.jury.at_the_end(engine, models, personal=personal)
     parts: tuple[Part, ...] = ("validation", "test") if setting.experiment.test_every_round else ("validation",)
     return setting.jury.after_a_round(engine, models, parts), {}
+
+
+def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
+    """The classifier's rows under the names of their findings."""
+    names = {f"class {number}": name for number, name in enumerate(classes)}
+    return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
 class opened_engine:

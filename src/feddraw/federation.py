@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Cohort, Job, Method, Model, State, Update
+from feddraw.core import Aggregate, Cohort, Job, Method, Model, Proxy, State, Update
 from feddraw.engines import Engine
+from feddraw.errors import UserError
 from feddraw.gate import Gate, Verdict, admit
 
 
@@ -30,11 +31,23 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = "counted"  # or "counted: and what the gate noted", "refused: why", "missing"
+    status: str = "counted"  # or "counted: and what the gate noted", "refused: why", "missing", "not asked"
 
     @property
     def counted(self) -> bool:
         return self.status.startswith("counted")
+
+
+@dataclass(frozen=True)
+class PieceEntry:
+    """One client's weight in one round for a piece of the model, where a rule weighs pieces by themselves."""
+
+    round: int
+    client: str
+    piece: str  # a layer, or a class
+    similarity: float = math.nan
+    reputation: float = math.nan
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +61,7 @@ class RoundResult:
     ledger: tuple[LedgerEntry, ...]
     loss: float  # mean training loss of the clients that counted
     seconds: Mapping[str, float]  # training and aggregation
+    pieces: tuple[PieceEntry, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,14 +86,21 @@ def federate(
     start: int = 0,
     state: State | None = None,
     gate: Gate | None = None,
+    efforts: Callable[[int], Mapping[int, float]] | None = None,
+    proxy: Proxy | None = None,
     on_update: Callable[[int, Update], None] | None = None,
 ) -> Iterator[RoundResult]:
-    """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands."""
+    """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands.
+
+    `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
+    `proxy` are labelled images at the server, for the methods that need some.
+    """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
         began = time.perf_counter()
         broadcast = method.broadcast(state)
-        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast) for i in range(len(clients))]
+        asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
+        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
         updates = []
         for update in engine.train(jobs):
             updates.append(update)
@@ -87,10 +108,11 @@ def federate(
                 on_update(round, update)
         trained = time.perf_counter()
 
-        settled = settle(round, rounds, model, method, state, updates, clients, gate)
+        settled = settle(round, rounds, model, method, state, updates, clients, gate, asked=asked, proxy=proxy)
         model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
-        yield RoundResult(round, method.shown(model, state), model, state, settled.ledger, settled.loss, seconds)
+        outcome = (settled.ledger, settled.loss, seconds, settled.pieces)
+        yield RoundResult(round, method.shown(model, state), model, state, *outcome)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +122,7 @@ class Settled:
     model: Model  # the one that is sent next
     state: State
     ledger: tuple[LedgerEntry, ...]
+    pieces: tuple[PieceEntry, ...]
     loss: float
 
 
@@ -112,22 +135,30 @@ def settle(
     updates: Sequence[Update],
     clients: Sequence[str],
     gate: Gate | None = None,
+    *,
+    asked: Collection[int] | None = None,  # left out: all
+    proxy: Proxy | None = None,
 ) -> Settled:
     """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    accepted, verdicts = admit(updates, model, method.local.sends, len(clients), gate or Gate())
+    accepted, verdicts = admit(updates, model, method.sends, len(clients), gate or Gate())
+    if method.weighting.proxy and proxy is None:
+        raise UserError("this weighting needs labelled images at the server")
     aggregate = None
     if accepted:
-        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients)), state)
+        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients), proxy), state)
         model, state = aggregate.model, aggregate.state
-    ledger = _ledger(round, clients, updates, verdicts, aggregate)
+    everyone = range(len(clients))
+    ledger = _ledger(round, clients, everyone if asked is None else asked, updates, verdicts, aggregate)
+    pieces = _pieces(round, [clients[update.client] for update in accepted], aggregate)
     loss = float(np.mean([update.metrics["loss"] for update in accepted])) if accepted else math.nan
-    return Settled(model, state, ledger, loss)
+    return Settled(model, state, ledger, pieces, loss)
 
 
 def _ledger(
     round: int,
     clients: Sequence[str],
+    asked: Collection[int],
     updates: Sequence[Update],
     verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
@@ -143,7 +174,7 @@ def _ledger(
             update, status = came[client], verdicts[client].status
             lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
         else:
-            lines.append(LedgerEntry(round, name, 0, 0, status="missing"))
+            lines.append(LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked"))
     return tuple(lines)
 
 
@@ -164,3 +195,13 @@ def _shares(
         client: {name: float(np.broadcast_to(column, len(counted))[place]) for name, column in columns.items()}
         for place, client in enumerate(counted)
     }
+
+
+def _pieces(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
+    """A line for every client and piece."""
+    return tuple(
+        PieceEntry(round, client, piece.name, **{name: float(column[place]) for name, column in columns.items()})
+        for piece in (aggregate.weights.pieces if aggregate else ())
+        for columns in [{**piece.parts, "weight": piece.values}]
+        for place, client in enumerate(counted)
+    )

@@ -63,7 +63,7 @@ class Verdict:
 
 
 def inspect(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int = MOST_IMAGES) -> Verdict:
-    """Form, size, steps, and every number finite; `sends` is what the local rule sends beside the model."""
+    """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
     reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
     if reason:
         return Verdict(reason, math.nan)
@@ -75,7 +75,8 @@ def inspect(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: 
         return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}", math.nan)
     if reason := _statistics(update.model, sent):
         return Verdict(reason, math.nan)
-    return Verdict("", distance, beside={name: beside[name] for name, extent in sends.items() if extent != "number"})
+    long = [name for name, extent in sends.items() if extent in ("params", "model")]
+    return Verdict("", distance, beside={name: beside[name] for name in long})
 
 
 def _form(update: Update, sent: Model) -> str:
@@ -112,6 +113,8 @@ def _extra_form(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str
             return f"no {name} beside the model"
         if reason := _unlike(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
             return reason
+        if extent in ("classes", "groups") and (update.extra[name] < 0).any():
+            return f"{name} with a count below zero"
     return ""
 
 

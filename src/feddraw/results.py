@@ -34,10 +34,11 @@ from safetensors.numpy import save
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
 from feddraw.errors import RunFailed, UserError
-from feddraw.federation import LedgerEntry, RoundResult
+from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
+PIECES = tuple(field.name for field in fields(PieceEntry))
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 
 
@@ -60,6 +61,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.rounds = path / "rounds.jsonl"
         self.ledger = path / "weights.csv"
+        self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
         self.predictions = path / "predictions.safetensors"
@@ -131,11 +133,14 @@ class RunFolder:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
         try:
             kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
-            lines = [[line[name] for name in LEDGER] for line in read_csv(self.ledger) if int(line["round"]) < round]
+            ledger = _before(round, self.ledger, LEDGER)
+            pieces = _before(round, self.pieces, PIECES)
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder, start again") from None
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        write_whole(self.ledger, csv_text([LEDGER, *lines]).encode())
+        write_whole(self.ledger, csv_text([LEDGER, *ledger]).encode())
+        if self.pieces.is_file():
+            write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
         line = {
@@ -145,7 +150,13 @@ class RunFolder:
             "seconds": dict(result.seconds),
         }
         append(self.rounds, json.dumps(clean(line)) + "\n")
-        append(self.ledger, csv_text([[_cell(value) for value in asdict(entry).values()] for entry in result.ledger]))
+        self.add_to_ledger(result.ledger)
+        if result.pieces:
+            header = [] if self.pieces.is_file() else [PIECES]
+            append(self.pieces, csv_text([*header, *_rows(result.pieces)]))
+
+    def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+        append(self.ledger, csv_text(_rows(entries)))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with reporting(self.checkpoint):
@@ -285,6 +296,14 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
     return [row for row in rows if None not in row and None not in row.values()]
+
+
+def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
+    return [[line[name] for name in columns] for line in read_csv(path) if int(line["round"]) < round]
+
+
+def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    return [[_cell(value) for value in asdict(entry).values()] for entry in entries]
 
 
 def _cell(value: Any) -> Any:

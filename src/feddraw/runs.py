@@ -30,7 +30,7 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-HOW = ("engine", "workers")  # no part of what was run
+HOW = ("engine", "workers", "tensorboard")  # no part of what was run
 CONDITIONS = ("data", "scenario", "holdout")  # settings that describe a scenario; all others describe a method
 OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")

@@ -6,9 +6,11 @@ corrections and the optimiser are single operations, whatever the number of laye
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddraw.core import Correction, Entry, Extent, Job, Layout, Local, Memory, Model, Solver, Update, Vector
+from feddraw.core import (
+    Asked,
+    Correction,
+    Entry,
+    Extent,
+    Job,
+    Layout,
+    Local,
+    Memory,
+    Model,
+    Solver,
+    Update,
+    Vector,
+    beside,
+)
 from feddraw.data.augment import augment
 from feddraw.errors import UserError, not_negative, one_of, positive
 
@@ -178,6 +194,7 @@ class Examples:
     targets: NDArray[np.float32]  # (n, classes)
     mean: float = 0.5
     std: float = 0.25
+    groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
 
     def batch(self, rows: Rows) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(self.images[rows]).unsqueeze(1).float()
@@ -209,6 +226,7 @@ def fit(
     seed: int,
     loss: Loss,
     optimizer: torch.optim.Optimizer,
+    effort: float = 1.0,
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss."""
     rng = np.random.default_rng(seed)
@@ -217,7 +235,8 @@ def fit(
     linear, shift, drift = (
         None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
     )
-    limit = training.steps or training.epochs * steps_per_epoch(len(rows), training.batch_size)
+    full = training.steps or training.epochs * steps_per_epoch(len(rows), training.batch_size)
+    limit = max(1, math.floor(effort * full + 0.5))
     steps, total = 0, torch.zeros(())
     network.module.train()
     while steps < limit:
@@ -277,11 +296,15 @@ def make_optimizer(network: Network, training: Training) -> torch.optim.Optimize
 
 
 @torch.no_grad()
-def predict(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> NDArray[np.float32]:
-    """Probabilities of the findings; the batches are fixed, so that the bits do not depend on who computes them."""
+def logits_of(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> Tensor:
+    """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
-    parts = [network(examples.batch(rows[i : i + batch_size])[0])[0] for i in range(0, len(rows), batch_size)]
-    scores: NDArray[np.float32] = torch.sigmoid(torch.cat(parts)).numpy()
+    return torch.cat([network(examples.batch(rows[i : i + batch_size])[0])[0] for i in range(0, len(rows), batch_size)])
+
+
+def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
+    """Probabilities of the findings."""
+    scores: NDArray[np.float32] = torch.sigmoid(logits_of(network, examples, rows)).numpy()
     return scores
 
 
@@ -298,6 +321,11 @@ class Trainer:
     training: Training
     local: Local
     loss: Loss = nn.functional.binary_cross_entropy_with_logits
+    asks: tuple[Asked, ...] = ()  # what the weighting or the server wants to know of every client
+
+    @property
+    def sends(self) -> dict[str, Extent]:
+        return beside(self.local, self.asks)
 
     def __post_init__(self) -> None:
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
@@ -326,12 +354,13 @@ class Trainer:
             optimizer = make_optimizer(self.network, self.training)
             if self.training.persist_optimizer:
                 _restore(optimizer, self.network, memory)
-            settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer)
+            settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
             steps, loss = fit(self.network, self.examples, rows, *settings)
             model = into or empty_model(self.network.layout)
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
             extra, remembered = self.local.end(job, update, memory, client)
+            extra = {**extra, **{name: client.answer(name, model) for name in self.asks}}
             if self.training.persist_optimizer:
                 remembered |= _moments(optimizer, self.network)
         finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
@@ -358,6 +387,23 @@ class _Client:
             seen += len(batch)
         return network.values(total / seen)
 
+    def answer(self, question: Asked, trained: Model) -> Vector:
+        """What the weighting or the server wants to know (see `core.ASKED`)."""
+        rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
+        targets = examples.targets[rows]
+        if question == "gradient":
+            return self.full_gradient()
+        if question == "labels":
+            return np.asarray(targets.sum(axis=0))
+        network = self._trainer.reference(0)
+        network.load(trained if question == "accuracy" else self._job.model)
+        logits = logits_of(network, examples, rows)
+        if question == "loss":
+            return np.array([self._trainer.smoothed_loss(logits, torch.from_numpy(targets))], np.float32)
+        if question == "accuracy":
+            return np.array([np.mean((logits.numpy() >= 0) == (targets >= 0.5))], np.float32)
+        return group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
+
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         network = self._trainer.reference(self._asked)
         self._asked += 1
@@ -369,6 +415,56 @@ class _Client:
             return network(images)[1]
 
         return features
+
+
+def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
+    """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest, as many as have it.
+
+    At a score of one half next to nobody is called positive while findings are rare, and both groups look alike.
+    """
+    positive = targets >= 0.5
+    share = positive.mean(axis=0)
+    limit = [np.quantile(column, 1 - p, method="higher") for column, p in zip(logits.T, share, strict=True)]
+    called = (logits >= limit) & (share > 0)
+    member = [np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)]
+    counts = [(positive & of[:, None]).sum(axis=0) for of in member]
+    found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
+    right = [called.size, (called == positive).sum()]
+    return np.concatenate([*counts, *found, right]).astype(np.float32)
+
+
+@dataclass(eq=False)
+class ServerImages:
+    """Labelled images at the server (see `core.Proxy`)."""
+
+    build: Callable[[], tuple[nn.Module, str]]
+    examples: Examples
+    rows: Rows
+    batch_size: int
+    loss_of: Loss = nn.functional.binary_cross_entropy_with_logits
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(*self.build())
+
+    def loss(self, model: Model) -> float:
+        self.network.load(model)
+        with one_thread():
+            logits = logits_of(self.network, self.examples, self.rows)
+            return float(self.loss_of(logits, torch.from_numpy(self.examples.targets[self.rows])))
+
+    def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
+        for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
+            yield partial(self._gradient, batch)
+
+    def _gradient(self, batch: Rows, params: Vector) -> Vector:
+        network = self.network
+        network.params.copy_(network.vector(params))
+        network.module.train()
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for dropout and the like
+            gradient(network, *self.examples.batch(batch), self.loss_of)
+        return network.values(network.grads)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from feddraw.cli import (
     demo,
     explain,
     explore,
+    init,
     listing,
     paper,
     run,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("study")(study.study)
+app.command("init")(init.init)
 app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")

@@ -46,15 +46,16 @@ def methods() -> list[dict[str, Any]]:
     for name in catalog.names("methods"):
         function = catalog.find("methods", name)
         method = function()
+        proxy = ["labelled images at the server"] if method.weighting.proxy else []
         rows.append(
             {
                 "name": name,
                 "what": first_line(function),
-                "needs": method.weighting.needs,
+                "needs": ", ".join([method.weighting.needs, *method.asks, *proxy]),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
-                "client sends": ", ".join(["model", *method.local.sends]),
-                "streams": method.weighting.streams,
+                "client sends": ", ".join(["model", *method.sends]),
+                "streams": method.streams,
                 "settings": settings_of(function),
             }
         )

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from feddraw.core import Job, Local, Memory, Model, Update
+from feddraw.core import Asked, Job, Local, Memory, Model, Update
 from feddraw.data.crew import end_with_parent
 from feddraw.engines import Inbox, Rows, Scores
 from feddraw.engines.shared import Attached, Handle, Shared
@@ -43,6 +43,7 @@ class Plan:
     training: Training
     local: Local
     loss: Loss
+    asks: tuple[Asked, ...]
     mean: float
     std: float
     shards: tuple[Handle, Handle]  # all clients' rows behind one another, and where each begins
@@ -74,7 +75,7 @@ class Processes:
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.local.sends).items():
+        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.sends).items():
             self._make(name, shape, dtype)
         for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
@@ -84,6 +85,8 @@ class Processes:
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
         self._handles["images"] = self._shared.publish(examples.images)
         self._handles["targets"] = self._shared.publish(examples.targets)
+        if examples.groups is not None:
+            self._handles["groups"] = self._shared.publish(examples.groups)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
@@ -92,7 +95,7 @@ class Processes:
         trainer = self.trainer
         rows = self._shared.publish(np.concatenate([np.asarray(shard) for shard in trainer.shards]))
         ends = self._shared.publish(np.cumsum([0, *map(len, trainer.shards)]))
-        parts = (trainer.build, trainer.training, trainer.local, trainer.loss)
+        parts = (trainer.build, trainer.training, trainer.local, trainer.loss, trainer.asks)
         return Plan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
 
     def _publish(self, model: Model) -> None:
@@ -111,7 +114,7 @@ class Processes:
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():
                 self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
-            numbers = {"round": job.round, "rounds": job.rounds, "client": job.client, "seed": job.seed}
+            numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests):
             client, row = reply["client"], rows[reply["client"]]
@@ -240,8 +243,9 @@ class _Worker:
         self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
         rows, ends = (self._attached.open(handle) for handle in plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
-        examples = Examples(self._arrays["images"], self._arrays["targets"], plan.mean, plan.std)
-        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss)
+        pictures = self._arrays["images"], self._arrays["targets"]
+        examples = Examples(*pictures, plan.mean, plan.std, self._arrays.get("groups"))
+        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         layout = self._trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))

@@ -38,6 +38,6 @@ class Serial:
     def _room_for(self, rows: int) -> Inbox:
         if self._inbox is None or len(self._inbox.params) != rows:
             layout = self.trainer.network.layout
-            shapes = Inbox.shapes(layout, rows, self.trainer.local.sends)
+            shapes = Inbox.shapes(layout, rows, self.trainer.sends)
             self._inbox = Inbox.of(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
         return self._inbox

@@ -66,7 +66,7 @@ class DynamicServer(Server):
         present = len(cohort.updates) / cohort.population
         moved = weighted_sum(everyone, cohort.params) - present * cohort.model.params
         h = state["h"] - self.alpha * moved
-        return cohort.combine(weights.values) - h / self.alpha, {"h": h}
+        return cohort.combine(weights.values, weights.elsewhere) - h / self.alpha, {"h": h}
 
     def shown(self, model: Model, state: State) -> Model:
         return replace(model, params=model.params + state["h"] / self.alpha) if self.show == "mean" else model

@@ -1,0 +1,30 @@
+"""For federations on Flower: FedDRAW in place of FedAvg, any method as a Strategy, clients that train by our rules.
+
+flwr is an extra (`pip install 'feddraw[flower]'`); Ray is needed only for Flower's own simulation.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from feddraw.errors import UserError
+
+if find_spec("flwr") is None:
+    raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
+
+from feddraw.flower.records import record, state_dict
+from feddraw.flower.strategy import FedDRAW, MethodStrategy, Round
+
+if TYPE_CHECKING:
+    from feddraw.flower.client import Site, client
+
+__all__ = ["FedDRAW", "MethodStrategy", "Round", "Site", "client", "record", "state_dict"]
+
+
+def __getattr__(name: str) -> Any:
+    """The client's half only when it is asked for: it needs torch, and a server does not."""
+    if name in ("Site", "client"):
+        return getattr(import_module("feddraw.flower.client"), name)
+    raise AttributeError(f"module 'feddraw.flower' has no '{name}'")

@@ -1,0 +1,118 @@
+"""The client's side: a ClientApp that trains by any of our methods, in the one training loop of the package."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from feddraw.core import Job, Memory, Model
+from feddraw.engines import Rows
+from feddraw.engines.serial import Serial
+from feddraw.errors import UserError
+from feddraw.federation import seed_of
+from feddraw.flower.histograms import count, to_metrics
+from feddraw.flower.memory import Shelf, default_folder
+from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.training import Trainer
+
+BESIDE = ("broadcast", "memory")  # records of tensors that are not the model
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What a client brings: its bench, its name, and the images it keeps back for evaluation."""
+
+    trainer: Trainer
+    name: str
+    number: int = -1  # its place among the clients, where it has one; else the name decides the seed
+    shard: int = 0  # which of the bench's shards is its own
+    memory: Path = field(default_factory=default_folder)
+    heldout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
+
+    @property
+    def seed_number(self) -> int:
+        if self.number >= 0:
+            return self.number
+        return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
+
+
+def client(open_site: Callable[[Context], Site]) -> ClientApp:
+    """A ClientApp for the site that a function opens; a node's process may ask for it again in every round."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(train_once(open_site(context), message.content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(evaluate_once(open_site(context), message.content), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"client": announcement(open_site(context))}), reply_to=message)
+
+    return app
+
+
+def announcement(site: Site) -> ConfigRecord:
+    """How a client calls itself."""
+    record = ConfigRecord({"name": site.name})
+    if site.number >= 0:
+        record["number"] = site.number
+    return record
+
+
+def train_once(site: Site, content: RecordDict) -> RecordDict:
+    """One client's part of a round."""
+    config = _config(content)
+    round = int(config.get("round", config.get("server-round", 1) - 1))
+    seed = config.get("client-seed") or seed_of(int(config.get("seed", 0)), round, site.seed_number)
+    broadcast = arrays_to_vectors(content.array_records["broadcast"]) if "broadcast" in content else {}
+    job = Job(round, int(config.get("rounds", round + 1)), site.shard, seed, _model(site, content), broadcast)
+    shelf = Shelf(site.memory, str(config.get("run", "")), site.name)
+    carried = "memory" in content  # in a simulation, where the server's process keeps it
+    memory: Memory = arrays_to_vectors(content.array_records["memory"]) if carried else shelf.load(round)
+    update, memory = site.trainer.work(job, memory)
+    if not carried:
+        shelf.save(round, memory)
+    metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
+    reply = RecordDict(
+        {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
+    )
+    if update.extra:
+        reply["extra"] = vectors_to_arrays(update.extra)
+    if carried:
+        reply["memory"] = vectors_to_arrays(memory)
+    return reply
+
+
+def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
+    """Counts of the site's own images by score; the test part only when the server says that it is the last time."""
+    model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
+    metrics: dict[str, Any] = {"num-examples": 0}
+    for part, rows in site.heldout.items():
+        if len(rows) and (part != "test" or _config(content).get("final")):
+            counts = count(bench.predict(model, rows), examples.targets[rows].astype(np.int64))
+            metrics |= to_metrics(part, counts)
+            metrics["num-examples"] += len(rows) if part == "validation" else 0
+    return RecordDict({"metrics": MetricRecord(metrics), "client": announcement(site)})
+
+
+def _config(content: RecordDict) -> Mapping[str, Any]:
+    return next(iter(content.config_records.values()), {})
+
+
+def _model(site: Site, content: RecordDict) -> Model:
+    names = [name for name in content.array_records if name not in BESIDE]
+    try:
+        return to_model(content.array_records[names[0]], site.trainer.network.layout)
+    except (Refused, IndexError) as error:
+        raise UserError(f"the server's model is not this site's network: {error}") from None

@@ -1,0 +1,109 @@
+"""Federated evaluation that merges: sites send counts of images by score, the server adds them up.
+
+A mean of the sites' AUCs is not the AUC of all their images. Counts of positive and negative images in fixed bins of
+the score can be added, and give AUC (ties within a bin count half), sensitivity and specificity of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from feddraw import metrics
+
+BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
+Counts = NDArray[np.int64]  # (2, classes, bins): negative and positive images
+
+EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
+
+
+def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.integer[Any]]) -> Counts:
+    """Images by label, finding and bin of their score, a probability."""
+    clipped = np.clip(scores.astype(np.float64), 1e-12, 1 - 1e-12)
+    bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
+    classes = scores.shape[1]
+    places = (truth.astype(np.int64) * classes + np.arange(classes)) * BINS + bins
+    return np.bincount(places.ravel(), minlength=2 * classes * BINS).reshape(2, classes, BINS)
+
+
+def to_metrics(part: str, counts: Counts) -> dict[str, list[int]]:
+    """As metrics that Flower carries: only bins that hold something, as (place, count)."""
+    flat = counts.ravel()
+    filled = np.flatnonzero(flat)
+    return {f"{part}-places": filled.tolist(), f"{part}-counts": flat[filled].tolist()}
+
+
+def pool(contents: Sequence[RecordDict], part: str, classes: int) -> Counts:
+    """The sites' counts added up; those of another form are left out."""
+    total = np.zeros(2 * classes * BINS, np.int64)
+    for content in contents:
+        for record in content.metric_records.values():
+            places, counts = (np.asarray(record.get(f"{part}-{what}", []), np.int64) for what in ("places", "counts"))
+            if (
+                places.shape == counts.shape
+                and (counts >= 0).all()
+                and (places >= 0).all()
+                and (places < len(total)).all()
+            ):
+                np.add.at(total, places, counts)
+    return total.reshape(2, classes, BINS)
+
+
+def auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:
+    pairs = int(positives.sum()) * int(negatives.sum())
+    if not pairs:
+        return math.nan
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum() / pairs)
+
+
+def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int:
+    """The bin from which on images are called positive, for the largest GM; the middle one of equals."""
+    found = np.concatenate([[0], np.cumsum(positives)])
+    products = (positives.sum() - found) * np.concatenate([[0], np.cumsum(negatives)])
+    best = np.flatnonzero(products == products.max())
+    return int(best[(len(best) - 1) // 2])
+
+
+def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int]) -> dict[str, Any]:
+    """All metrics of the pool, in the form of `metrics.json`."""
+    areas = {name: auc(*counts[:, c]) for c, name in enumerate(classes)}
+    rates = {name: _rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(classes)}
+    means = {name: math.sqrt(se * sp) for name, (se, sp) in rates.items()}
+    bounds = np.concatenate([[-np.inf], EDGES, [np.inf]])
+    return {
+        "auc": {"macro": metrics.macro(areas.values()), "per_class": areas},
+        "gm": {"macro": metrics.macro(means.values()), "per_class": means},
+        "sensitivity": {name: pair[0] for name, pair in rates.items()},
+        "specificity": {name: pair[1] for name, pair in rates.items()},
+        "thresholds": {name: float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in zip(classes, edges, strict=True)},
+        "undefined": [name for name in classes if math.isnan(areas[name])],
+    }
+
+
+def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int) -> tuple[float, float]:
+    def share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
+        return float(part.sum() / whole.sum()) if whole.any() else math.nan
+
+    return share(positives[edge:], positives), share(negatives[:edge], negatives)
+
+
+def merge(contents: list[RecordDict], classes: Sequence[str]) -> dict[str, Any]:
+    """Metrics of everything that the sites counted: thresholds from validation, and the test part where it was sent."""
+    validation = pool(contents, "validation", len(classes))
+    edges = [best_edge(*validation[:, c]) for c in range(len(classes))]
+    found = {"validation": summary(validation, classes, edges)}
+    test = pool(contents, "test", len(classes))
+    return found | ({"test": summary(test, classes, edges)} if test.any() else {})
+
+
+def flat(found: dict[str, Any]) -> MetricRecord:
+    """The numbers that belong into Flower's own log."""
+    pairs = {f"{part}-{kind}": found[part][kind]["macro"] for part in found for kind in ("auc", "gm")}
+    areas = {f"{part}-auc.{name}": value for part in found for name, value in found[part]["auc"]["per_class"].items()}
+    return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})

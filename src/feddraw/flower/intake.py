@@ -1,0 +1,155 @@
+"""From the messages that came back to updates in one matrix: who answered, who twice or late, what cannot be used.
+
+A node is known by the name that its client gives (or its partition number, else its node id), so neither the order of
+arrival nor a node id that changes with every start has a part in the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from feddraw.core import Extent, Model, Update
+from feddraw.flower.records import Refused, blank, extras, read_into, row_of
+
+LOSSES = ("loss", "train_loss", "train-loss")
+STEPS = ("num-steps", "num_steps", "steps")
+MOST_IMAGES = 10**9  # beyond, it is not a number of images
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What a client answered, and how it is known."""
+
+    node: int
+    name: str
+    order: tuple[int, int, str]
+    content: RecordDict
+
+
+def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tuple[list[Reply], dict[int, str]]:
+    """Replies in the clients' own order, and, by node, why others are none."""
+    replies, failures = [], {}
+    for message in messages:
+        node = message.metadata.src_node_id
+        if message.has_error():
+            if node in asked:  # of a node that is gone, the server's own id is all that comes
+                failures[node] = f"its app failed: {one_line(message.error.reason or 'no reason given')}"
+        elif node not in asked:
+            failures[node] = "it was not asked"
+        elif message.metadata.group_id != group:
+            failures[node] = f"it answers round {one_line(message.metadata.group_id)}, not round {group}"
+        else:
+            replies.append(_reply(node, message.content))
+    once, twice = _once(replies)
+    answered = {reply.node for reply in once}
+    return once, {node: why for node, why in (failures | twice).items() if node not in answered}
+
+
+def _reply(node: int, content: RecordDict) -> Reply:
+    announced = content.get("client")
+    name = announced.get("name") if isinstance(announced, ConfigRecord) else None
+    number = announced.get("number") if isinstance(announced, ConfigRecord) else None
+    if number is None:
+        number = next((m["partition-id"] for m in content.metric_records.values() if "partition-id" in m), None)
+    if isinstance(number, int | float) and not math.isfinite(number):
+        number = None
+    if isinstance(number, int | float):
+        label = one_line(name) if isinstance(name, str) and name else f"partition {int(number)}"
+        return Reply(node, label, (0, int(number), label), content)
+    label = one_line(name) if isinstance(name, str) and name else f"node {node}"
+    return Reply(node, label, (1, 0, label), content)
+
+
+def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
+    """One reply a node. Equal copies count once; of two different ones, neither can be believed."""
+    by_node: dict[int, Reply] = {}
+    torn = {}
+    for reply in replies:
+        first = by_node.setdefault(reply.node, reply)
+        if first is not reply and not _equal(first.content, reply.content):
+            torn[reply.node] = "it answered twice, and not the same"
+    once = [reply for node, reply in by_node.items() if node not in torn]
+    return sorted(once, key=lambda reply: reply.order), torn
+
+
+def _equal(one: RecordDict, other: RecordDict) -> bool:
+    return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
+
+
+def one_line(text: Any) -> str:
+    """A stranger's words, fit for a log and a table."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))[:80].strip()
+
+
+# ---------------------------------------------------------------------------------------------------- updates
+
+
+def decode(
+    replies: Sequence[Reply],
+    places: Mapping[str, int],
+    sent: Model,
+    *,
+    sends: Mapping[str, Extent],
+    size_key: str,
+    arrays_key: str,
+) -> tuple[list[Update], dict[str, str]]:
+    """Updates whose models are rows of one matrix, and, by name, why others are none.
+
+    The tensors leave the messages as they are read, so that at no time all replies are there twice.
+    """
+    matrices = blank(sent.layout, len(replies))
+    updates: list[Update] = []
+    refused = {}
+    for reply in replies:
+        into = row_of(matrices, len(updates))
+        try:
+            updates.append(_update(reply, places[reply.name], into, sends, size_key, arrays_key))
+        except Refused as reason:
+            refused[reply.name] = str(reason)
+    return updates, refused
+
+
+def _update(
+    reply: Reply, client: int, into: Model, sends: Mapping[str, Extent], size_key: str, arrays_key: str
+) -> Update:
+    content = reply.content
+    metrics = _metrics(content, size_key)
+    size = _size(metrics, size_key)
+    beside = content.array_records.get("extra") if sends else None
+    extra = extras(beside, sends, into.layout)
+    name = _arrays_name(content, arrays_key)
+    arrays = content[name]
+    assert isinstance(arrays, ArrayRecord)
+    read_into(arrays, into)
+    del content[name]
+    numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+    steps = next((int(numbers[key]) for key in STEPS if key in numbers and math.isfinite(numbers[key])), 1)
+    loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
+    return Update(client, into, size, steps, numbers | {"loss": loss}, extra)
+
+
+def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
+    found = [metrics for metrics in content.metric_records.values() if size_key in metrics]
+    if not found:
+        raise Refused(f"no {size_key} among its metrics")
+    return found[0]
+
+
+def _size(metrics: MetricRecord, size_key: str) -> int:
+    value = metrics[size_key]
+    if isinstance(value, list) or not math.isfinite(value) or not 0.5 < value <= MOST_IMAGES:
+        raise Refused(f"{size_key} = {value!s:.20} is not a number of images")
+    return round(value)
+
+
+def _arrays_name(content: RecordDict, arrays_key: str) -> str:
+    """The record that holds the model: the one of this name, or the only one there is."""
+    names = [name for name in content.array_records if name != "extra"]
+    if arrays_key in names or len(names) == 1:
+        return arrays_key if arrays_key in names else names[0]
+    raise Refused(f"{len(names)} records of tensors, none of them '{arrays_key}'" if names else "no tensors")

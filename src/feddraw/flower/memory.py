@@ -1,0 +1,50 @@
+"""What a client remembers between rounds, in the site's own folder: Flower forgets it when a node restarts.
+
+The memory after each of the last two rounds is kept, so that a round that the server asks for again finds what it
+found the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from feddraw.core import Memory
+from feddraw.results import write_whole
+
+
+def default_folder() -> Path:
+    """Where memory is kept unless a site says otherwise."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
+
+
+class Shelf:
+    """One client's memory in one run. The run's name comes from the server, so only its hash becomes a path."""
+
+    def __init__(self, folder: Path, run: str, client: str) -> None:
+        self.path = folder / hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
+
+    def _kept(self) -> dict[int, Path]:
+        """Round to file, for rounds whose memory is there."""
+        return {int(file.stem): file for file in sorted(self.path.glob("*.safetensors"))}
+
+    def load(self, round: int) -> Memory:
+        """What the client remembered when it was last asked before this round."""
+        before = [number for number in self._kept() if number < round]
+        if not before:
+            return {}
+        return {name: np.array(vector) for name, vector in load_file(self._kept()[max(before)]).items()}
+
+    def save(self, round: int, memory: Memory) -> None:
+        if not memory:
+            return
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        arrays = {name: np.ascontiguousarray(vector) for name, vector in memory.items()}
+        write_whole(self.path / f"{round:06d}.safetensors", save(arrays))
+        for number, file in self._kept().items():
+            if number > round or number not in sorted(self._kept())[-2:]:
+                file.unlink()

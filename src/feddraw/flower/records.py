@@ -1,0 +1,238 @@
+"""Between Flower's records and our flat models: every tensor keeps its name, shape and type, and no bit is lost.
+
+A tensor travels in numpy's own file format. bfloat16, which numpy does not know, travels as the 16 bits of each number
+under the type name `bfloat16`. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from feddraw.core import Entry, Extent, Layout, Model, Vector
+from feddraw.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+STATISTICS = (".running_mean", ".running_var")  # of batch normalisation: averaged, never stepped
+NUMPY = "numpy.ndarray"
+PREFIX = b"\x93NUMPY\x01\x00"  # of a file in numpy's format, version 1
+
+
+class Refused(Exception):
+    """Why a reply cannot be a model like the one that was sent."""
+
+
+# ---------------------------------------------------------------------------------------------------- one tensor
+
+
+def pack(values: NDArray[Any], dtype: str = "") -> Array:
+    """An array as Flower carries it, rounded to another type where one is named."""
+    name = dtype or str(values.dtype)
+    stored = _to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
+    stored = np.ascontiguousarray(stored).reshape(values.shape)
+    data = b"".join([_written_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
+    return Array(name, tuple(values.shape), NUMPY, data)
+
+
+def unpack(array: Array) -> NDArray[Any]:
+    """What an `Array` holds, without a copy where that can be; bfloat16 as float32."""
+    if array.stype != NUMPY:
+        raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY}")
+    try:
+        values = _view(array.data)
+    except (ValueError, TypeError, EOFError, SyntaxError) as error:
+        raise Refused(f"a tensor that cannot be read ({str(error)[:80]})") from None
+    if array.dtype == "bfloat16" and values.dtype.itemsize == 2:
+        bits = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+    return values
+
+
+def _view(data: bytes) -> NDArray[Any]:
+    if data[:8] == PREFIX:
+        start = 10 + int.from_bytes(data[8:10], "little")
+        shape, in_columns, dtype = _read_header(data[8:start])
+        if not in_columns and not dtype.hasobject:
+            return np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
+    loaded: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
+    return loaded
+
+
+@lru_cache(maxsize=4096)
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the columns come first, and type; the same few headers come from every client in every round."""
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(BytesIO(header))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _written_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    file = BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def _to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """The upper half of each float32, rounded to the nearest, to even where two are equally near."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(values.shape)
+
+
+# ---------------------------------------------------------------------------------------------------- a model
+
+
+def layout_of(arrays: ArrayRecord, classifier: str = "") -> Layout:
+    """What a state dict's tensors are, by their names and types; the classifier by its name, or found."""
+    entries: list[Entry] = []
+    ends = {"param": 0, "buffer": 0, "counter": 0}
+    for name, array in arrays.items():
+        entry = _entry(name, array, ends)
+        ends[entry.kind] += entry.size
+        entries.append(entry)
+    params = [entry for entry in entries if entry.kind == "param"]
+    if not params:
+        raise UserError("the initial arrays hold no parameters: give ArrayRecord(model.state_dict())")
+    if classifier and not any(e.name == classifier or e.name.startswith(f"{classifier}.") for e in params):
+        raise unknown("layers", classifier, {e.name.rpartition(".")[0] or e.name for e in params})
+    return Layout(tuple(entries), classifier or find_classifier(params))
+
+
+def _entry(name: str, array: Array, ends: Mapping[str, int]) -> Entry:
+    if array.dtype in FLOATS:
+        kind = "buffer" if f".{name}".endswith(STATISTICS) else "param"
+    elif np.dtype(array.dtype).kind in "iub":
+        kind = "counter"
+    else:
+        raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
+    return Entry(name, kind, tuple(array.shape), ends[kind], array.dtype)  # type: ignore[arg-type]
+
+
+def find_classifier(params: list[Entry]) -> str:
+    """The last layer whose matrix has a bias as long as its rows; else the last matrix; else the last tensor."""
+    shapes = {entry.name: entry.shape for entry in params}
+    matrices = [entry for entry in params if len(entry.shape) == 2 and entry.name.rpartition(".")[2] == "weight"]
+    biased = [e for e in matrices if shapes.get(f"{e.name.removesuffix('weight')}bias") == e.shape[:1]]
+    last = (biased or matrices or [entry for entry in params if len(entry.shape) == 2] or params)[-1]
+    return last.name.rpartition(".")[0] or last.name
+
+
+def blank(layout: Layout, rows: int | None = None) -> Model:
+    """Room for one model, or for one a row; float64 where a tensor asks for it."""
+    wide = any(entry.dtype == "float64" for entry in layout.entries)
+    dtype = np.float64 if wide else np.float32
+    shape = {
+        kind: (() if rows is None else (rows,)) + (layout.length(kind),) for kind in ("param", "buffer", "counter")
+    }
+    return Model(
+        np.empty(shape["param"], dtype), np.empty(shape["buffer"], dtype), np.empty(shape["counter"], np.int64), layout
+    )
+
+
+def row_of(matrices: Model, row: int) -> Model:
+    """One of the models that lie in the rows of `blank(layout, rows)`."""
+    return replace(
+        matrices, params=matrices.params[row], buffers=matrices.buffers[row], counters=matrices.counters[row]
+    )
+
+
+def to_arrays(model: Model) -> ArrayRecord:
+    """A model as a state dict on the wire."""
+    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+    record = ArrayRecord()
+    for entry in model.layout.entries:
+        record[entry.name] = pack(vectors[entry.kind][entry.place].reshape(entry.shape), entry.dtype)
+    return record
+
+
+def to_model(arrays: ArrayRecord, layout: Layout) -> Model:
+    model = blank(layout)
+    read_into(arrays, model)
+    return model
+
+
+def read_into(arrays: ArrayRecord, model: Model) -> None:
+    """Copy a state dict from the wire into a model's vectors; `Refused` if it is of another network."""
+    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+    _same_names(arrays, model.layout)
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
+        for entry in model.layout.entries:
+            values = unpack(arrays[entry.name])
+            if values.shape != entry.shape:
+                raise Refused(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
+            if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
+                raise Refused(f"{entry.name} of type {arrays[entry.name].dtype:.20} where {entry.dtype} was sent")
+            vectors[entry.kind][entry.place] = values.ravel()
+
+
+def _same_names(arrays: ArrayRecord, layout: Layout) -> None:
+    wanted, there = {entry.name for entry in layout.entries}, set(arrays)
+    if lost := sorted(wanted - there):
+        raise Refused(f"{len(lost)} tensor(s) are not there, such as {lost[0]}")
+    if new := sorted(there - wanted):
+        raise Refused(f"{len(new)} tensor(s) that were not sent, such as {new[0]:.60}")
+
+
+# ---------------------------------------------------------------------------------------------------- vectors beside it
+
+
+def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
+    record = ArrayRecord()
+    for name, vector in vectors.items():
+        record[name] = pack(vector)
+    return record
+
+
+def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
+    """Copies, because what lies in a message cannot be written to."""
+    return {name: np.array(unpack(array)) for name, array in arrays.items()}
+
+
+def extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout) -> dict[str, Vector]:
+    """What a local rule sends beside the model, each a float32 vector of its length."""
+    found = {}
+    for name, extent in sends.items():
+        if arrays is None or name not in arrays:
+            raise Refused(f"no {name} beside the model: does its client train by the method's rule?")
+        values, length = unpack(arrays[name]), layout.extent(extent)
+        if values.shape != (length,) or values.dtype.kind != "f":
+            raise Refused(f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats")
+        found[name] = values.astype(np.float32)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- torch
+
+
+def record(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """`ArrayRecord(state_dict)` for networks of any precision: Flower's own cannot hold bfloat16."""
+    import torch
+
+    found = ArrayRecord()
+    for name, tensor in state.items():
+        bits = tensor.dtype == torch.bfloat16
+        values = tensor.detach().cpu()
+        found[name] = pack(values.float().numpy(), "bfloat16") if bits else pack(values.numpy())
+    return found
+
+
+def state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """The way back, each tensor in the type that it was sent with."""
+    import torch
+
+    return {
+        name: torch.from_numpy(np.array(unpack(array))).to(getattr(torch, array.dtype))
+        for name, array in arrays.items()
+    }

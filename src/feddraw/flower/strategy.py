@@ -1,0 +1,409 @@
+"""Our methods as Flower Strategies: `FedDRAW` wherever `FedAvg` stands, `MethodStrategy` for any other.
+
+Sampling, messages and records follow Flower's FedAvg; what the server makes of the replies is `federation.settle`, the
+same as in every other engine. Unlike FedAvg, sampling has a seed of its own, waiting for nodes has an end, replies are
+taken in the clients' own order, a broken one is left out, and integer tensors stay integers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+
+from feddraw.core import Method, Model, State, Update
+from feddraw.errors import RunFailed, UserError, positive
+from feddraw.federation import LedgerEntry, settle
+from feddraw.flower import intake
+from feddraw.flower.records import layout_of, to_arrays, to_model, vectors_to_arrays
+from feddraw.methods.feddraw import feddraw
+from feddraw.results import Checkpoint, RunFolder
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
+
+log = logging.getLogger("flwr")
+
+Merge = Callable[[list[RecordDict], str], MetricRecord]
+
+SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
+PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round gave: the ledger of who counted how much, and the clients' mean metrics."""
+
+    round: int  # from 0, over all restarts
+    rounds: int
+    ledger: tuple[LedgerEntry, ...]
+    metrics: dict[str, Any]
+    seconds: float  # from the first reply read to the new model
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Client to weight, for those that counted."""
+        return {entry.client: entry.weight for entry in self.ledger if entry.status.startswith("counted")}
+
+
+class MethodStrategy(FedAvg):
+    """Any of our methods as a Flower Strategy.
+
+    Methods that change local training (all but FedDRAW, FedAvg, FedAdp and uniform) need clients that do so: see
+    `feddraw.flower.client`. `folder` is where `weights.csv` and a checkpoint are written after every round; with it a
+    server that was killed goes on by the same call with `resume=True`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Merge | None = None,
+        evaluate_metrics_aggr_fn: Merge | None = None,
+        *,
+        classifier: str = "",  # its layer's name; empty: the last matrix with a bias
+        round_offset: int = 0,  # rounds done before this start
+        rounds: int = 0,  # T, where it is not round_offset + num_rounds
+        seed: int = 0,  # of sampling, and of local training where the clients are ours
+        wait: float = 600.0,  # seconds for enough nodes to connect
+        size_cap: float = 0.0,  # largest size that counts, in medians of all clients'; 0: no cap
+        folder: Path | str | None = None,
+        resume: bool = False,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> None:
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn or weighted_means,
+            evaluate_metrics_aggr_fn or weighted_means,
+        )
+        if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
+            raise UserError(f"rounds = {rounds} must be more than round_offset = {round_offset}, neither negative")
+        self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed
+        self.wait, self.size_cap, self.on_round = positive("wait", wait), size_cap, on_round
+        self.folder = None if folder is None else RunFolder(Path(folder))
+        self.resume = resume
+        self.rounds = self._given_rounds = rounds
+        self.history: list[Round] = []
+        self.model: Model | None = None  # the one that is sent next
+        self.state: State | None = None
+        self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
+        self.clients: list[str] = []  # known so far; a client's place here is its number
+        self._nodes: dict[int, str] = {}  # how each node's client is called
+        self._population = 0  # most nodes that were ever connected at once
+        self._asked: list[int] = []
+        self._arrays: ArrayRecord | None = None  # what `model` is on the wire
+
+    # ------------------------------------------------------------------------------------------ the whole
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As FedAvg's; `num_rounds` is T. After a restart from `folder` it is the same T, and only the rest is done."""
+        self._begin(initial_arrays)
+        resumed = self._restore() if self.folder is not None else None
+        self.rounds = self._given_rounds or (num_rounds if resumed else self.round_offset + num_rounds)
+        left = min(num_rounds, self.rounds - self.round_offset)
+        if resumed and left <= 0:
+            log.info("all %d rounds were done before: nothing is left", self.rounds)
+            return Result(arrays=resumed)
+        arguments = (timeout, train_config, evaluate_config, evaluate_fn)
+        return super().start(grid, resumed or initial_arrays, left, *arguments)
+
+    def _begin(self, arrays: ArrayRecord) -> None:
+        """Take a model that is not the one we gave: what its tensors are, and a fresh state with the first one."""
+        layout = layout_of(arrays, self.classifier)
+        if self.model is None or self.state is None:
+            self.method.weighting.check(layout)
+            log.info("classifier: %s", layout.classifier)
+        self.model, self._arrays = to_model(arrays, layout), arrays
+        if self.state is None:
+            self.state = self.method.init(self.model)
+
+    def _restore(self) -> ArrayRecord | None:
+        """Go on from the folder's checkpoint, if there is one; begin its ledger."""
+        assert self.folder is not None
+        assert self.model is not None
+        if not self.resume and self.folder.ledger.exists():
+            raise UserError(f"{self.folder.path} is already used: choose another folder, or go on with resume=True")
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
+        self.folder.forget_from(checkpoint.next_round if checkpoint else self.round_offset)
+        if checkpoint is None:
+            return None
+        self.model, self.round_offset = checkpoint.model, checkpoint.next_round
+        self.state, self.clients = checkpoint.state["method"], list(checkpoint.state["clients"])
+        self.run, self._population = checkpoint.state["run"], checkpoint.state["population"]
+        self._arrays = to_arrays(self.model)
+        log.info("going on after %d rounds from %s", self.round_offset, self.folder.path)
+        return self._arrays
+
+    def _save(self, done: Round) -> None:
+        assert self.folder is not None
+        assert self.model is not None
+        state = {"method": self.state, "clients": self.clients, "run": self.run, "population": self._population}
+        self.folder.add_to_ledger(done.ledger)
+        self.folder.save_checkpoint(Checkpoint(self.model, state, done.round + 1, {}))
+
+    def summary(self) -> None:
+        super().summary()
+        log.info("\t└──> %s, rounds %d to %d", self.method, self.round_offset + 1, self.rounds)
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if self.fraction_train == 0.0:
+            return []
+        if arrays is not self._arrays:
+            self._begin(arrays)
+        assert self.state is not None
+        if not self.rounds:
+            raise UserError("the number of rounds is not known: use start(num_rounds=…), or give rounds=…")
+        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, server_round)
+        config["server-round"] = server_round
+        config["round"], config["rounds"] = self.round_offset + server_round - 1, self.rounds
+        config["seed"], config["run"] = self.seed, self.run
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        if broadcast := self.method.broadcast(self.state):
+            content["broadcast"] = vectors_to_arrays(broadcast)
+        return self._messages(content, MessageType.TRAIN, server_round, self._asked)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if self.fraction_evaluate == 0.0:
+            return []
+        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, server_round)
+        config["server-round"] = server_round
+        config["final"] = self.round_offset + server_round == self.rounds
+        shown = self.shown_arrays(arrays)
+        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: config})
+        return self._messages(content, MessageType.EVALUATE, server_round, nodes)
+
+    def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model to evaluate and to keep, where it is not the one that is sent next."""
+        if self.model is None or self.state is None or arrays is not self._arrays:
+            return arrays
+        shown = self.method.shown(self.model, self.state)
+        return arrays if shown is self.model else to_arrays(shown)
+
+    def _messages(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
+        return [Message(content, node, kind, group_id=str(server_round)) for node in nodes]
+
+    def _choose(self, grid: Grid, share: float, least: int, server_round: int) -> list[int]:
+        """A random part of the nodes, drawn with our own seed; the same nodes give the same choice."""
+        nodes = self._wait_for(grid, max(self.min_available_nodes, least))
+        self._population = max(self._population, len(nodes))
+        count = max(int(len(nodes) * share), least)
+        ordered = sorted(nodes, key=lambda node: (self._nodes.get(node, ""), node))
+        rng = np.random.default_rng([self.seed, self.round_offset + server_round])
+        chosen = rng.choice(len(ordered), count, replace=False) if count < len(ordered) else range(len(ordered))
+        log.info("round %d: %d of %d nodes are asked", server_round, count, len(nodes))
+        return [ordered[place] for place in sorted(chosen)]
+
+    def _wait_for(self, grid: Grid, count: int) -> list[int]:
+        began, told = time.monotonic(), -1
+        while len(nodes := list(grid.get_node_ids())) < count:
+            if time.monotonic() - began > self.wait:
+                raise RunFailed(
+                    f"only {len(nodes)} of {count} nodes were connected within {self.wait:g} s: start the others, or "
+                    "lower min_available_nodes and min_train_nodes (wait= sets the limit)"
+                )
+            if len(nodes) != told:
+                log.info("waiting for nodes: %d of %d are connected", told := len(nodes), count)
+            time.sleep(min(1.0, self.wait / 10))
+        return nodes
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if self.model is None or self.state is None:
+            raise UserError("aggregate_train before configure_train: there is no model to compare the replies with")
+        began = time.perf_counter()
+        round = self.round_offset + server_round - 1
+        answers, failures = intake.read(replies, self._asked, str(server_round))
+        answers, impostors = self._recognize(answers)
+        known = {name: place for place, name in enumerate(self.clients)}
+        answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
+        updates, refused = intake.decode(
+            answers,
+            known,
+            self.model,
+            sends=self.method.sends,
+            size_key=self.weighted_by_key,
+            arrays_key=self.arrayrecord_key,
+        )
+        updates = self._capped(updates)
+        absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
+        everyone = [*self.clients, *absent]  # the population: also those that never answered
+        settled = settle(round, self.rounds, self.model, self.method, self.state, updates, everyone)
+        counted = {entry.client for entry in settled.ledger if entry.status.startswith("counted")}
+        contents = [answer.content for answer in answers if answer.name in counted]
+        if counted:
+            self.model, self.state = settled.model, settled.state
+            self._arrays = to_arrays(settled.model)
+        else:
+            log.warning("round %d: no reply can be used, the model stays as it was", round + 1)
+        ledger = self._ledger(round, settled.ledger, refused, failures, impostors)
+        metrics = self._report(ledger, contents)
+        self._tell(Round(round, self.rounds, ledger, dict(metrics), time.perf_counter() - began))
+        return self._arrays, metrics
+
+    def _recognize(self, answers: Sequence[intake.Reply]) -> tuple[list[intake.Reply], dict[int, str]]:
+        """Give new clients a number, in their own order; of two nodes with one name only a known one is believed."""
+        impostors: dict[int, str] = {}
+        claims: dict[str, list[int]] = {}
+        for answer in answers:
+            claims.setdefault(answer.name, []).append(answer.node)
+        for name, nodes in claims.items():
+            known = [node for node in nodes if self._nodes.get(node) == name]
+            if len(nodes) > 1:
+                others = [node for node in nodes if known != [node]]
+                impostors |= dict.fromkeys(others, f"{len(nodes)} nodes answer as {name}")
+        believed = [answer for answer in answers if answer.node not in impostors]
+        self.clients += [answer.name for answer in believed if answer.name not in self.clients]
+        self._nodes |= {answer.node: answer.name for answer in believed}
+        return believed, impostors
+
+    def _capped(self, updates: list[Update]) -> list[Update]:
+        """Point out sizes that are out of all proportion, and cap them where that is asked for."""
+        if len(updates) < 3:
+            return updates
+        middle = median(update.size for update in updates)
+        for update in updates:
+            if update.size > SUSPECT * middle:
+                times = update.size / middle
+                log.warning("%s says %d images, %.0f × the median", self.clients[update.client], update.size, times)
+        limit = round(self.size_cap * middle) if self.size_cap else math.inf
+        return [replace(u, size=int(limit)) if u.size > limit else u for u in updates]
+
+    def _ledger(
+        self,
+        round: int,
+        settled: Sequence[LedgerEntry],
+        refused: dict[str, str],
+        failures: dict[int, str],
+        impostors: dict[int, str],
+    ) -> tuple[LedgerEntry, ...]:
+        """A line for everybody who was asked, and for whoever else answered."""
+        reasons = dict(refused)
+        for node, why in (failures | impostors).items():
+            reasons.setdefault(self._name(node, impostors), why)
+        asked = {self._name(node, impostors) for node in self._asked} | reasons.keys()
+        lines = {entry.client: entry for entry in settled if entry.client in asked}
+        missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
+        whole = lines | missing
+        return tuple(
+            replace(entry, status=f"refused: {reasons[name]}") if name in reasons else entry
+            for name, entry in whole.items()
+        )
+
+    def _name(self, node: int, impostors: Collection[int]) -> str:
+        return self._nodes[node] if node in self._nodes and node not in impostors else f"node {node}"
+
+    def _report(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
+        """The clients' metrics in the mean, and the ledger's columns as lists."""
+        metrics = MetricRecord()
+        if contents:
+            metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
+        for status in ("counted", "refused", "missing"):
+            metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
+        counted = [entry for entry in ledger if entry.status.startswith("counted")]
+        if counted:
+            metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
+            columns = {part: [float(getattr(entry, part)) for entry in counted] for part in PARTS}
+            there = {part: column for part, column in columns.items() if not all(map(math.isnan, column))}
+            metrics.update({f"ledger-{part}": column for part, column in there.items()})
+        return metrics
+
+    def _tell(self, done: Round) -> None:
+        shares = "  ".join(f"{client} {weight:.3f}" for client, weight in done.weights.items())
+        log.info("round %d/%d: %s", done.round + 1, done.rounds, shares or "nobody counted")
+        for entry in done.ledger:
+            if entry.status != "counted":
+                log.warning("round %d: %s %s", done.round + 1, entry.client, entry.status)
+        self.history.append(done)
+        if self.folder is not None:
+            self._save(done)
+        if self.on_round is not None:
+            self.on_round(done)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        contents = [message.content for message in replies if not message.has_error()]
+        usable = [content for content in contents if _weight(content, self.weighted_by_key) > 0]
+        if len(usable) < len(contents):
+            log.warning("%d evaluations without %s are left out", len(contents) - len(usable), self.weighted_by_key)
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+
+
+class FedDRAW(MethodStrategy):
+    """FedDRAW in place of Flower's FedAvg: the same arguments, no change at the clients, T from `start(num_rounds=…)`.
+
+    What it adds is keyword-only, and so are the arguments of `MethodStrategy`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        eta: float = ETA,
+        lam: float = LAM,
+        beta_max: float = BETA_MAX,
+        reading: Reading = "reported",
+        **others: Any,
+    ) -> None:
+        super().__init__(feddraw(eta, lam, beta_max, reading), *arguments, **others)
+
+
+def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
+    """The clients' numbers in the mean, weighted by size: those that all of them give and that are finite."""
+    sizes = [_weight(content, size_key) for content in contents]
+    columns = [_numbers(content) for content in contents]
+    names = [name for name in columns[0] if all(name in column for column in columns)]
+    means = MetricRecord()
+    for name in names:
+        if name not in (size_key, "partition-id"):
+            means[name] = float(np.average([column[name] for column in columns], weights=sizes))
+    return means
+
+
+def _weight(content: RecordDict, size_key: str) -> float:
+    size = _numbers(content).get(size_key, 0.0)
+    return size if 0 < size <= intake.MOST_IMAGES else 0.0
+
+
+def _numbers(content: RecordDict) -> dict[str, float]:
+    pairs = [(name, value) for metrics in content.metric_records.values() for name, value in metrics.items()]
+    return {name: float(v) for name, v in pairs if isinstance(v, int | float) and math.isfinite(v)}

@@ -1,0 +1,151 @@
+"""`feddraw init`: from somebody's table or folder to an experiment file that runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, run
+from feddraw.survey import document, look, plan
+
+SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
+
+
+def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddraw", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+def write_images(folder: Path, names: Sequence[str], size: int = 40) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (len(names), size, size), dtype=np.uint8)
+    for name, image in zip(names, pixels, strict=True):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+
+
+def write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def own_table(folder: Path, findings: Sequence[str], images: int = 60) -> Path:
+    names = [f"scans/{number:03d}.png" for number in range(images)]
+    write_images(folder, names)
+    rng = np.random.default_rng(1)
+    rows = [
+        [name, f"P{number // 2}", SITES[number % 5 % 3], *rng.integers(0, 2, len(findings))]
+        for number, name in enumerate(names)
+    ]
+    return write_table(folder / "ward 7.csv", ["Image Path", "Patient ID", "Hospital", *findings], rows)
+
+
+def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_findings(tmp_path: Path) -> None:
+    own_table(tmp_path, ["Fracture", "Pacemaker"])
+    done = typed("init", "ward 7.csv", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for expected in ("Image Path", "Patient ID", "Hospital", "Fracture", "South", "feddraw run 'ward 7.toml'"):
+        assert expected in done.stdout
+    ran = typed("run", "ward 7.toml", "--rounds", "1", "--engine", "serial", "--out", "run", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "Pacemaker" in ran.stdout
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(metrics["test"]["auc"]["per_class"]) == ["Fracture", "Pacemaker"]
+    ledger = (tmp_path / "run" / "weights.csv").read_text()
+    assert "Ærø" in ledger
+
+    before = (tmp_path / "ward 7.toml").read_bytes()
+    again = typed("init", "ward 7.csv", folder=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.strip() == "feddraw: ward 7.toml exists: choose another name with --out, or delete it"
+    assert (tmp_path / "ward 7.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_any_number_of_findings_trains(count: int, in_tmp: Path) -> None:
+    sheet = own_table(in_tmp, [f"Sign {number}" for number in range(count)])
+    found = look(Path(sheet.name), Path("x.toml"))
+    Path("x.toml").write_text(document(found, plan(found), "feddraw init", "x.toml"), encoding="utf-8")
+    experiment = Experiment.read(Path("x.toml"))
+    small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "model.growth": 8}
+    (result,) = run(experiment.with_settings(small))
+    assert len(result.metrics["test"]["auc"]["per_class"]) == count
+
+
+def test_a_column_of_class_names_is_written_out_as_a_column_a_class(in_tmp: Path) -> None:
+    names = [f"{number}.png" for number in range(12)]
+    write_images(in_tmp, names)
+    words = ["normal", "mass|device", "mass", "No Finding"]
+    rows = [[name, words[number % 4], 60 + number] for number, name in enumerate(names)]
+    write_table(in_tmp / "list.csv", ["file", "Diagnosis", "age"], rows)
+    done = typed("init", "list.csv", "--out", "own.toml", folder=in_tmp)
+    assert done.returncode == 0, done.stderr
+    assert Path("own-labels.csv").read_text().splitlines()[:3] == ["file,device,mass", "0.png,0,0", "1.png,1,1"]
+    assert Experiment.read(Path("own.toml")).section("data")[1]["findings"] == ["device", "Mass"]
+
+
+def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
+    kinds = [("train", 8), ("val", 2), ("test", 4)]
+    write_images(
+        in_tmp / "xrays",
+        [f"{part}/{kind}/{n}.png" for part, count in kinds for kind in ("NORMAL", "PNEUMONIA") for n in range(count)],
+    )
+    found = look(Path("xrays"), Path("xrays.toml"))
+    assert found.positives() == {"Pneumonia": [8, 2, 4]}
+    assert found.sizes() == [16, 4, 8]
+    assert typed("init", "xrays", folder=in_tmp).returncode == 0
+    small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "scenario.clients": 2}
+    assert list(run(Experiment.read(Path("xrays.toml")).with_settings(small)))
+
+
+def test_the_plan_fits_the_data_and_the_machine(in_tmp: Path) -> None:
+    found = look(Path(own_table(in_tmp, ["Fracture"]).name), Path("x.toml"))
+    assert plan(found, processors=2).size == 32  # never larger than the images
+    assert plan(found, processors=2).batch_size == 8  # a small client still fills some batches
+    assert plan(found, processors=1).minutes >= plan(found, processors=2).minutes
+
+
+def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:
+    own_table(in_tmp, ["Fracture"])
+    Path("scans/003.png").unlink()
+    done = typed("init", "ward 7.csv", folder=in_tmp)
+    assert "of 60 images 1 without a file (scans/003.png)" in done.stdout
+    assert "true leaves out the 1 rows" in Path("ward 7.toml").read_text()
+
+
+def mistakes(folder: Path) -> dict[str, str]:
+    write_table(folder / "words.csv", ["name", "remark"], [["a", "b"]])
+    write_table(folder / "gone.csv", ["path", "Fracture"], [["a.png", 1], ["b.png", 0]])
+    write_table(folder / "train.csv", ["Path", "Frontal/Lateral", "Edema"], [["a.jpg", "Frontal", 1]])
+    (folder / "empty").mkdir()
+    (folder / "x.npz").write_bytes(b"")
+    return {
+        "nothing.csv": "no file or folder nothing.csv",
+        "words.csv": "has no column with image paths; it has name, remark",
+        "gone.csv": "none of the first images that the table names can be read",
+        "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
+        "empty": "0 classes in 0 labelled images",
+        "x.npz": "needs no file of settings: feddraw run --data x.npz",
+    }
+
+
+def test_what_cannot_be_surveyed_is_refused_in_a_line_and_nothing_is_written(in_tmp: Path) -> None:
+    for name, message in mistakes(in_tmp).items():
+        with pytest.raises(UserError) as refused:
+            look(Path(name), Path("x.toml"))
+        assert message in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert typed("init", "empty", "--out", "x.yaml", folder=in_tmp).stderr.startswith(
+        "feddraw: an experiment file ends"
+    )
+    assert not list(in_tmp.glob("*.toml"))
