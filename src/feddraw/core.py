@@ -7,6 +7,7 @@ they are pure: state comes in as an argument and goes out as a result. numpy onl
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,11 +63,11 @@ class Entry:
     start: int
     dtype: str = "float32"
 
-    @property
+    @cached_property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
-    @property
+    @cached_property
     def place(self) -> slice:
         return slice(self.start, self.start + self.size)
 

@@ -82,22 +82,22 @@ class Network:
         self.grads = torch.zeros_like(self.params)
         self.buffers = torch.empty(self.layout.length("buffer"))
         self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64)
-        flat = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
-        self._views = [(entry, _view(flat[entry.kind], entry)) for entry in self.layout.entries]
-        self._params = [entry for entry in self.layout.entries if entry.kind == "param"]
+        self._pieces = _pieces([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: Tensor | None = None
         self._adopt()
         module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
 
     def _adopt(self) -> None:
         """Make every tensor of the module a view of one of ours, keeping its values."""
-        for entry, view in self._views:
+        flat = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
+        for entry in self.layout.entries:
             parent, _, leaf = entry.name.rpartition(".")
             owner = self.module.get_submodule(parent)
+            view = _view(flat[entry.kind], entry.place, entry.shape)
             view.copy_(getattr(owner, leaf).detach())
             if entry.kind == "param":
                 parameter = nn.Parameter(view)
-                parameter.grad = _view(self.grads, entry)
+                parameter.grad = _view(self.grads, entry.place, entry.shape)
                 setattr(owner, leaf, parameter)
             else:
                 owner._buffers[leaf] = view
@@ -114,15 +114,23 @@ class Network:
         return logits, features
 
     def load(self, model: Model) -> None:
-        vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-        for entry, view in self._views:
-            view.copy_(_natural(vectors[entry.kind], entry))
+        for here, there in self._both(self.params, model.params):
+            here.copy_(there)
+        self.buffers.copy_(torch.from_numpy(model.buffers))
+        self.counters.copy_(torch.from_numpy(model.counters))
 
     def read_into(self, model: Model) -> None:
         """Copy the state out, every tensor in its natural order."""
-        vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-        for entry, view in self._views:
-            _natural(vectors[entry.kind], entry).copy_(view)
+        for here, there in self._both(self.params, model.params):
+            there.copy_(here)
+        torch.from_numpy(model.buffers).copy_(self.buffers)
+        torch.from_numpy(model.counters).copy_(self.counters)
+
+    def _both(self, flat: Tensor, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+        """What belongs together in a tensor beside `params` and in a vector of natural order, piece by piece."""
+        natural = torch.from_numpy(values)
+        for place, shape in self._pieces:
+            yield _view(flat, place, shape), natural[place].view(shape)
 
     def read(self) -> Model:
         model = empty_model(self.layout)
@@ -132,15 +140,15 @@ class Network:
     def vector(self, values: Vector) -> Tensor:
         """A vector of parameters' length in the order in which `params` lie in memory."""
         flat = torch.empty_like(self.params)
-        for entry in self._params:
-            _view(flat, entry).copy_(_natural(values, entry))
+        for here, there in self._both(flat, values):
+            here.copy_(there)
         return flat
 
     def values(self, flat: Tensor) -> Vector:
         """The way back: a tensor beside `params`, each layer in its natural order."""
         values = np.empty(len(flat), dtype=np.float32)
-        for entry in self._params:
-            _natural(values, entry).copy_(_view(flat, entry))
+        for here, there in self._both(flat, values):
+            there.copy_(here)
         return values
 
 
@@ -169,18 +177,26 @@ def empty_model(layout: Layout) -> Model:
     return Model(*floats, np.empty(lengths["counter"], np.int64), layout)
 
 
-def _view(flat: Tensor, entry: Entry) -> Tensor:
+def _view(flat: Tensor, place: slice, shape: tuple[int, ...]) -> Tensor:
     """A tensor's place in the flat one; images' kernels with the channels last, as the convolutions want them."""
-    piece = flat[entry.place]
-    if len(entry.shape) != 4:
-        return piece.view(entry.shape)
-    out, channels, height, width = entry.shape
+    piece = flat[place]
+    if len(shape) != 4:
+        return piece.view(shape)
+    out, channels, height, width = shape
     return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _natural(values: NDArray[Any], entry: Entry) -> Tensor:
-    """A tensor's place in one of a `Model`'s vectors."""
-    return torch.from_numpy(values[entry.place]).view(entry.shape)
+def _pieces(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+    """The parameters as few pieces: kernels that lie otherwise in natural order, and all that is between them."""
+    pieces: list[tuple[slice, tuple[int, ...]]] = []
+    for entry in entries:
+        kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
+        if pieces and not kernel and len(pieces[-1][1]) == 1:
+            start, stop = pieces.pop()[0].start, entry.place.stop
+        else:
+            start, stop = entry.place.start, entry.place.stop
+        pieces.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
+    return pieces
 
 
 # ---------------------------------------------------------------------------------------------------- the loop
