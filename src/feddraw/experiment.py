@@ -319,22 +319,21 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     training_rows, heldout_rows = _hold_out(experiment, dataset, partition)
     if method.pooled:
         training_rows, heldout_rows = _together(training_rows), _together(heldout_rows)
-    name, settings = experiment.section("model")
-    build = partial(models.build, name, len(dataset.classes), settings)
-    initial = initial_model(partial(build, pretrained=True), experiment.seed)
+    trainer = make_trainer(experiment, dataset, training_rows, method)
+    initial = initial_model(partial(builder(experiment, len(dataset.classes)), pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
-    targets = dataset.labels.values.astype(np.float32)
-    examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
-    trainer = Trainer(build, examples, training_rows, experiment.training, method.local, asks=method.asks)
     clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
     if not method.pooled:
         experiment.participation.check(clients, experiment.rounds)
     jury = Jury(dataset, clients, heldout_rows)
-    proxy = None
-    if method.weighting.proxy:
-        rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
-        proxy = ServerImages(build, examples, rows, experiment.training.batch_size)
+    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
+
+
+def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
+    """Some validation images, for a server that weighs clients by them."""
+    rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
 
 
 def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
@@ -349,6 +348,21 @@ def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
     if len(taken) < 2:
         raise UserError(f"{images} validation image(s) for the server are too few: raise proxy")
     return np.asarray(rows[np.sort(taken)])
+
+
+def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
+    """The bench of some clients, by their rows in the data set."""
+    targets = dataset.labels.values.astype(np.float32)
+    examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
+    return Trainer(
+        builder(experiment, len(dataset.classes)), examples, rows, experiment.training, method.local, asks=method.asks
+    )
+
+
+def builder(experiment: Experiment, classes: int) -> Callable[..., tuple[torch.nn.Module, str]]:
+    """A function that makes the experiment's network and names its classifier."""
+    name, settings = experiment.section("model")
+    return partial(models.build, name, classes, settings)
 
 
 def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:

@@ -143,20 +143,19 @@ class RunFolder:
             write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
-        line = {
-            "round": result.round,
-            "loss": result.loss,
-            **{part: result.metrics[part]["auc"] for part in ("validation", "test") if part in result.metrics},
-            "seconds": dict(result.seconds),
-        }
-        append(self.rounds, json.dumps(clean(line)) + "\n")
-        self.add_to_ledger(result.ledger)
-        if result.pieces:
-            header = [] if self.pieces.is_file() else [PIECES]
-            append(self.pieces, csv_text([*header, *_rows(result.pieces)]))
+        self.add_line(result.round, result.loss, result.metrics, result.seconds)
+        self.add_to_ledger(result.ledger, result.pieces)
 
-    def add_to_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+    def add_line(self, round: int, loss: float, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+        areas = {part: metrics[part]["auc"] for part in ("validation", "test") if part in metrics}
+        line = {"round": round, "loss": loss, **areas, "seconds": dict(seconds)}
+        append(self.rounds, json.dumps(clean(line)) + "\n")
+
+    def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
         append(self.ledger, csv_text(_rows(entries)))
+        if pieces:
+            header = [] if self.pieces.is_file() else [PIECES]
+            append(self.pieces, csv_text([*header, *_rows(pieces)]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with reporting(self.checkpoint):
@@ -183,14 +182,19 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------ the end
 
     def finish(
-        self, model: Model, scores: Mapping[str, Any], predictions: Mapping[str, NDArray[Any]], dataset: Dataset
+        self, model: Model, scores: Mapping[str, Any], predictions: Mapping[str, NDArray[Any]], dataset: Dataset | None
     ) -> None:
+        """The last files; without a data set of the server's own there are no predictions to keep."""
         write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
+        if dataset is not None:
+            self._keep(predictions, dataset)
+        write_whole(self.metrics, (json.dumps(clean(scores), indent=2) + "\n").encode())
+
+    def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
         about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}))
-        write_whole(self.metrics, (json.dumps(clean(scores), indent=2) + "\n").encode())
 
 
 # ---------------------------------------------------------------------------------------------------- files

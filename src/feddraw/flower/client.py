@@ -76,7 +76,8 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     round = int(config.get("round", config.get("server-round", 1) - 1))
     seed = config.get("client-seed") or seed_of(int(config.get("seed", 0)), round, site.seed_number)
     broadcast = arrays_to_vectors(content.array_records["broadcast"]) if "broadcast" in content else {}
-    job = Job(round, int(config.get("rounds", round + 1)), site.shard, seed, _model(site, content), broadcast)
+    rounds, effort = int(config.get("rounds", round + 1)), float(config.get("effort", 1.0))
+    job = Job(round, rounds, site.shard, seed, _model(site, content), broadcast, effort)
     shelf = Shelf(site.memory, str(config.get("run", "")), site.name)
     carried = "memory" in content  # in a simulation, where the server's process keeps it
     memory: Memory = arrays_to_vectors(content.array_records["memory"]) if carried else shelf.load(round)

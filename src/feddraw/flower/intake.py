@@ -18,7 +18,6 @@ from feddraw.flower.records import Refused, blank, extras, read_into, row_of
 
 LOSSES = ("loss", "train_loss", "train-loss")
 STEPS = ("num-steps", "num_steps", "steps")
-MOST_IMAGES = 10**9  # beyond, it is not a number of images
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +141,7 @@ def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
 
 def _size(metrics: MetricRecord, size_key: str) -> int:
     value = metrics[size_key]
-    if isinstance(value, list) or not math.isfinite(value) or not 0.5 < value <= MOST_IMAGES:
+    if isinstance(value, list) or not math.isfinite(value) or value < 0.5:
         raise Refused(f"{size_key} = {value!s:.20} is not a number of images")
     return round(value)
 

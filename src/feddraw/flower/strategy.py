@@ -22,11 +22,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from feddraw.core import Method, Model, State, Update
+from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.errors import RunFailed, UserError, positive
-from feddraw.federation import LedgerEntry, settle
+from feddraw.federation import LedgerEntry, PieceEntry, settle
 from feddraw.flower import intake
 from feddraw.flower.records import layout_of, to_arrays, to_model, vectors_to_arrays
+from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import Checkpoint, RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
@@ -46,13 +47,14 @@ class Round:
     round: int  # from 0, over all restarts
     rounds: int
     ledger: tuple[LedgerEntry, ...]
+    pieces: tuple[PieceEntry, ...]  # where a rule weighs layers or classes by themselves
     metrics: dict[str, Any]
     seconds: float  # from the first reply read to the new model
 
     @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.status.startswith("counted")}
+        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
 
 
 class MethodStrategy(FedAvg):
@@ -83,6 +85,8 @@ class MethodStrategy(FedAvg):
         seed: int = 0,  # of sampling, and of local training where the clients are ours
         wait: float = 600.0,  # seconds for enough nodes to connect
         size_cap: float = 0.0,  # largest size that counts, in medians of all clients'; 0: no cap
+        gate: Gate | None = None,  # which updates are let in
+        proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
         folder: Path | str | None = None,
         resume: bool = False,
         on_round: Callable[[Round], None] | None = None,
@@ -103,6 +107,7 @@ class MethodStrategy(FedAvg):
             raise UserError(f"rounds = {rounds} must be more than round_offset = {round_offset}, neither negative")
         self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed
         self.wait, self.size_cap, self.on_round = positive("wait", wait), size_cap, on_round
+        self.gate, self.proxy = gate or Gate(), proxy
         self.folder = None if folder is None else RunFolder(Path(folder))
         self.resume = resume
         self.rounds = self._given_rounds = rounds
@@ -161,8 +166,9 @@ class MethodStrategy(FedAvg):
         if checkpoint is None:
             return None
         self.model, self.round_offset = checkpoint.model, checkpoint.next_round
-        self.state, self.clients = checkpoint.state["method"], list(checkpoint.state["clients"])
-        self.run, self._population = checkpoint.state["run"], checkpoint.state["population"]
+        about = checkpoint.state["flower"]
+        self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
+        self.clients, self.run, self._population = list(about["clients"]), about["run"], about["population"]
         self._arrays = to_arrays(self.model)
         log.info("going on after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
@@ -170,9 +176,10 @@ class MethodStrategy(FedAvg):
     def _save(self, done: Round) -> None:
         assert self.folder is not None
         assert self.model is not None
-        state = {"method": self.state, "clients": self.clients, "run": self.run, "population": self._population}
-        self.folder.add_to_ledger(done.ledger)
-        self.folder.save_checkpoint(Checkpoint(self.model, state, done.round + 1, {}))
+        assert self.state is not None
+        about = {"clients": self.clients, "run": self.run, "population": self._population}
+        self.folder.add_to_ledger(done.ledger, done.pieces)
+        self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, done.round + 1, {}))
 
     def summary(self) -> None:
         super().summary()
@@ -269,8 +276,10 @@ class MethodStrategy(FedAvg):
         updates = self._capped(updates)
         absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
         everyone = [*self.clients, *absent]  # the population: also those that never answered
-        settled = settle(round, self.rounds, self.model, self.method, self.state, updates, everyone)
-        counted = {entry.client for entry in settled.ledger if entry.status.startswith("counted")}
+        asked = [known[self._nodes[node]] for node in self._asked if node in self._nodes]
+        this = (round, self.rounds, self.model, self.method, self.state)
+        settled = settle(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy)
+        counted = {entry.client for entry in settled.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
             self.model, self.state = settled.model, settled.state
@@ -279,7 +288,7 @@ class MethodStrategy(FedAvg):
             log.warning("round %d: no reply can be used, the model stays as it was", round + 1)
         ledger = self._ledger(round, settled.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
-        self._tell(Round(round, self.rounds, ledger, dict(metrics), time.perf_counter() - began))
+        self._tell(Round(round, self.rounds, ledger, settled.pieces, dict(metrics), time.perf_counter() - began))
         return self._arrays, metrics
 
     def _recognize(self, answers: Sequence[intake.Reply]) -> tuple[list[intake.Reply], dict[int, str]]:
@@ -318,12 +327,12 @@ class MethodStrategy(FedAvg):
         failures: dict[int, str],
         impostors: dict[int, str],
     ) -> tuple[LedgerEntry, ...]:
-        """A line for everybody who was asked, and for whoever else answered."""
+        """A line for every client that is known, for every node that was asked, and for whoever else answered."""
         reasons = dict(refused)
         for node, why in (failures | impostors).items():
             reasons.setdefault(self._name(node, impostors), why)
         asked = {self._name(node, impostors) for node in self._asked} | reasons.keys()
-        lines = {entry.client: entry for entry in settled if entry.client in asked}
+        lines = {entry.client: entry for entry in settled if entry.client in self.clients}
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
         whole = lines | missing
         return tuple(
@@ -341,7 +350,7 @@ class MethodStrategy(FedAvg):
             metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
         for status in ("counted", "refused", "missing"):
             metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-        counted = [entry for entry in ledger if entry.status.startswith("counted")]
+        counted = [entry for entry in ledger if entry.counted]
         if counted:
             metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
             columns = {part: [float(getattr(entry, part)) for entry in counted] for part in PARTS}
@@ -401,7 +410,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
 
 def _weight(content: RecordDict, size_key: str) -> float:
     size = _numbers(content).get(size_key, 0.0)
-    return size if 0 < size <= intake.MOST_IMAGES else 0.0
+    return size if 0 < size <= MOST_IMAGES else 0.0
 
 
 def _numbers(content: RecordDict) -> dict[str, float]:

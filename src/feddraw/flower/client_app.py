@@ -1,0 +1,78 @@
+"""The ready ClientApp. A node trains on its partition of the run's scenario, or on a folder of its own.
+
+flower-supernode … --node-config 'partition-id=0'
+flower-supernode … --node-config 'data="/srv/xrays" client="North" memory="/srv/feddraw"'
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+
+from feddraw.data.catalog import open_dataset
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, Setting, make_method, make_trainer, prepare
+from feddraw.flower import settings
+from feddraw.flower.client import Site, client
+from feddraw.flower.memory import default_folder
+
+
+def open_site(context: Context) -> Site:
+    """The site that a node is set up for."""
+    node = context.node_config
+    run = json.dumps(dict(context.run_config), sort_keys=True)
+    if node.get("data"):
+        own = json.dumps({name: value for name, value in node.items() if name != "partition-id"}, sort_keys=True)
+        return _own(run, own, context.node_id)
+    if "partition-id" not in node:
+        raise UserError('this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"')
+    return _partition(_setting(run, bool(node.get("trust"))), int(node["partition-id"]), node)
+
+
+@lru_cache(maxsize=1)
+def _setting(run: str, trust: bool) -> Setting:
+    """All of the scenario, once a process: in a simulation one process serves several clients."""
+    return prepare(_experiment(run, trust))
+
+
+def _experiment(run: str, trust: bool) -> Experiment:
+    experiment, _ = settings.read(json.loads(run))
+    settings.refuse_code(experiment, trust)
+    return experiment
+
+
+def _partition(setting: Setting, number: int, node: Mapping[str, Any]) -> Site:
+    if settings.own_folders(setting.experiment):
+        raise UserError("the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'")
+    if not 0 <= number < len(setting.clients):
+        raise UserError(f"partition {number} is not among the scenario's {len(setting.clients)} clients")
+    memory = Path(str(node["memory"])) if node.get("memory") else default_folder()
+    held_out = {"validation": setting.jury.held_out[number]}
+    return Site(setting.trainer, setting.clients[number], number, number, memory, held_out)
+
+
+@lru_cache(maxsize=1)
+def _own(run: str, own: str, node_id: int) -> Site:
+    """A site with a folder of its own; nothing but its path is the site's to set."""
+    node = json.loads(own)
+    experiment = _experiment(run, bool(node.get("trust")))
+    classes = settings.findings(experiment)
+    options = experiment.section("data")[1] | {"path": node["data"]}
+    dataset = open_dataset("folder", size=options.pop("size"), options=options)
+    if list(dataset.classes) != classes:
+        raise UserError(f"{node['data']} has the findings {', '.join(dataset.classes)}, not {', '.join(classes)}")
+    rows = np.sort(dataset.rows["train"])
+    trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
+    name = str(node.get("client") or f"node {node_id}")
+    memory = Path(node["memory"]) if node.get("memory") else default_folder()
+    held_out = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
+    return Site(trainer, name, memory=memory, heldout=held_out)
+
+
+app = client(open_site)

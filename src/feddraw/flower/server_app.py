@@ -1,0 +1,165 @@
+"""The ready ServerApp: any experiment over a real federation, in a run's folder like that of `feddraw run`.
+
+Where the server has images of its own, it evaluates there; else the sites count and the counts are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
+
+from feddraw.core import Method, Model, Proxy
+from feddraw.data import Dataset
+from feddraw.data.catalog import open_dataset
+from feddraw.engines.serial import Serial
+from feddraw.evaluation import Jury
+from feddraw.experiment import (
+    HOW,
+    Experiment,
+    builder,
+    initial_model,
+    make_method,
+    make_trainer,
+    prepare,
+    server_images,
+)
+from feddraw.flower import histograms, settings
+from feddraw.flower.records import to_arrays
+from feddraw.flower.settings import Federation
+from feddraw.flower.strategy import MethodStrategy, Round
+from feddraw.results import RunFolder, read_jsonl
+from feddraw.scenarios import Partition
+
+Scores = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the predictions behind them
+
+
+class Court:
+    """Where the global model is judged: on the server's own images, or by what the sites count."""
+
+    def __init__(self, experiment: Experiment, validation: str) -> None:
+        self.experiment, self.method = experiment, make_method(experiment)
+        self.dataset: Dataset | None = None
+        self.proxy: Proxy | None = None
+        self.partition = Partition("sites", (), "")
+        self.counted: dict[str, Any] = {}  # from the sites, in the round under way
+        if settings.own_folders(experiment):
+            self.classes = tuple(settings.findings(experiment))
+            build = partial(builder(experiment, len(self.classes)), pretrained=True)
+            self.initial = initial_model(build, experiment.seed)
+            if validation:
+                options = experiment.section("data")[1] | {"path": validation}
+                self._take(open_dataset("folder", size=options.pop("size"), options=options))
+        else:
+            setting = prepare(experiment)
+            self.classes, self.initial, self.partition = setting.dataset.classes, setting.initial, setting.partition
+            self._take(setting.dataset)
+        self.method.weighting.check(self.initial.layout)
+
+    def _take(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method)
+        self._bench, self._jury = Serial(trainer), Jury(dataset, (), ())
+        self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
+
+    def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
+        self.counted = histograms.merge(contents, self.classes)
+        return histograms.flat(self.counted)
+
+    def judge(self, model: Model, *, final: bool) -> Scores:
+        if self.dataset is None:
+            nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
+            return (self.counted or nobody) | {"clients": {}}, {}
+        if final:
+            return self._jury.at_the_end(self._bench, [model], personal=False)
+        return self._jury.after_a_round(self._bench, [model], ("validation",)), {}
+
+
+def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
+    """Carry a run out; everything goes to its folder as it happens."""
+    experiment, federation = settings.read(run_config)
+    settings.refuse_code(experiment, federation.trust)
+    folder = RunFolder(Path(federation.out)) if federation.out else None
+    table = experiment.table()
+    if folder is not None:
+        folder.begin(table, resume=federation.resume, how=HOW)
+    court = Court(experiment, federation.validation)
+    with nullcontext() if folder is None else folder.locked():
+        if folder is not None:
+            folder.write_settings(table, partition=court.partition)
+        return _carry_out(grid, experiment, federation, court, folder)
+
+
+def _carry_out(
+    grid: Grid, experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
+) -> MethodStrategy:
+    strategy = make_strategy(experiment, federation, court)
+
+    def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        done = strategy.round_offset + server_round - 1
+        logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
+        if done < 0 or done in logged:  # before the first round, also the first one after a restart
+            return None
+        return _conclude(strategy, court, folder, done)
+
+    arrays, rounds = to_arrays(court.initial), experiment.rounds
+    strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
+    if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
+        _conclude(strategy, court, folder, rounds - 1)
+    return strategy
+
+
+def make_strategy(experiment: Experiment, federation: Federation, court: Court) -> MethodStrategy:
+    method: Method = court.method
+    return MethodStrategy(
+        method,
+        fraction_train=federation.fraction,
+        fraction_evaluate=0.0 if court.dataset is not None else 1.0,
+        min_train_nodes=federation.nodes,
+        min_evaluate_nodes=federation.nodes if court.dataset is None else 0,
+        min_available_nodes=federation.nodes,
+        evaluate_metrics_aggr_fn=court.merge,
+        classifier=court.initial.layout.classifier,
+        seed=experiment.seed,
+        wait=federation.wait,
+        size_cap=federation.size_cap,
+        gate=experiment.gate,
+        proxy=court.proxy,
+        folder=federation.out or None,
+        resume=federation.resume,
+    )
+
+
+def _conclude(strategy: MethodStrategy, court: Court, folder: RunFolder | None, done: int) -> MetricRecord:
+    """Judge the model after a round, and write the round's line and, after the last one, the last files."""
+    assert strategy.model is not None
+    assert strategy.state is not None
+    final = done == strategy.rounds - 1
+    shown = court.method.shown(strategy.model, strategy.state)
+    scores, predictions = court.judge(shown, final=final)
+    if folder is not None:
+        last = strategy.history[-1] if strategy.history else Round(done, strategy.rounds, (), (), {}, 0.0)
+        if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
+            seconds = {"aggregation": last.seconds}
+            folder.add_line(done, last.metrics.get("loss", math.nan), scores, seconds)
+        if final:
+            folder.finish(shown, {"round": done} | scores, predictions, court.dataset)
+    return MetricRecord(
+        {f"{part}-auc": float(found["auc"]["macro"]) for part, found in scores.items() if "auc" in found}
+    )
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    serve(grid, context.run_config)

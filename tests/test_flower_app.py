@@ -1,0 +1,201 @@
+"""The ready Flower app: the same experiment, the same numbers, the same folder; sites with folders of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord, RecordDict
+from PIL import Image
+
+from feddraw import metrics
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment import run
+from feddraw.flower import histograms
+from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.client_app import app
+from feddraw.flower.server_app import serve
+from feddraw.flower.settings import read
+from feddraw.results import flat, read_csv, read_jsonl
+from small import small
+
+NODES = [{"partition-id": number} for number in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """The tests' small experiment as Flower passes settings on: flat, by their dotted paths."""
+    federation = {
+        name: changes.pop(name) for name in ("out", "resume", "wait", "nodes", "validation") if name in changes
+    }
+    settings = flat(small(**changes).table())
+    return {"nodes": 3} | {key: value for key, value in settings.items() if not isinstance(value, list)} | federation
+
+
+def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) -> Any:
+    return serve(InProcessGrid(app, nodes, settings, arrive), settings)
+
+
+@pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon"])
+def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) -> None:
+    """Bit for bit: the model, the ledger, the metrics."""
+    list(run(small(method=method, rounds=2), tmp_path / "run"))
+    carry_out(config(method=method, rounds=2, out=str(tmp_path / "flower")))
+    for name in ("model.safetensors", "weights.csv", "metrics.json", "predictions.safetensors"):
+        ours, theirs = (tmp_path / folder / name for folder in ("run", "flower"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+    ours, theirs = (read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("run", "flower"))
+    assert [line["validation"] for line in ours] == [line["validation"] for line in theirs]
+
+
+def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(tmp_path: Path) -> None:
+    settings = config(method="scaffold", out=str(tmp_path / "whole"))
+    carry_out(settings)
+
+    def killed(replies: Any) -> Any:
+        if replies[0].metadata.group_id == "2":
+            raise RunFailed("the server is gone")
+        return replies
+
+    settings["out"] = str(tmp_path / "killed")
+    with pytest.raises(RunFailed, match="gone"):
+        carry_out(settings, arrive=killed)
+    with pytest.raises(UserError, match="already used"):
+        carry_out(settings)
+    with pytest.raises(UserError, match="was run with rounds = 3, not 4"):
+        carry_out(settings | {"resume": True, "rounds": 4})
+    carry_out(settings | {"resume": True})
+    for name in ("model.safetensors", "weights.csv", "metrics.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+    assert [line["round"] for line in read_jsonl(tmp_path / "killed" / "rounds.jsonl")] == [0, 1, 2]
+
+
+def test_settings_are_those_of_an_experiment() -> None:
+    experiment, federation = read(
+        config(rounds=7, wait=5.0) | {"set": "method.beta_max=2 training.lr=0.01", "seed": ""}
+    )
+    assert (experiment.rounds, experiment.seed, experiment.training.lr) == (7, 0, 0.01)
+    assert experiment.section("method")[1]["beta_max"] == 2
+    assert federation.wait == 5.0
+    with pytest.raises(UserError, match="did you mean rounds"):
+        read({"ronds": 3})
+    with pytest.raises(UserError, match="nodes must be a whole number"):
+        read({"nodes": "three"})
+
+
+def test_code_that_the_settings_name_is_not_imported_unless_a_site_allows_it(tmp_path: Path) -> None:
+    settings = config(rounds=1) | {"model.name": "os:abort"}
+    settings.pop("model.growth")
+    with pytest.raises(UserError, match="name code to import"):
+        carry_out(settings)
+
+
+def test_a_node_without_data_and_one_of_a_wrong_partition_are_named() -> None:
+    strategy = carry_out(config(rounds=1), [*NODES[:2], {"partition-id": 9}, {}])
+    status = [entry.status for entry in strategy.history[0].ledger]
+    assert status[:2] == ["counted", "counted"]
+    assert "partition 9 is not among the scenario's 3 clients" in status[2]
+    assert "this node has no data" in status[3]
+
+
+# ---------------------------------------------------------------------------------------------------- own folders
+
+
+def hospital(folder: Path, images: int, seed: int) -> str:
+    """A CSV and PNG files: bright images have the finding."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    rows = []
+    for number in range(images):
+        opaque, enlarged = rng.integers(0, 2, 2)
+        pixels = rng.normal(90 + 60 * opaque, 25, (16, 16))
+        pixels[:, :8] += 40 * enlarged
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+        split = ("train", "train", "train", "val", "test")[number % 5]
+        rows.append({"path": f"{number}.png", "split": split, "Opacity": opaque, "Enlarged": enlarged})
+    with (folder / "images.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(folder)
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sizes = {"North": 60, "East": 40, "South": 40}
+    return [
+        {"data": hospital(tmp_path / name, images, seed), "client": name}
+        for seed, (name, images) in enumerate(sizes.items())
+    ]
+
+
+def folders(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "data.name": "folder",
+        "data.size": 16,
+        "data.findings": "Opacity,Enlarged",
+        "data.normalize": "measured",
+        "model.name": "compact",
+        "model.growth": 8,
+        "method.name": "feddraw",
+        "training.batch_size": 8,
+        "training.epochs": 4,
+        "rounds": 4,
+        "nodes": 3,
+        "out": str(tmp_path / "run"),
+    } | changes
+
+
+def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(hospitals: Any, tmp_path: Path) -> None:
+    strategy = carry_out(folders(tmp_path), hospitals)
+    assert strategy.clients == ["East", "North", "South"]
+    assert strategy.history[0].weights["North"] == pytest.approx(36 / 84)
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert found["test"]["auc"]["macro"] > 0.8
+    assert {line["client"] for line in read_csv(tmp_path / "run" / "weights.csv")} == {"North", "East", "South"}
+
+
+def test_a_server_with_images_of_its_own_judges_on_them(hospitals: Any, tmp_path: Path) -> None:
+    settings = folders(tmp_path, rounds=1, validation=hospitals[2]["data"], nodes=2)
+    carry_out(settings, hospitals[:2])
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert set(found["test"]["auc"]["per_class"]) == {"Opacity", "Enlarged"}
+    assert (tmp_path / "run" / "predictions.safetensors").is_file()
+
+
+def test_findings_must_be_named_where_every_site_has_its_own_table(hospitals: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"need data\.findings"):
+        carry_out(folders(tmp_path, **{"data.findings": ""}), hospitals)
+
+
+def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, (900, 2))
+    scores = 1 / (1 + np.exp(-(rng.normal(size=(900, 2)) + truth * [0.5, 2.0])))
+    scores[600:] *= 0.3  # one site's scores are lower, so that a mean of its own AUC hides what the pool shows
+    parts = np.split(np.arange(900), [500, 600])
+    contents = [
+        RecordDict(
+            {"metrics": MetricRecord(histograms.to_metrics("validation", histograms.count(scores[p], truth[p])))}
+        )
+        for p in parts
+    ]
+    found = histograms.merge(contents, ("a", "b"))["validation"]
+    for place, name in enumerate("ab"):
+        exact = metrics.auc(scores[:, place], truth[:, place])
+        assert found["auc"]["per_class"][name] == pytest.approx(exact, abs=2e-3)
+        threshold = metrics.best_threshold(scores[:, place], truth[:, place])
+        best = np.prod(metrics.rates(scores[:, place], truth[:, place], threshold)) ** 0.5
+        assert found["gm"]["per_class"][name] == pytest.approx(best, abs=0.01)
+    mean = np.mean([metrics.auc(scores[p, 1], truth[p, 1]) for p in parts])
+    assert abs(found["auc"]["per_class"]["b"] - mean) > 0.01
