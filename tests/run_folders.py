@@ -45,7 +45,7 @@ def make_run(
     table["partition"] = {
         "scenario": scenario,
         "sha256": f"{scenario}-{seed}".encode().hex().ljust(64, "0"),
-        "classes": list(FINDINGS),
+        "findings": list(FINDINGS),
         "sizes": dict(zip(names, sizes, strict=True)),
         "positives": positives,
     }

@@ -418,7 +418,7 @@ def run(
     with nullcontext() if folder is None else folder.locked():
         checkpoint = None
         if folder is not None:
-            folder.write_settings(wanted, partition=setting.partition)
+            folder.write_settings(wanted, partition=setting.partition, dataset=setting.dataset)
             checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setting.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")

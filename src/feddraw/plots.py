@@ -4,53 +4,146 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 
-# Okabe and Ito's colours, told apart by colour-blind readers; line styles and markers tell them apart in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+# The colours of our pages, told apart by colour-blind readers; line styles and markers tell them apart in grey.
+COLOURS = ("#0b5fa5", "#c8520a", "#007a5e", "#a63d7f", "#86690a", "#2b86b5", "#3c3c3c")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+INK, MUTED, RULE = "#1d2329", "#59636e", "#dcdad5"
 
 mpl.rcParams.update(
-    {"svg.fonttype": "none", "svg.hashsalt": "feddraw", "axes.spines.top": False, "axes.spines.right": False}
+    {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "feddraw",
+        "text.parse_math": False,  # a client may be called $x$
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": MUTED,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "legend.fontsize": 7,
+        "legend.frameon": False,
+    }
 )
 
+Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to a value a round
+Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
+PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
 
 
-def draw_lines(axes: Axes, series: Series) -> None:
-    """One line a series over the rounds."""
-    look = zip(cycle(COLOURS), cycle(STYLES), cycle(MARKERS), strict=False)
-    for (name, values), (colour, style, marker) in zip(series.items(), look, strict=False):
-        axes.plot(
-            range(len(values)), values, style, color=colour, label=name, linewidth=1.4, marker=marker, markersize=3.5
-        )
+def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Axes]:
+    """A figure of one panel."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def short(name: str, length: int = 22) -> str:
+    """A name that does not push the drawing off its panel."""
+    name = " ".join(name.split())
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def look(place: int) -> dict[str, Any]:
+    """Colour, line and marker of the place-th series: no two of the first fifty-six are alike."""
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": STYLES[place % len(STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- over the rounds
+
+
+def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread: Spread | None = None) -> None:
+    """One line a series over the rounds; `order` gives each name the look it has in other figures."""
+    places = list(order) or list(series)
+    for name, values in series.items():
+        looks = look(places.index(name))
+        axes.plot(range(len(values)), values, label=short(name), linewidth=1.4, markersize=3.5, **looks)
+        if spread and name in spread:
+            axes.fill_between(range(len(values)), *spread[name], color=looks["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
 
 
-def draw_weights(axes: Axes, weights: Series, *, title: str = "") -> None:
+def draw_legend(axes: Axes, columns: int = 0) -> None:
+    """The names, where there are not too many to be told apart."""
+    lines = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    if 1 < len(lines) <= 12:
+        labels = [str(line.get_label()) for line in lines]
+        axes.legend(lines, labels, ncols=columns or (2 if len(lines) > 5 else 1))
+
+
+def draw_weights(axes: Axes, weights: Series, *, title: str = "", spread: Spread | None = None) -> None:
     """Weights of each client over the rounds, with the level at which all count the same."""
-    draw_lines(axes, weights)
+    draw_lines(axes, weights, spread=spread)
     axes.axhline(1 / len(weights), color="0.6", linewidth=0.8, zorder=0)
     axes.text(
-        1.01, 1 / len(weights), "equal", transform=axes.get_yaxis_transform(), fontsize=7, color="0.4", va="center"
+        1.01, 1 / len(weights), "equal", transform=axes.get_yaxis_transform(), fontsize=7, color=MUTED, va="center"
     )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("weight")
-    axes.set_title(title, loc="left", fontsize=10)
-    if len(weights) <= 12:
-        axes.legend(fontsize=7, frameon=False, ncols=2 if len(weights) > 5 else 1)
+    axes.set_title(title)
+    draw_legend(axes)
+
+
+def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, title: str = "") -> bool:
+    """How far clients of the same size are from the mean weight of their size; False where no two are alike."""
+    groups: dict[float, list[str]] = {}
+    for name in weights:
+        groups.setdefault(sizes[name], []).append(name)
+    alike = {name: names for names in groups.values() if len(names) > 1 for name in names}
+    if not alike:
+        return False
+    means = {name: np.mean([weights[other] for other in names], axis=0) for name, names in alike.items()}
+    draw_lines(axes, {name: np.asarray(weights[name]) - means[name] for name in alike}, order=list(weights))
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    reach = max(1e-4, *(abs(value) for value in axes.get_ylim()))
+    axes.set_ylim(-reach, reach)
+    axes.set_ylabel("weight less mean of its size")
+    axes.set_title(title)
+    draw_legend(axes)
+    return True
+
+
+def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spread, label: str) -> None:
+    """A metric over the rounds, a line a method with the spread over its repeats."""
+    draw_lines(axes, series, order=order, spread=spread)
+    axes.set_ylabel(label)
+    draw_legend(axes, columns=2)
+
+
+def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) -> None:
+    """Trust in size and sharpness over the rounds, each with its own scale."""
+    draw_lines(axes, {"gamma: trust in size": gamma})
+    axes.set_ylim(0, 1.05)
+    axes.set_ylabel("gamma")
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.plot(range(len(beta)), beta, label="beta: sharpness", linewidth=1.4, markersize=3.5, **look(1))
+    right.set_ylim(bottom=0)
+    right.set_ylabel("beta")
+    lines = [*axes.lines, *right.lines]
+    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
+    axes.set_title("the two schedules")
 
 
 def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -64,13 +157,81 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     beta = [float("nan") if row["beta"] is None else row["beta"] for row in rows]
     draw_lines(schedules, {"gamma: trust in size": [row["gamma"] for row in rows], "beta: sharpness": beta})
-    schedules.set_title("the two schedules", loc="left", fontsize=10)
+    schedules.set_title("the two schedules")
     schedules.set_ylim(bottom=0)
-    schedules.legend(fontsize=7, frameon=False)
+    draw_legend(schedules)
     draw_lines(reputations, by_client("reputation"))
-    reputations.set_title("reputation", loc="left", fontsize=10)
+    reputations.set_title("reputation")
     draw_weights(weights, by_client("weight"), title="weight")
     return figure
+
+
+# ---------------------------------------------------------------------------------------------------- data and results
+
+
+def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
+    """Images at each client, the first on top."""
+    names = list(sizes)
+    bars = axes.barh(range(len(names)), list(sizes.values()), color=COLOURS[0], height=0.7)
+    axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
+    axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=0.15)
+    axes.set_xlabel("images")
+
+
+def draw_heat(
+    axes: Axes, values: Floats, rows: Sequence[str], columns: Sequence[str], *, percent: bool = False
+) -> None:
+    """A number in every cell, darker where it is larger; a dash where it is undefined."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    shades = np.ma.masked_invalid(values)
+    axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * (high - low or 1), vmax=high + 0.25 * (high - low or 1))
+    for (row, column), value in np.ndenumerate(values):
+        text = "–" if not np.isfinite(value) else f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
+        dark = np.isfinite(value) and value > low + 0.72 * (high - low) and high > low
+        # near black and near white, which stay as they are where a page turns ink light
+        axes.text(
+            column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color="#fefefe" if dark else "#010101"
+        )
+    axes.set_xticks(
+        np.arange(len(columns)) + 0.5, [short(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
+    )
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [short(name) for name in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def draw_roc(
+    axes: Axes,
+    curves: Mapping[str, tuple[Floats, Floats]],
+    points: Mapping[str, tuple[float, float]],
+    order: Sequence[str],
+) -> None:
+    """Sensitivity over false alarms; a large marker where the threshold chosen on validation data lands."""
+    for name, (alarms, sensitivity) in curves.items():
+        looks = look(order.index(name))
+        marker = looks.pop("marker")
+        axes.plot(alarms, sensitivity, linewidth=1.2, **looks)
+        axes.plot(*points[name], marker=marker, color=looks["color"], markersize=7, linestyle="none", label=short(name))
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
+    axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+    axes.set_aspect("equal")
+    axes.legend(loc="lower right")
+
+
+def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], label: str) -> None:
+    """What each client gains, with an interval; to the right of the line it gains."""
+    for row, (estimate, low, high) in enumerate(gains.values()):
+        axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=1.6)
+        axes.plot(estimate, row, marker="o", color=COLOURS[0], markersize=5)
+    axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes.set_yticks(range(len(gains)), [short(name) for name in gains], fontsize=8)
+    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.set_xlabel(label)
 
 
 def draw_critical_difference(

@@ -118,12 +118,12 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def write_settings(self, table: Mapping[str, Any], *, partition: Partition) -> None:
+    def write_settings(self, table: Mapping[str, Any], *, partition: Partition, dataset: Dataset) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        document = plain({**table, "partition": {"scenario": partition.scenario, "sha256": partition.sha256}})
+        document = plain({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
-        elif read_toml(self.settings).get("partition") != document["partition"]:
+        elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: the clients' images are not the same now")
         write_whole(self.environment, (json.dumps(environment(), indent=2) + "\n").encode())
 
@@ -195,6 +195,18 @@ class RunFolder:
         about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}))
+
+
+def _described(partition: Partition, dataset: Dataset) -> dict[str, Any]:
+    """Who was dealt what: a hash, and how many images of each finding every client has."""
+    labels = dataset.training_labels().values
+    return {
+        "scenario": partition.scenario,
+        "sha256": partition.sha256,
+        "findings": list(dataset.classes),
+        "sizes": {shard.client: len(shard) for shard in partition.shards},
+        "positives": {shard.client: labels[shard.rows].sum(axis=0).tolist() for shard in partition.shards},
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- files

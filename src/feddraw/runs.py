@@ -30,8 +30,8 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-HOW = ("engine", "workers", "tensorboard")  # no part of what was run
-CONDITIONS = ("data", "scenario", "holdout")  # settings that describe a scenario; all others describe a method
+HOW = ("engine", "workers", "tensorboard", "test_every_round")  # no part of what comes out
+CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
 OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 
@@ -288,7 +288,8 @@ def collect(folders: Sequence[Path]) -> Collection:
 
 
 def _in_order(runs: Sequence[Run]) -> list[Run]:
-    return sorted(runs, key=lambda run: (run.reference, [run.flat[key] for key in ("seed",)]))
+    """As they were found, but FedDRAW first, references last, and by seed."""
+    return sorted(runs, key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
 
 
 def _once(runs: Sequence[Run]) -> tuple[list[Run], list[Problem]]:

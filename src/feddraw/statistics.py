@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from feddraw.errors import UserError, positive
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
+
+Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 
 _BLOCK = 100  # bootstrap replicates at a time: a block of a few thousand images stays small
 
@@ -312,21 +314,44 @@ def auc_difference(
     Whole patients are drawn with all their images, for both methods alike; without patients, images are. With folds
     the AUC is taken within each, because scores of different models do not share a scale, and averaged.
     """
-    first, second = (np.asarray(scores, dtype=np.float64).reshape(len(truth), -1) for scores in (first, second))
+    first, second = (scores.reshape(len(truth), -1) for scores in (first, second))
     truth = truth.reshape(len(truth), -1)
     if not first.shape == second.shape == truth.shape:
         raise UserError(f"scores of shape {first.shape} and {second.shape} for labels of {truth.shape}")
+    drawn = bootstrap([first, second], truth, rng, patients=patients, folds=folds, replicates=replicates)
+    if math.isnan(drawn[0, 0]):
+        raise UserError("no AUC to compare: no class has both positive and negative images")
+    return interval(drawn[0] - drawn[1], confidence)
+
+
+def bootstrap(
+    outputs: Sequence[Floats],
+    truth: Truth,
+    rng: np.random.Generator,
+    *,
+    measure: Measure | None = None,
+    patients: ArrayLike | None = None,
+    folds: ArrayLike | None = None,
+    replicates: int = 2000,
+) -> Floats:
+    """The macro AUC (or another measure) of several models on the same images, (models, 1 + replicates).
+
+    The first column is the estimate; in each of the others all models have the same patients drawn. So differences of
+    rows are paired, and any number of pairs costs no more than the models themselves.
+    """
+    models = [np.asarray(output, dtype=np.float64).reshape(len(truth), -1) for output in outputs]
+    truth = truth.reshape(len(truth), -1)
     owner = np.arange(len(truth)) if patients is None else np.unique(np.asarray(patients), return_inverse=True)[1]
     parts = _parts(len(truth), folds)
+    units = int(owner.max()) + 1
+    draws = chain([np.ones((1, units))], _draws(units, replicates, rng))
+    blocks = [[_macro(measure or weighted_auc, m, truth, drawn[:, owner], parts) for m in models] for drawn in draws]
+    return np.concatenate([np.stack(block) for block in blocks], axis=1)
 
-    def difference(weights: Floats) -> Floats:
-        return _macro_auc(first, truth, weights, parts) - _macro_auc(second, truth, weights, parts)
 
-    estimate = float(difference(np.ones((1, len(truth))))[0])
-    if math.isnan(estimate):
-        raise UserError("no AUC to compare: no class has both positive and negative images")
-    drawn = [difference(counts[:, owner]) for counts in _draws(int(owner.max()) + 1, replicates, rng)]
-    return _percentile(estimate, np.concatenate(drawn), confidence)
+def interval(values: Floats, confidence: float = 0.95) -> Interval:
+    """Of an estimate and its replicates, as `bootstrap` gives them."""
+    return _percentile(float(values[0]), values[1:], confidence)
 
 
 def seed_difference(
@@ -361,16 +386,16 @@ def _parts(images: int, folds: ArrayLike | None) -> list[NDArray[np.intp]]:
     return [np.flatnonzero(labels == fold) for fold in np.unique(labels)]
 
 
-def _macro_auc(
-    scores: Floats,
+def _macro(
+    measure: Measure,
+    outputs: Floats,
     truth: Truth,
     weights: Floats,
     parts: Sequence[NDArray[np.intp]],
 ) -> Floats:
     """Mean over folds and classes, for each row of weights; what is undefined is left out."""
     columns = range(truth.shape[1])
-    areas = [weighted_auc(scores[rows, c], truth[rows, c], weights[:, rows]) for rows in parts for c in columns]
-    stacked = np.stack(areas)
+    stacked = np.stack([measure(outputs[rows, c], truth[rows, c], weights[:, rows]) for rows in parts for c in columns])
     defined = ~np.isnan(stacked)
     totals = np.where(defined, stacked, 0.0).sum(axis=0)
     return _divided(totals, defined.sum(axis=0))
@@ -388,6 +413,21 @@ def weighted_auc(scores: Floats, truth: Truth, weights: Floats) -> Floats:
     return _divided((positives * below).sum(axis=1), pairs)
 
 
+def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
+    """The geometric mean of sensitivity and specificity of calls (0 or 1) for each row of weights.
+
+    Without a threshold there are no calls: NaN.
+    """
+    if np.isnan(called).any():
+        return np.full(len(weights), np.nan)
+    positive_images, right = truth == 1, called == truth
+    rates = [
+        _divided((weights[:, kind] * right[kind]).sum(axis=1), weights[:, kind].sum(axis=1))
+        for kind in (positive_images, ~positive_images)
+    ]
+    return np.sqrt(rates[0] * rates[1])
+
+
 def _divided(totals: Floats, counts: NDArray[Any]) -> Floats:
     """NaN where there is nothing to divide by."""
     return np.asarray(np.divide(totals, counts, out=np.full(len(totals), np.nan), where=counts > 0))
@@ -395,5 +435,7 @@ def _divided(totals: Floats, counts: NDArray[Any]) -> Floats:
 
 def _percentile(estimate: float, drawn: Floats, confidence: float) -> Interval:
     defined = drawn[~np.isnan(drawn)]
+    if not len(defined):
+        return Interval(estimate, math.nan, math.nan, 0)
     low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
     return Interval(estimate, low, high, len(defined))

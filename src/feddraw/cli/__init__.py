@@ -17,6 +17,7 @@ from feddraw.cli import (
     init,
     listing,
     paper,
+    report,
     run,
     scenario,
     stats,
@@ -41,6 +42,7 @@ app.command("weights")(weights.weights)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
+app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)

@@ -21,10 +21,13 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
+    import numpy as np
+
     from feddraw.cli.run import carry_out
     from feddraw.cli.show import console, table
     from feddraw.experiment import Experiment, open_data
-    from feddraw.report import read_run, table_of, write_report
+    from feddraw.report import write_report
+    from feddraw.runs import METRICS
 
     say = console()
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")
@@ -33,12 +36,13 @@ def demo(
     folders = [out / method for method in METHODS]
     for method, folder in zip(METHODS, folders, strict=True):
         carry_out(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
-    header, *rows = table_of([read_run(folder) for folder in folders])
+    title = "FedDRAW, FedAvg and uniform averaging on phantoms"
+    say.print("writing the report")
+    written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
+    found = {run.method: [run.test(metric) for metric in METRICS] for run in written.report.collection.runs}
+    best = np.max(list(found.values()), axis=0)
+    rows = [[m, *(f"{v:.4f}{'*' * (v == b)}" for v, b in zip(vs, best, strict=True))] for m, vs in found.items()]
     say.print("\nTest metrics after the last round")
-    say.print(table(header[:3], [row[:3] for row in rows]))
+    say.print(table(["method", *METRICS.values()], rows))
     say.print("* best of the column; one run each, so a small difference means nothing")
-    page = out / "report.html"
-    write_report(
-        folders, page, title="FedDRAW, FedAvg and uniform averaging on phantoms", command=f"feddraw demo --seed {seed}"
-    )
-    say.print(f"report: {page}")
+    say.print(f"report: {written.page}")

@@ -163,8 +163,8 @@ def _sentence(check: Check) -> str:
 
 
 def _show_pairs(out: Console, found: Comparisons) -> None:
-    from feddraw.cli.stats import p_text
     from feddraw.published import METRICS
+    from feddraw.words import p_text
 
     for metric, comparison in found.items():
         pairs = [pair for pair in comparison.pairs if pair.significant]

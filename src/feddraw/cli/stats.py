@@ -139,6 +139,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
 def show(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
     from feddraw.cli.show import console, table
+    from feddraw.words import summary, tests
 
     values = comparison.table.values.mean(axis=0)
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
@@ -149,7 +150,7 @@ def show(name: str, comparison: Comparison) -> None:
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         summary(comparison),
         compact(table(["method", "average rank", "first in", "mean"], rows)),
-        tests(comparison),
+        "\n".join(tests(comparison)),
         compact(table(PAIR_COLUMNS, pairs, left=2)),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "
@@ -169,40 +170,9 @@ def compact(table: Any) -> Any:
 
 
 def _pair_row(pair: Any) -> list[str]:
+    from feddraw.words import p_text
+
     mark = "*" if pair.significant else " "
     record = f"{pair.wins}-{pair.ties}-{pair.losses}"
     numbers = [f"{pair.rank_gap:.2f}{mark}", p_text(pair.nemenyi_p), p_text(pair.holm_p)]
     return [pair.first, pair.second, *numbers, f"{pair.mean_difference:.4g}", f"{pair.rank_biserial:.2f}", record]
-
-
-def summary(comparison: Comparison) -> str:
-    """What a reader should take home, in one or two sentences."""
-    best, *others = comparison.average_ranks
-    if comparison.friedman.p >= comparison.alpha:
-        return f"{best} has the best average rank, but the methods are not told apart: Friedman's test does not reject."
-    beaten = comparison.beaten_by(best)
-    open_ = [method for method in others if method not in beaten]
-    said = f"{best} has the best average rank."
-    said += f" Significantly better than {', '.join(beaten)}." if beaten else " Significantly better than no other."
-    return said + (f" Not significant: the difference to {', '.join(open_)}." if open_ else "")
-
-
-def tests(comparison: Comparison) -> str:
-    """Friedman, Iman and Davenport, the critical difference and the groups, in one block."""
-    test = comparison.friedman
-    finite = math.isfinite(test.f_statistic)
-    ratio = f"= {test.f_statistic:.2f}, p {p_equals(test.f_p)}" if finite else "is infinite: all scenarios agree"
-    lines = [
-        f"Friedman: chi-square({test.degrees}) = {test.statistic:.2f}, p {p_equals(test.p)}",
-        f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) {ratio}",
-        f"Critical difference of average ranks (Nemenyi, alpha {comparison.alpha:g}): {comparison.difference:.2f}",
-    ]
-    return "\n".join(lines + [f"Not told apart: {', '.join(group)}" for group in comparison.groups])
-
-
-def p_text(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
-
-
-def p_equals(p: float) -> str:
-    return f"= {p:.3f}" if p >= 0.001 else "< 0.001"

@@ -1,0 +1,49 @@
+"""`feddraw report`: run folders to one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddraw.errors import UserError, not_negative
+
+if TYPE_CHECKING:
+    from feddraw.report import Written
+
+Option = typer.Option
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or studies.", metavar="DIR...")],
+    out: Annotated[Path | None, Option(help="Where to write; else to the first DIR.", metavar="DIR")] = None,
+    title: Annotated[str, Option(help="What stands on top of the page.")] = "",
+    alpha: Annotated[float, Option(help="Significance level of the tests over scenarios.")] = 0.05,
+    replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0 for none.")] = 1000,
+) -> None:
+    """Write a page, its Markdown twin, LaTeX tables and figures about all runs below the folders."""
+    not_negative("replicates", replicates)
+    if not 0 < alpha < 1:
+        raise UserError(f"alpha must be between 0 and 1, not {alpha}")
+    from feddraw.cli.show import console
+    from feddraw.report import write_report
+
+    say = console()
+    with say.status("reading") as status:
+        written = write_report(folders, out, title=title, alpha=alpha, replicates=replicates, say=status.update)
+    show(written)
+
+
+def show(written: Written) -> None:
+    """What was left out, the gist, and where the files are."""
+    from feddraw.cli.show import console
+    from feddraw.report.content import gist
+
+    out = console()
+    for problem in written.report.collection.problems:
+        out.print(f"left out: {problem.path}: {problem.reason}", markup=False)
+    for sentence in gist(written.report):
+        out.print(f"- {sentence}", markup=False)
+    out.print(f"report: {written.page}", markup=False)
+    out.print(f"also {written.markdown.name}, {written.tables.name}, {written.results.name} and figures/ beside it")

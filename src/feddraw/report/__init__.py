@@ -1,0 +1,120 @@
+"""Run folders to a report: one self-contained page, its Markdown twin, LaTeX tables, a tidy table and the figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from feddraw.errors import UserError
+from feddraw.plots import save
+from feddraw.report import html, latex, markdown
+from feddraw.report.blocks import Block, Fold, Gallery, Only, Picture
+from feddraw.report.content import Report, Say, command_line, compose, examine
+from feddraw.results import write_whole
+from feddraw.runs import Collection, collect
+
+ALPHA = 0.05
+REPLICATES = 1000
+FIGURES = "figures"
+
+__all__ = ["ALPHA", "REPLICATES", "Written", "write_report"]
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What was found, and where it was written."""
+
+    report: Report
+    page: Path
+    markdown: Path
+    tables: Path
+    results: Path
+
+
+def write_report(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    title: str = "",
+    command: str = "",
+    alpha: float = ALPHA,
+    replicates: int = REPLICATES,
+    say: Say = lambda _: None,
+) -> Written:
+    """Read every run below the folders and write about them, to the first folder unless told otherwise."""
+    target = folders[0] if out is None else out
+    collection = collect(folders)
+    report = examine(
+        collection, alpha=alpha, replicates=replicates, command=command or command_line(folders, out), say=say
+    )
+    document = compose(report, title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}", say)
+    _make(target / FIGURES)
+    say("writing")
+    drawings = _write_figures(document.blocks, target / FIGURES)
+    files = {
+        "report.md": markdown.render(document, FIGURES),
+        "tables.tex": latex.render(document),
+        "results.csv": _tidy(collection),
+        "report.html": html.render(document, drawings),
+    }
+    for name, text in files.items():
+        write_whole(target / name, text.encode())
+    return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "results.csv")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder with --out") from None
+
+
+def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:
+    """SVG and PNG to the folder; gives the SVG by name, without a background, for the page."""
+    drawings = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font of PNGs lacks
+        for picture in _pictures(blocks):
+            drawings[picture.name] = svg = _svg(picture.figure)
+            head, opening, rest = svg.partition("\n <metadata>")
+            paper = '\n <rect width="100%" height="100%" fill="#ffffff"/>'
+            write_whole(folder / f"{picture.name}.svg", f"{head}{paper}{opening}{rest}".encode())
+            save(picture.figure, folder / f"{picture.name}.png")
+    return drawings
+
+
+def _svg(figure: Figure) -> str:
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once is enough
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    return text.getvalue()
+
+
+def _pictures(blocks: Sequence[Block]) -> list[Picture]:
+    found: list[Picture] = []
+    for block in blocks:
+        match block:
+            case Gallery(pictures):
+                found += pictures
+            case Only(inside) | Fold(_, inside):
+                found += _pictures(inside)
+    return found
+
+
+def _tidy(collection: Collection) -> str:
+    """A row a run: what `feddraw stats --over seed` reads."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["scenario", "method", "seed", "auc", "gm"])
+    for run in collection.runs:
+        values = [run.test(metric) for metric in ("auc", "gm")]
+        writer.writerow([run.scenario, run.method, run.repeat, *(repr(v) if math.isfinite(v) else "" for v in values)])
+    return text.getvalue()

@@ -1,0 +1,542 @@
+"""What a report says, in the order in which a reader asks: the gist, the tables, the statistics, each scenario, how it
+was done."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feddraw import words
+from feddraw.explain import explain, listed, sentences
+from feddraw.report import pictures
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Document,
+    Fold,
+    Gallery,
+    Heading,
+    Only,
+    Table,
+    Text,
+    numeral,
+)  # fmt: skip
+from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
+from feddraw.report.pictures import slug
+from feddraw.runs import METRICS, REFERENCES, Collection, Run
+from feddraw.statistics import Interval
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """All that is needed to write about a collection of runs."""
+
+    collection: Collection
+    rankings: Mapping[str, Ranking]  # by metric
+    draws: Mapping[str, Draws | str]  # by scenario
+    command: str
+
+    @property
+    def focus(self) -> str:
+        """The method that others are compared with: FedDRAW, or else the first."""
+        methods = self.collection.methods or self.collection.references
+        return next((method for method in methods if method.split(" ")[0] == "feddraw"), methods[0])
+
+    @property
+    def shown(self) -> list[str]:
+        """Methods, then references: the order of every table and the look of every line."""
+        return self.collection.methods + self.collection.references
+
+
+def examine(collection: Collection, *, alpha: float, replicates: int, command: str, say: Say) -> Report:
+    """Do the statistics."""
+    rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
+    draws = {}
+    for scenario in collection.scenarios:
+        say(f"comparing methods in {scenario}")
+        draws[scenario] = draw(collection.of(scenario), replicates)
+    return Report(collection, rankings, draws, command)
+
+
+def compose(report: Report, title: str, say: Say) -> Document:
+    """The whole report as blocks."""
+    blocks: list[Block] = [Text(line, quiet=True) for line in disclaimers(report.collection)]
+    blocks += [Heading("In short", anchor="short"), Bullets(list(gist(report)))]
+    blocks += list(_caveats(report))
+    blocks += list(_results(report))
+    blocks += list(_over_scenarios(report))
+    for scenario in report.collection.scenarios:
+        say(f"drawing {scenario}")
+        blocks.append(Only(list(_scenario(report, scenario)), scenario=scenario))
+    blocks += list(_record(report))
+    return Document(title, blocks, report.collection.scenarios)
+
+
+def disclaimers(collection: Collection) -> Iterator[str]:
+    names = {run.settings["data"]["name"] for run in collection.runs}
+    if names == {"phantom"}:
+        yield "Synthetic phantoms, no patients: they show how the methods behave, not how well they diagnose."
+    yield "Research software, not a medical device."
+
+
+# ---------------------------------------------------------------------------------------------------- in short
+
+
+def gist(report: Report) -> Iterator[str]:
+    """What a reader should take home, in plain words."""
+    collection = report.collection
+    runs, seeds = len(collection.runs), len({run.repeat for run in collection.runs})
+    chance = "one seed only, so nothing here tells a difference from chance between trainings"
+    of_seeds = chance if seeds == 1 else f"{seeds} seeds"
+    what = f"{listed(report.shown)}; in {listed(collection.scenarios)}; {of_seeds}"
+    yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
+    for metric, label in METRICS.items():
+        comparison = report.rankings[metric].comparison
+        if comparison is not None:
+            yield f"{label} over {len(comparison.table.scenarios)} scenarios: {words.summary(comparison)}"
+        elif len(collection.scenarios) == 1:
+            yield from _gist_of_scenario(report, collection.scenarios[0], metric)
+        else:
+            yield f"{label}: {report.rankings[metric].reason}"
+    yield from _gist_of_references(report)
+    yield from _gist_of_gains(report)
+
+
+def _gist_of_scenario(report: Report, scenario: str, metric: str) -> Iterator[str]:
+    means = {m: mean(report.collection.of(scenario, m), metric).value for m in report.collection.methods}
+    means = {method: value for method, value in means.items() if math.isfinite(value)}
+    if not means:
+        yield f"{METRICS[metric]} is undefined in every run."
+        return
+    best = max(means, key=lambda method: means[method])
+    said = f"{METRICS[metric]}: {best} has the highest mean, {means[best]:.4f}"
+    others = [method for method in means if method != best]
+    if not others:
+        yield said + "."
+        return
+    second = max(others, key=lambda method: means[method])
+    said += f", {means[best] - means[second]:.4f} above {second}"
+    draws = report.draws[scenario]
+    if isinstance(draws, Draws) and {best, second} <= draws.methods[metric].keys():
+        yield f"{said} (95 % interval over {draws.unit} {span(draws.difference(metric, best, second))})."
+    else:
+        yield f"{said}."
+
+
+def _gist_of_references(report: Report) -> Iterator[str]:
+    collection = report.collection
+    for name in collection.references:
+        both = [s for s in collection.scenarios if collection.of(s, name) and collection.of(s, report.focus)]
+        if both and collection.methods:
+            theirs = np.mean([mean(collection.of(s, name), "auc").value for s in both])
+            ours = np.mean([mean(collection.of(s, report.focus), "auc").value for s in both])
+            what = REFERENCES[name.split(" ")[0]]
+            yield f"Reference {name} ({what}) has a mean AUC of {theirs:.4f}, {report.focus} of {ours:.4f}."
+
+
+def _gist_of_gains(report: Report) -> Iterator[str]:
+    found = [
+        gain
+        for scenario in report.collection.scenarios
+        for gain in _gains(report, scenario, "auc")
+        if gain.method == report.focus and math.isfinite(gain.gain.value)
+    ]
+    if found:
+        better = sum(gain.gain.value > 0 for gain in found)
+        least, most = min(found, key=lambda g: g.gain.value), max(found, key=lambda g: g.gain.value)
+        reach = f"from {least.gain.value:+.4f} ({least.client}) to {most.gain.value:+.4f} ({most.client})"
+        who = f"With {report.focus}, {better} of {len(found)} clients"
+        yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
+
+
+def _gains(report: Report, scenario: str, metric: str, part: str = "test") -> list[Gain]:
+    draws = report.draws[scenario]
+    return list(gains(report.collection.of(scenario), metric, draws if isinstance(draws, Draws) else None, part))
+
+
+def span(found: Interval) -> str:
+    return f"{found.low:+.4f} to {found.high:+.4f}"
+
+
+def _caveats(report: Report) -> Iterator[Block]:
+    collection = report.collection
+    if collection.problems:
+        yield Heading("Left out", 3)
+        yield Bullets([f"{problem.path}: {problem.reason}" for problem in collection.problems])
+    undefined = sorted(
+        {
+            f"{finding} has no AUC or GM in {run.scenario}: one label only in the test data, left out of the mean."
+            for run in collection.runs
+            for finding in run.metrics["test"].get("undefined", [])
+        }
+    )
+    notes = [*collection.notes, *undefined]
+    if notes:
+        yield Heading("To keep in mind", 3)
+        yield Bullets(notes)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def _results(report: Report) -> Iterator[Block]:
+    yield Heading("Results", anchor="results")
+    for metric, label in METRICS.items():
+        yield Only([_table(report, metric, label)], metric=metric)
+
+
+def _table(report: Report, metric: str, label: str) -> Table:
+    """A row a method, a column a scenario; then the average rank."""
+    collection, comparison = report.collection, report.rankings[metric].comparison
+    cells = {
+        scenario: _column({m: mean(collection.of(scenario, m), metric) for m in report.shown}, collection.methods)
+        for scenario in collection.scenarios
+    }
+    ranks = {} if comparison is None else comparison.average_ranks
+    header = ["method", *collection.scenarios, *(["average rank"] if ranks else [])]
+
+    def row(method: str) -> list[Cell]:
+        rank = [numeral(ranks[method], ".2f") if method in ranks else Cell("not ranked")] if ranks else []
+        return [Cell(method), *(column[method] for column in cells.values()), *rank]
+
+    return Table(
+        f"Test {label}: mean ± standard deviation over seeds",
+        header,
+        [row(method) for method in collection.methods],
+        [row(method) for method in collection.references],
+        _note(collection),
+        label=f"results-{metric}",
+    )
+
+
+def _note(collection: Collection) -> str:
+    note = "* best mean of the column among the methods. "
+    if collection.references:
+        named = {name.split(" ")[0] for name in collection.references}
+        note += " ".join(f"{name}: {REFERENCES[name]}." for name in sorted(named)) + " References are not ranked. "
+    if len({run.repeat for run in collection.runs}) == 1:
+        note += "One run each: there is no standard deviation, and a difference here is not evidence of a difference."
+    else:
+        note += "Standard deviation with ddof 1; n is said where a cell has fewer runs than others of its column."
+    return note
+
+
+def _column(means: Mapping[str, Mean], ranked: Sequence[str]) -> dict[str, Cell]:
+    """Means of one column, the best of the methods marked."""
+    values = [means[m].value for m in ranked if m in means and math.isfinite(means[m].value)]
+    best = max(values, default=math.nan)
+    most = max((one.runs for one in means.values()), default=0)
+    return {name: _mean_cell(one, most, name in ranked and one.value == best) for name, one in means.items()}
+
+
+def _mean_cell(one: Mean, most: int, best: bool) -> Cell:
+    if not one.runs:
+        return Cell("not run")
+    if not one.count:
+        return Cell("undefined")
+    text = f"{one.value:.4f}" + (f" ± {one.spread:.4f}" if math.isfinite(one.spread) else "")
+    if one.count < one.runs:
+        text += f" (n = {one.count}, undefined in {one.runs - one.count})"
+    elif one.count < most:
+        text += f" (n = {one.count})"
+    return Cell(text, one.value, best)
+
+
+# ---------------------------------------------------------------------------------------------------- over scenarios
+
+
+def _over_scenarios(report: Report) -> Iterator[Block]:
+    yield Heading("Over all scenarios", anchor="ranks")
+    for metric, label in METRICS.items():
+        yield Only(list(_ranks(report, metric, label)), metric=metric)
+
+
+def _ranks(report: Report, metric: str, label: str) -> Iterator[Block]:
+    ranking = report.rankings[metric]
+    if ranking.left_out:
+        yield Text(f"Left out of the ranks of {label}:")
+        yield Bullets(ranking.left_out)
+    comparison = ranking.comparison
+    if comparison is None:
+        yield Text(f"{label}: {ranking.reason} So there is no average rank and no test over scenarios.")
+        return
+    yield Text(f"{label}: {words.summary(comparison)}")
+    yield Gallery([pictures.ranks(comparison, metric, label)])
+    yield Bullets([*words.tests(comparison), *words.reach(comparison)])
+    rows = [
+        [
+            Cell(pair.first),
+            Cell(pair.second),
+            Cell(f"{pair.rank_gap:.2f}{'*' if pair.significant else ''}", pair.rank_gap),
+            Cell(words.p_text(pair.nemenyi_p), pair.nemenyi_p),
+            Cell(words.p_text(pair.holm_p), pair.holm_p),
+            numeral(pair.mean_difference, "+.4f"),
+            numeral(pair.rank_biserial, "+.2f"),
+            Cell(f"{pair.wins}-{pair.ties}-{pair.losses}", pair.wins - pair.losses),
+        ]
+        for pair in comparison.pairs
+    ]
+    header = ["first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "won-tied-lost"]
+    note = (
+        f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
+        "corrected for all pairs. Difference: mean of first minus second. Effect: matched-pairs rank-biserial."
+    )
+    yield Fold(
+        f"All pairs of methods ({label})",
+        [Table(f"{label}, pairs of methods", header, rows, (), note, f"pairs-{metric}")],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- a scenario
+
+
+def _scenario(report: Report, scenario: str) -> Iterator[Block]:
+    runs = report.collection.of(scenario)
+    yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
+    yield Gallery(list(pictures.clients(runs, slug(scenario))), "Client sizes and how common each finding is there.")
+    for metric, label in METRICS.items():
+        yield Only(list(_findings(report, scenario, metric, label)), metric=metric)
+        yield Only(list(_pairs(report, scenario, metric, label)), metric=metric)
+        yield Only(list(_client_gains(report, scenario, metric, label)), metric=metric)
+    yield from _weights(report, scenario)
+    yield from _curves(report, scenario)
+    drawn = list(pictures.operating_points(runs, report.shown, report.focus, slug(scenario)))
+    if drawn:
+        note = "Mean over seeds; the marker is where the threshold chosen on validation data lands on test data."
+        yield Heading(f"Sensitivity and specificity in {scenario}", 3)
+        yield Gallery(drawn, note)
+
+
+def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+    collection = report.collection
+    findings = list(dict.fromkeys(finding for run in collection.of(scenario) for finding in run.findings))
+    there = [method for method in report.shown if collection.of(scenario, method)]
+    columns = {"mean": {m: mean(collection.of(scenario, m), metric) for m in there}}
+    columns |= {f: {m: mean(collection.of(scenario, m), metric, f) for m in there} for f in findings}
+    cells = {name: _column(column, collection.methods) for name, column in columns.items()}
+    rows = {method: [Cell(method), *(cells[name][method] for name in cells)] for method in there}
+    yield Heading(f"{label} by finding in {scenario}", 3)
+    yield Table(
+        f"Test {label} in {scenario} by finding",
+        ["method", *cells],
+        [rows[method] for method in there if method in collection.methods],
+        [rows[method] for method in there if method in collection.references],
+        "* best mean of the column among the methods.",
+        label=f"findings-{slug(scenario)}-{metric}",
+    )
+    values = np.array([[column[m].value for column in columns.values()] for m in there])
+    yield Gallery(
+        [pictures.heat(values, there, list(columns), f"{slug(scenario)}-{metric}", f"Test {label} in {scenario}")]
+    )
+
+
+def _pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+    draws = report.draws[scenario]
+    yield Heading(f"{label}: paired differences in {scenario}", 3)
+    if isinstance(draws, str):
+        yield Text(draws)
+        return
+    there = [method for method in report.shown if method in draws.methods[metric]]
+    focus = report.focus if report.focus in there else there[0]
+    others = [(focus, method) for method in there if method != focus]
+    models = f"The model of seed {draws.repeats[0]}"
+    if len(draws.repeats) > 1:
+        models = f"Models of the seeds {listed(draws.repeats)}, whose metrics are averaged"
+    yield Text(
+        f"{focus} less each other, with a 95 % percentile bootstrap interval: {draws.units:,} {draws.unit} are drawn "
+        f"again and again, the same for both. {models}; chance between trainings is not in the interval. Intervals are "
+        "not corrected for their number."
+    )
+    if draws.left_out:
+        yield Text(f"Not in this comparison, for want of scores of the same images: {listed(draws.left_out)}.")
+    yield _difference_table(
+        draws, others, metric, f"{label} in {scenario}: {focus} less others", f"{slug(scenario)}-{metric}"
+    )
+    rest = [(a, b) for i, a in enumerate(there) for b in there[i + 1 :] if focus not in (a, b)]
+    if rest:
+        yield Fold(
+            f"All other pairs ({label})",
+            [_difference_table(draws, rest, metric, f"{label} in {scenario}: other pairs")],
+        )
+
+
+def _difference_table(
+    draws: Draws, pairs: Sequence[tuple[str, str]], metric: str, caption: str, label: str = ""
+) -> Table:
+    rows = []
+    for first, second in pairs:
+        found = draws.difference(metric, first, second)
+        apart = "yes" if found.low > 0 or found.high < 0 else "no"
+        rows.append(
+            [
+                Cell(first),
+                Cell(second),
+                numeral(found.estimate, "+.4f"),
+                numeral(found.low, "+.4f"),
+                numeral(found.high, "+.4f"),
+                Cell(apart),
+            ]
+        )
+    header = ["first", "second", "difference", "low", "high", "interval leaves out 0"]
+    return Table(caption, header, rows, label=f"paired-{label}" if label else "")
+
+
+def _client_gains(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+    found = _gains(report, scenario, metric)
+    if not found:
+        return
+    yield Heading(f"Does a client gain? {label} in {scenario}", 3)
+    yield Text(
+        "The common model less the one that the client trained alone, on the same test images: above 0 it gains."
+    )
+    yield _gain_table(
+        found, f"Gain in test {label} over training alone, {scenario}", f"gains-{slug(scenario)}-{metric}"
+    )
+    focus = [gain for gain in found if gain.method == report.focus]
+    drawn = {gain.client: gain.interval for gain in focus if gain.interval is not None}
+    if drawn:
+        yield Gallery(
+            [pictures.gains(drawn, report.focus, label, f"{slug(scenario)}-{metric}")], "95 % intervals, paired."
+        )
+    held = _gains(report, scenario, metric, "held_out")
+    if held:
+        yield Text("On the images that each client kept back for itself (few, so a client's number moves by chance):")
+        yield _gain_table(held, f"Gain in {label} on the client's own images, {scenario}")
+
+
+def _gain_table(found: Sequence[Gain], caption: str, label: str = "") -> Table:
+    methods = list(dict.fromkeys(gain.method for gain in found))
+    clients = list(dict.fromkeys(gain.client for gain in found))
+    by = {(gain.client, gain.method): gain for gain in found}
+    rows = []
+    for client in clients:
+        alone = next(gain.alone for gain in found if gain.client == client)
+        changes = [_gain_cell(by[client, method]) if (client, method) in by else Cell("not run") for method in methods]
+        rows.append([Cell(client), numeral(alone.value), *changes])
+    return Table(caption, ["client", "alone", *methods], rows, (), "Mean over seeds; 95 % interval in brackets.", label)
+
+
+def _gain_cell(gain: Gain) -> Cell:
+    text = f"{gain.gain.value:+.4f}"
+    return Cell(text + (f" [{span(gain.interval)}]" if gain.interval else ""), gain.gain.value)
+
+
+def _weights(report: Report, scenario: str) -> Iterator[Block]:
+    collection = report.collection
+    methods = [m for m in collection.methods if any(len(run.ledger.clients) for run in collection.of(scenario, m))]
+    if not methods:
+        return
+    yield Heading(f"Who counted how much in {scenario}", 3)
+    drawn = pictures.weights({method: collection.of(scenario, method) for method in methods}, slug(scenario))
+    yield Gallery(
+        drawn, "Weight of each client in every round; shaded, where there are several seeds, from least to most."
+    )
+    for method in methods:
+        runs = collection.of(scenario, method)
+        more = [*pictures.deviation(runs, method, slug(scenario)), *pictures.parts(runs, method, slug(scenario))]
+        if more:
+            yield Gallery(more, f"{method}: clients of one size against each other, and what the weights are made of.")
+            said = list(sentences(explain(runs[0])))
+            yield Fold(f"The weights of {method} in words (seed {runs[0].repeat})", [Bullets(said)])
+
+
+def _curves(report: Report, scenario: str) -> Iterator[Block]:
+    drawn = list(pictures.curves(report.collection.of(scenario), report.shown, slug(scenario)))
+    if drawn:
+        yield Heading(f"Over the rounds in {scenario}", 3)
+        yield Gallery(
+            drawn,
+            "Mean over seeds; shaded from least to most. Test curves are for reading only: nothing was chosen by them.",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- what was run
+
+
+def _record(report: Report) -> Iterator[Block]:
+    collection = report.collection
+    yield Heading("What was run", anchor="record")
+    yield Text(f"This report was made by the command below from {len(collection.runs)} runs.")
+    yield Code(report.command)
+    yield Fold(
+        "How to run it again", [Text("Each run is in a file of settings in its folder:"), Code(_again(collection.runs))]
+    )
+    yield Fold("Settings", [_settings_table(collection.runs)])
+    yield Fold("Partitions", [_partition_table(collection.runs)])
+    yield Fold("Versions", [_version_table(collection.runs)])
+    yield Fold("Every run", [_run_table(collection.runs)])
+
+
+def _again(runs: Sequence[Run]) -> str:
+    first = runs[:20]
+    lines = [
+        f"feddraw run {shlex.quote(str(run.path / 'experiment.toml'))} --out {shlex.quote(f'again/{run.path.name}')}"
+        for run in first
+    ]
+    return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
+
+
+def _settings_table(runs: Sequence[Run]) -> Table:
+    """Each setting with its value, or its values and who has them."""
+    keys = sorted({key for run in runs for key in run.flat})
+    rows = []
+    for key in keys:
+        values: dict[str, list[str]] = {}
+        for run in runs:
+            if key in run.flat:
+                values.setdefault(str(run.flat[key]), []).append(run.method)
+        rows.append([Cell(key), Cell("; ".join(_whose(value, names, len(values)) for value, names in values.items()))])
+    return Table("Settings of all runs", ["setting", "value"], rows)
+
+
+def _whose(value: str, methods: Sequence[str], values: int) -> str:
+    names = list(dict.fromkeys(methods))
+    return value if values == 1 or len(names) > 3 else f"{value} ({', '.join(names)})"
+
+
+def _partition_table(runs: Sequence[Run]) -> Table:
+    hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
+    rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
+    return Table("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
+
+
+def _version_table(runs: Sequence[Run]) -> Table:
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        about = run.environment
+        facts = {"python": about.get("python"), "system": about.get("system"), "processor": about.get("processor")}
+        for name, value in {**facts, "commit": about.get("commit"), **about.get("packages", {})}.items():
+            if value:
+                found.setdefault(name, {})[str(value)] = None
+    return Table(
+        "Versions and machines", ["what", "version"], [[Cell(n), Cell(", ".join(v))] for n, v in found.items()]
+    )
+
+
+def _run_table(runs: Sequence[Run]) -> Table:
+    rows = [
+        [
+            Cell(str(run.path)),
+            Cell(run.scenario),
+            Cell(run.method),
+            Cell(run.repeat),
+            numeral(run.test("auc")),
+            numeral(run.test("gm")),
+        ]
+        for run in runs
+    ]
+    return Table("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
+
+
+def command_line(folders: Sequence[Path], out: Path | None) -> str:
+    parts = ["feddraw", "report", *map(str, folders), *([] if out is None else ["--out", str(out)])]
+    return shlex.join(parts)

@@ -1,0 +1,229 @@
+"""What the runs show: means over repeats, ranks over scenarios, and paired differences on the same patients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.runs import Collection, Predictions, Run, number
+from feddraw.statistics import Comparison, Interval, Table, bootstrap, compare, interval, weighted_auc, weighted_gm
+
+Floats = NDArray[np.float64]
+MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Over repeats; the spread is the sample's (ddof 1), and not a number for one run."""
+
+    value: float
+    spread: float
+    count: int  # repeats with a value
+    runs: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Mean:
+        defined = [value for value in values if math.isfinite(value)]
+        spread = float(np.std(defined, ddof=1)) if len(defined) > 1 else math.nan
+        return Mean(float(np.mean(defined)) if defined else math.nan, spread, len(defined), len(values))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The comparison over scenarios, or why there is none; and what had to be left out of it."""
+
+    comparison: Comparison | None
+    reason: str
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """An estimate and its replicates for every model that was tested on the same images."""
+
+    unit: str  # patients or images
+    units: int
+    repeats: tuple[str, ...]
+    methods: Mapping[str, Mapping[str, Floats]]  # metric, method
+    clients: Mapping[str, Mapping[str, Floats]]  # metric, client: models that clients trained alone
+    left_out: tuple[str, ...]
+
+    def difference(self, metric: str, first: str, second: str) -> Interval:
+        return interval(self.methods[metric][first] - self.methods[metric][second])
+
+    def gain(self, metric: str, method: str, client: str) -> Interval:
+        """Of the common model over the one that the client trained alone."""
+        return interval(self.methods[metric][method] - self.clients[metric][client])
+
+
+# ---------------------------------------------------------------------------------------------------- over scenarios
+
+
+def mean(runs: Sequence[Run], metric: str, finding: str = "") -> Mean:
+    return Mean.of([run.test(metric, finding) for run in runs])
+
+
+def rank_methods(collection: Collection, metric: str, alpha: float) -> Ranking:
+    """Means over the repeats that all methods have, ranked in every scenario where that is possible."""
+    values = {
+        (run.scenario, run.method, run.repeat): run.test(metric)
+        for run in collection.runs
+        if not run.reference and math.isfinite(run.test(metric))
+    }
+    there = {(scenario, method) for scenario, method, _ in values}
+    scenarios = collection.scenarios
+    rare = [m for m in collection.methods if sum((s, m) in there for s in scenarios) <= len(scenarios) / 2]
+    methods = [m for m in collection.methods if m not in rare]
+    common = {s: _common(values, s, methods) for s in scenarios}
+    kept = [scenario for scenario in scenarios if common[scenario]]
+    left_out = [f"{method}: it has results in at most half of the scenarios" for method in rare]
+    left_out += [f"{s}: no seed in which all methods have a result" for s in scenarios if s not in kept]
+    if len(kept) < 2 or len(methods) < 2:
+        few = f"{len(methods)} method{_s(methods)} in {len(kept)} scenario{_s(kept)}"
+        return Ranking(None, f"Ranks need two methods and two scenarios; there are {few}.", tuple(left_out))
+    table = [[float(np.mean([values[s, m, repeat] for repeat in common[s]])) for m in methods] for s in kept]
+    found = compare(Table(tuple(kept), tuple(methods), np.array(table)), alpha=alpha)
+    return Ranking(found, "", tuple(left_out))
+
+
+def _common(values: Mapping[tuple[str, str, str], float], scenario: str, methods: Sequence[str]) -> set[str]:
+    repeats = [{r for s, m, r in values if s == scenario and m == method} for method in methods]
+    return set.intersection(*repeats) if repeats else set()
+
+
+def _s(things: Sequence[Any]) -> str:
+    return "" if len(things) == 1 else "s"
+
+
+# ---------------------------------------------------------------------------------------------------- one scenario
+
+
+def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
+    """Paired replicates for all methods of one scenario, or why there are none.
+
+    Patients are drawn, or images where patients are not known; several seeds are several models, whose metrics are
+    averaged, while a patient tested by all of them is drawn for all.
+    """
+    if not replicates:
+        return "Not asked for (--replicates 0)."
+    kept = {run: found for run in runs if (found := run.predictions()) is not None and _usable(run, found)}
+    if not kept:
+        return "These runs kept no scores of single images, so methods cannot be compared on the same patients."
+    methods = list(dict.fromkeys(run.method for run in kept))
+    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _has_all(kept, r, methods)]
+    if not repeats:
+        return "There is no seed in which all methods kept the scores of the same test images."
+    chosen = {m: [next(r for r in kept if (r.method, r.repeat) == (m, repeat)) for repeat in repeats] for m in methods}
+    used = {run for members in chosen.values() for run in members}
+    left_out = tuple(f"{run.method}, seed {run.repeat}" for run in runs if run not in used)
+    tested = [kept[run] for run in next(iter(chosen.values()))]
+    owners, unit = _owners(tested)
+    images = {
+        "truth": np.concatenate([part.truth for part in tested]),
+        "patients": owners,
+        "folds": np.concatenate([np.full(len(part.truth), i) for i, part in enumerate(tested)]),
+    }
+    drawn = {}
+    for metric, measure in MEASURES.items():
+        outputs = {m: _outputs(metric, [(run, kept[run]) for run in members]) for m, members in chosen.items()}
+        rng = np.random.default_rng(seed)  # the same patients for both metrics
+        flat = [model for models in outputs.values() for model in models]
+        rows = iter(bootstrap(flat, rng=rng, measure=measure, replicates=replicates, **images))
+        drawn[metric] = {method: np.stack([next(rows) for _ in models]) for method, models in outputs.items()}
+    return Draws(
+        unit,
+        len(np.unique(owners)),
+        tuple(repeats),
+        {metric: {method: models.mean(axis=0) for method, models in found.items()} for metric, found in drawn.items()},
+        {metric: _by_client(found, chosen) for metric, found in drawn.items()},
+        left_out,
+    )
+
+
+def _by_client(drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[Run]]) -> dict[str, Floats]:
+    """The models that clients trained for themselves."""
+    own = {method: models for method, models in drawn.items() if len(models) > 1}
+    pairs = (zip(chosen[method][0].ledger.clients, models, strict=True) for method, models in own.items())
+    return {client: model for pair in pairs for client, model in pair}
+
+
+def _usable(run: Run, found: Predictions) -> bool:
+    models, images, classes = found.by_model.shape
+    own = models == 1 or models == len(run.ledger.clients)
+    return own and found.truth.shape == (images, classes) and found.classes == run.findings and images > 0
+
+
+def _has_all(kept: Mapping[Run, Predictions], repeat: str, methods: Sequence[str]) -> bool:
+    """Every method was tested on the same images in this repeat."""
+    there = {run.method: found.tested for run, found in kept.items() if run.repeat == repeat}
+    return set(there) == set(methods) and len(set(there.values())) == 1
+
+
+def _owners(parts: Sequence[Predictions]) -> tuple[NDArray[np.int64], str]:
+    """Whose image each one is, over all repeats; an image that several repeats test is one unit."""
+    patients = [part.patients for part in parts if part.patients is not None]
+    if len(patients) == len(parts):
+        return np.concatenate(patients), "patients"
+    tested = list(dict.fromkeys(part.tested for part in parts))
+    room = max(len(part.truth) for part in parts)
+    return np.concatenate([room * tested.index(part.tested) + np.arange(len(part.truth)) for part in parts]), "images"
+
+
+def _outputs(metric: str, members: Sequence[tuple[Run, Predictions]]) -> list[Floats]:
+    """Scores (for GM: calls at the chosen thresholds) of each of a method's models, over all repeats."""
+    parts = [found.by_model if metric == "auc" else _calls(run, found) for run, found in members]
+    return [np.concatenate([part[model] for part in parts]) for model in range(len(parts[0]))]
+
+
+def _calls(run: Run, found: Predictions) -> Floats:
+    models = found.by_model
+    if len(models) == 1:
+        tables = [run.metrics["test"]["thresholds"]]
+    else:
+        tables = [run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {}) for c in run.ledger.clients]
+    limits = np.array([[number(table.get(name)) for name in found.classes] for table in tables])[:, None, :]
+    return np.where(np.isnan(limits), np.nan, (models >= limits).astype(np.float64))
+
+
+# ---------------------------------------------------------------------------------------------------- clients
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a client has of a method, against the model that it trained alone, over repeats that both have."""
+
+    client: str
+    method: str
+    alone: Mean
+    gain: Mean
+    interval: Interval | None
+
+
+def gains(runs: Sequence[Run], metric: str, draws: Draws | None, part: str = "test") -> Iterator[Gain]:
+    """Of every client and method: on the common test images, or (`held_out`) on the client's own."""
+    own = {run.repeat: run for run in runs if run.name == "alone"}
+    clients = list(dict.fromkeys(client for run in own.values() for client in run.metrics["clients"]))
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        if not run.reference and run.repeat in own:
+            methods.setdefault(run.method, []).append(run)
+    for client in clients:
+        for method, members in methods.items():
+            before = [own[run.repeat].test(metric, client=client, part=part) for run in members]
+            after = [
+                run.test(metric) if part == "test" else run.test(metric, client=client, part=part) for run in members
+            ]
+            change = Mean.of([a - b for a, b in zip(after, before, strict=True)])
+            if change.count:
+                yield Gain(client, method, Mean.of(before), change, _drawn(draws, metric, method, client, part))
+
+
+def _drawn(draws: Draws | None, metric: str, method: str, client: str, part: str) -> Interval | None:
+    if draws is None or part != "test" or client not in draws.clients[metric] or method not in draws.methods[metric]:
+        return None
+    return draws.gain(metric, method, client)

@@ -1,0 +1,202 @@
+"""A report as one self-contained page: no network, no build, readable without its script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Mapping, Sequence
+from functools import singledispatchmethod
+from importlib import resources
+
+from feddraw import __version__, plots
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Document,
+    Fold,
+    Gallery,
+    Heading,
+    Only,
+    Picture,
+    Table,
+    Text,
+)  # fmt: skip
+from feddraw.runs import METRICS
+
+POLICY = (
+    "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+escape = html.escape
+
+
+def render(document: Document, drawings: Mapping[str, str]) -> str:
+    """The whole page as one text; drawings are SVG by the name of the picture."""
+    page = _Page(document, drawings)
+    body = "\n".join(page.render(block) for block in document.blocks)
+    script = _read("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return PAGE.format(
+        title=escape(document.title),
+        policy=POLICY.format(digest=digest),
+        style=_palette() + _read("page.css"),
+        script=script,
+        navigation=_navigation(document),
+        body=body,
+        version=__version__,
+    )
+
+
+def _read(name: str) -> str:
+    return (resources.files("feddraw.report") / name).read_text(encoding="utf-8")
+
+
+def _palette() -> str:
+    """The colours of the explorer's page, light and dark: the part of its style before the first rule of layout."""
+    style = (resources.files("feddraw.explorer") / "explorer.css").read_text(encoding="utf-8")
+    return style.partition("* { box-sizing")[0]
+
+
+def _navigation(document: Document) -> str:
+    metrics = "".join(
+        f'<label><input type="radio" name="metric" value="{key}"{" checked" * (not place)}> {label}</label>'
+        for place, (key, label) in enumerate(METRICS.items())
+    )
+    names = [f'<option value="{place}">{escape(name)}</option>' for place, name in enumerate(document.scenarios)]
+    every = '<option value="">all</option>' if len(names) > 1 else ""
+    return (
+        f'<fieldset class="switch"><legend>Metric</legend>{metrics}</fieldset>'
+        f'<label class="choice">Scenario <select id="scenario">{"".join(names)}{every}</select></label>'
+    )
+
+
+class _Page:
+    """Blocks to HTML; counts figures, whose parts need names of their own."""
+
+    def __init__(self, document: Document, drawings: Mapping[str, str]) -> None:
+        self.scenarios = list(document.scenarios)
+        self.drawings = drawings
+        self.figures = 0
+
+    @singledispatchmethod
+    def render(self, block: Block) -> str:
+        raise TypeError(f"no way to show {block!r}")
+
+    @render.register
+    def _(self, block: Heading) -> str:
+        anchor = f' id="{escape(block.anchor)}"' if block.anchor else ""
+        return f"<h{block.level}{anchor}>{escape(block.text)}</h{block.level}>"
+
+    @render.register
+    def _(self, block: Text) -> str:
+        return f"<p{' class=note' * block.quiet}>{escape(block.text)}</p>"
+
+    @render.register
+    def _(self, block: Bullets) -> str:
+        return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in block.items)}</ul>"
+
+    @render.register
+    def _(self, block: Code) -> str:
+        return f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
+
+    @render.register
+    def _(self, block: Only) -> str:
+        inside = "\n".join(self.render(one) for one in block.blocks)
+        metric = f' data-metric="{block.metric}"' if block.metric else ""
+        scenario = f' data-scenario="{self.scenarios.index(block.scenario)}"' if block.scenario else ""
+        return f"<section{metric}{scenario}>{inside}</section>"
+
+    @render.register
+    def _(self, block: Fold) -> str:
+        inside = "\n".join(self.render(one) for one in block.blocks)
+        return f"<details><summary>{escape(block.title)}</summary>{inside}</details>"
+
+    @render.register
+    def _(self, block: Gallery) -> str:
+        drawings = "".join(self._figure(picture) for picture in block.pictures)
+        note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
+        return f'<div class="gallery">{drawings}</div>{note}' if drawings else ""
+
+    @render.register
+    def _(self, block: Table) -> str:
+        head = "".join(_head(name, [row[place] for row in block.rows]) for place, name in enumerate(block.header))
+        body = f"<tbody>{_rows(block.rows)}</tbody>"
+        if block.references:
+            span = len(block.header)
+            body += f'<tbody class="fixed"><tr><th colspan="{span}" scope="colgroup">for reference</th></tr></tbody>'
+            body += f"<tbody>{_rows(block.references)}</tbody>"
+        note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
+        region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(block.caption)}">'
+        caption = f"<caption>{escape(block.caption)}</caption>"
+        return f"{region}<table>{caption}<thead><tr>{head}</tr></thead>{body}</table></div>{note}"
+
+    def _figure(self, picture: Picture) -> str:
+        self.figures += 1
+        drawing = _themed(self.drawings[picture.name], f"f{self.figures}-")
+        width, _ = picture.figure.get_size_inches()
+        label = escape(picture.words)
+        drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+        return f'<figure style="max-width: {width * 110:.0f}px">{drawing}</figure>'
+
+
+def _head(name: str, column: Sequence[Cell]) -> str:
+    number = ' class="n"' if any(cell.value is not None for cell in column) else ""
+    return f'<th scope="col"{number}><button type="button">{escape(name)}</button></th>'
+
+
+def _rows(rows: Sequence[Sequence[Cell]]) -> str:
+    return "".join(f"<tr>{_cell(row[0], 'th')}{''.join(_cell(cell, 'td') for cell in row[1:])}</tr>" for row in rows)
+
+
+def _cell(cell: Cell, tag: str) -> str:
+    scope = ' scope="row"' if tag == "th" else ""
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    text = f"<strong>{escape(cell.text)} *</strong>" if cell.best else escape(cell.text)
+    number = ' class="n"' if cell.value is not None else ""
+    return f"<{tag}{scope}{value}{number}>{text}</{tag}>"
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+_THEME = {plots.INK: "--ink", plots.MUTED: "--muted", "#000000": "--ink", "#999999": "--muted", "#595959": "--muted"}
+_THEME |= {colour: f"--c{place}" for place, colour in enumerate(plots.COLOURS)}
+_COLOUR = re.compile("|".join(_THEME))
+
+
+def _themed(drawing: str, prefix: str) -> str:
+    """Ink and line colours are the page's, light or dark; names of parts do not clash with other figures'."""
+    drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
+    drawing = _COLOUR.sub(lambda found: f"var({_THEME[found.group()]})", drawing)
+    drawing = re.sub(r'\bid="', f'id="{prefix}', drawing)
+    return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", drawing)
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="feddraw report">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header><a class="skip" href="#main">To the report</a><h1>{title}</h1></header>
+<nav aria-label="What to show">{navigation}<ul><li><a href="#short">In short</a></li>
+<li><a href="#results">Results</a></li><li><a href="#ranks">Ranks</a></li>
+<li><a href="#record">What was run</a></li></ul></nav>
+<main id="main" tabindex="-1">
+{body}
+</main>
+<footer><p>Made by feddraw {version}. This page is one file and asks no network for anything.</p></footer>
+<script>{script}</script>
+</body>
+</html>
+"""

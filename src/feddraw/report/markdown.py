@@ -1,0 +1,62 @@
+"""A report as Markdown, with its figures beside it: for repositories, and for readers without a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from feddraw.report.blocks import Block, Bullets, Cell, Code, Document, Fold, Gallery, Heading, Only, Table, Text
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+
+
+def render(document: Document, folder: str) -> str:
+    """The whole file; figures are looked for in the folder."""
+    lines = [f"# {escape(document.title)}", "", *_blocks(document.blocks, folder)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """Names are names, whatever they look like."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split())).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+
+
+def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
+    for block in blocks:
+        match block:
+            case Heading(text, level):
+                yield f"{'#' * level} {escape(text)}"
+            case Text(text):
+                yield escape(text)
+            case Bullets(items):
+                yield from (f"- {escape(item)}" for item in items)
+            case Code(text):
+                yield f"```\n{text.replace('```', '')}\n```"
+            case Only(inside) | Fold(_, inside):
+                yield from _blocks(inside, folder)
+                continue
+            case Gallery(pictures, note):
+                yield from (f"![{escape(one.words)}]({folder}/{one.name}.svg)" for one in pictures)
+                if note:
+                    yield f"\n{escape(note)}"
+            case Table():
+                yield from _table(block)
+        yield ""
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"**{escape(table.caption)}**"
+    yield ""
+    yield f"| {' | '.join(map(escape, table.header))} |"
+    yield f"|---|{'---:|' * (len(table.header) - 1)}"
+    for row in table.rows:
+        yield f"| {' | '.join(map(_cell, row))} |"
+    for name, *cells in table.references:
+        yield f"| *{escape(name.text)}* (reference) | {' | '.join(map(_cell, cells))} |"
+    if table.note:
+        yield ""
+        yield escape(table.note)
+
+
+def _cell(cell: Cell) -> str:
+    return f"**{escape(cell.text)}** \\*" if cell.best else escape(cell.text)

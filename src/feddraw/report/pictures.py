@@ -1,0 +1,224 @@
+"""The figures of a report: from runs to drawings with a name and a description."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw import plots
+from feddraw.explain import listed
+from feddraw.report.blocks import Picture
+from feddraw.runs import METRICS, Run
+from feddraw.statistics import Comparison, Interval
+
+Floats = NDArray[np.float64]
+SHOWN_ROC = 4  # curves in a panel; more cannot be told apart
+
+
+def slug(name: str) -> str:
+    """A name for files and anchors."""
+    return re.sub(r"[^a-z0-9.+]+", "-", name.lower()).strip("-.") or "x"
+
+
+def ranks(comparison: Comparison, metric: str, label: str) -> Picture:
+    title = f"{label}; a bar joins methods that are not told apart at alpha {comparison.alpha:g}"
+    panel = (comparison.average_ranks, comparison.groups, comparison.difference)
+    figure = plots.critical_difference_figure({title: panel})
+    said = ", ".join(f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items())
+    return Picture(f"ranks-{metric}", figure, f"Average ranks by {label}, best first: {said}")
+
+
+def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
+    """Client sizes, and the share of each finding at each client."""
+    run = next((run for run in runs if "sizes" in run.partition), None)
+    sizes = dict(run.partition["sizes"]) if run else _ledger_sizes(runs)
+    if not sizes:
+        return
+    figure, axes = plots.panel(height=_height(len(sizes)))
+    plots.draw_sizes(axes, sizes)
+    yield Picture(
+        f"{scenario}-sizes", figure, f"Images at each client: {listed([f'{n} {s:,.0f}' for n, s in sizes.items()])}"
+    )
+    if run is None:
+        return
+    shares = np.array([np.array(run.partition["positives"][name]) / max(size, 1) for name, size in sizes.items()])
+    figure, axes = plots.panel(height=_height(len(sizes)) + 0.5)
+    plots.draw_heat(axes, shares, list(sizes), run.partition["findings"], percent=True)
+    yield Picture(f"{scenario}-findings", figure, "Share of each client's images that show each finding")
+
+
+def _ledger_sizes(runs: Sequence[Run]) -> dict[str, float]:
+    run = next((run for run in runs if len(run.ledger.clients) > 1), None)
+    return dict(zip(run.ledger.clients, run.ledger.sizes.tolist(), strict=True)) if run else {}
+
+
+def _height(rows: int) -> float:
+    return max(1.6, 0.9 + 0.24 * rows)
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+
+def weights(runs: Mapping[str, Sequence[Run]], scenario: str) -> list[Picture]:
+    """A panel a method, all with one scale."""
+    found = []
+    top = max(float(np.nanmax(run.ledger["weight"])) for members in runs.values() for run in members)
+    for method, members in runs.items():
+        series, spread = _over_repeats(members, "weight")
+        figure, axes = plots.panel()
+        plots.draw_weights(axes, series, title=plots.short(method, 44), spread=spread)
+        axes.set_ylim(top=1.05 * top)
+        words = f"Weight of each client in every round under {method}"
+        found.append(Picture(f"{scenario}-{slug(method)}-weights", figure, words))
+    return found
+
+
+def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+    """Only where clients of one size differ at all."""
+    series, _ = _over_repeats(runs, "weight")
+    sizes = dict(zip(runs[0].ledger.clients, runs[0].ledger.sizes.tolist(), strict=True))
+    figure, axes = plots.panel()
+    title = f"{plots.short(method, 30)}: clients of one size"
+    if plots.draw_deviation(axes, series, sizes, title=title) and any(
+        np.ptp(line.get_ydata()) > 1e-9 for line in axes.lines
+    ):
+        words = f"How far the weight of each client is from the mean weight of the clients of its size, under {method}"
+        yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
+
+
+def parts(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+    """Similarity, reputation and schedules, where the method has them."""
+    for part, words in (("similarity", "Similarity"), ("reputation", "Reputation")):
+        if all(run.ledger.has(part) for run in runs):
+            series, spread = _over_repeats(runs, part)
+            figure, axes = plots.panel()
+            plots.draw_lines(axes, series, spread=spread)
+            axes.set_ylabel(part)
+            axes.set_title(f"{plots.short(method, 30)}: {part}")
+            plots.draw_legend(axes)
+            yield Picture(
+                f"{scenario}-{slug(method)}-{part}", figure, f"{words} of each client in every round under {method}"
+            )
+    if runs[0].ledger.has("gamma", "beta"):
+        figure, axes = plots.panel()
+        gamma, beta = (_first_finite(runs[0].ledger[name]) for name in ("gamma", "beta"))
+        plots.draw_schedules(axes, gamma, beta)
+        words = f"gamma falls from {gamma[0]:.2f} to {gamma[-1]:.4f}, beta ends at {beta[-1]:.2f}"
+        yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
+
+
+def _first_finite(column: Floats) -> list[float]:
+    return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in column]
+
+
+def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]], plots.Spread]:
+    """The mean over repeats by client, and least and most; of the first repeat alone where the clients differ."""
+    first = runs[0].ledger
+    alike = [
+        run.ledger[part]
+        for run in runs
+        if (run.ledger.clients, len(run.ledger.status)) == (first.clients, len(first.status))
+    ]
+    stacked = np.stack(alike)
+    series = {client: stacked.mean(axis=0)[:, i].tolist() for i, client in enumerate(first.clients)}
+    low, high = stacked.min(axis=0), stacked.max(axis=0)
+    spread = {client: (low[:, i].tolist(), high[:, i].tolist()) for i, client in enumerate(first.clients)}
+    return series, spread if len(alike) > 1 else {}
+
+
+# ---------------------------------------------------------------------------------------------------- results
+
+
+def curves(runs: Sequence[Run], order: Sequence[str], scenario: str) -> Iterator[Picture]:
+    """Each metric on each part of the data that was evaluated in every round."""
+    for part in ("validation", "test"):
+        for metric, label in METRICS.items():
+            series: dict[str, list[float]] = {}
+            spread: dict[str, tuple[list[float], list[float]]] = {}
+            for method in order:
+                lines = [run.curve(part, metric) for run in runs if run.method == method]
+                lines = [line for line in lines if np.isfinite(line).any() and len(line) == len(lines[0])]
+                if lines:
+                    series[method] = np.mean(lines, axis=0).tolist()
+                    spread |= (
+                        {method: (np.min(lines, axis=0).tolist(), np.max(lines, axis=0).tolist())} if lines[1:] else {}
+                    )
+            if series:
+                figure, axes = plots.panel(6.4, 3.6)
+                plots.draw_curves(axes, series, order=order, spread=spread, label=f"{part} {label}")
+                yield Picture(f"{scenario}-{part}-{metric}", figure, f"Macro {part} {label} of each method by round")
+
+
+def heat(values: Floats, rows: Sequence[str], columns: Sequence[str], name: str, words: str) -> Picture:
+    figure, axes = plots.panel(2.2 + 0.72 * len(columns), 1.1 + 0.3 * len(rows))
+    plots.draw_heat(axes, values, rows, columns)
+    axes.set_title(words)
+    return Picture(f"{name}-heat", figure, f"{words}, by method and finding; the table has the numbers")
+
+
+def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
+    """A panel a finding: the curves of a few methods, and where their thresholds land."""
+    scored = [(run, found) for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
+    methods = _worth_showing([run for run, _ in scored], focus)
+    findings = list(dict.fromkeys(finding for run, _ in scored for finding in run.findings))
+    for finding in findings:
+        lines: dict[str, tuple[Floats, Floats]] = {}
+        points: dict[str, tuple[float, float]] = {}
+        for method in methods:
+            members = [(run, found) for run, found in scored if run.method == method and finding in found.classes]
+            columns = [
+                (found.scores[:, c], found.truth[:, c]) for _, found in members for c in [found.classes.index(finding)]
+            ]
+            drawn = [line for scores, truth in columns if (line := roc(scores, truth)) is not None]
+            rates = [_rates(run, finding) for run, _ in members]
+            if drawn and np.isfinite(rates).all():
+                lines[method] = (GRID, np.mean(drawn, axis=0))
+                points[method] = (1 - float(np.mean(rates, axis=0)[1]), float(np.mean(rates, axis=0)[0]))
+        if lines:
+            figure, axes = plots.panel(3.6, 3.6)
+            plots.draw_roc(axes, lines, points, order)
+            axes.set_title(plots.short(finding, 40))
+            said = "; ".join(f"{m}: sensitivity {y:.2f}, specificity {1 - x:.2f}" for m, (x, y) in points.items())
+            yield Picture(f"{scenario}-roc-{slug(finding)}", figure, f"ROC of {finding}. {said}")
+
+
+GRID = np.linspace(0, 1, 101)
+
+
+def roc(scores: Floats, truth: NDArray[np.uint8]) -> Floats | None:
+    """Sensitivity on a grid of false alarms; None without both kinds of image."""
+    positive = truth == 1
+    if positive.all() or not positive.any():
+        return None
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)  # equal scores are called together
+    sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
+    alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
+    return np.asarray(np.interp(GRID, alarms, sensitivity))
+
+
+def _rates(run: Run, finding: str) -> tuple[float, float]:
+    pair = [run.metrics["test"].get(name, {}).get(finding) for name in ("sensitivity", "specificity")]
+    return tuple(math.nan if rate is None else float(rate) for rate in pair)  # type: ignore[return-value]
+
+
+def _worth_showing(runs: Sequence[Run], focus: str) -> list[str]:
+    """The method in focus, and the best of the others."""
+    areas: dict[str, list[float]] = {}
+    for run in runs:
+        areas.setdefault(run.method, []).append(run.test("auc"))
+    best = sorted(areas, key=lambda method: (method != focus, -float(np.mean(areas[method]))))
+    return best[:SHOWN_ROC]
+
+
+def gains(found: Mapping[str, Interval], method: str, label: str, name: str) -> Picture:
+    figure, axes = plots.panel(height=_height(len(found)))
+    plots.draw_gains(
+        axes, {client: (one.estimate, one.low, one.high) for client, one in found.items()}, f"gain in {label}"
+    )
+    axes.set_title(f"{plots.short(method, 30)} over training alone")
+    return Picture(f"{name}-gains", figure, f"Gain in {label} of {method} over training alone, by client")

@@ -1,0 +1,79 @@
+"""Figures: lines can be told apart without colour, marks are where the numbers are, names are drawn as they are."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+
+from feddraw import plots
+
+WEIGHTS = {"A": [0.1, 0.3, 0.25], "B": [0.1, 0.2, 0.25], "C": [0.4, 0.3, 0.25], "D": [0.4, 0.2, 0.25]}
+SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}
+
+
+def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:
+    looks = [plots.look(place) for place in range(20)]
+    assert len({(look["linestyle"], look["marker"]) for look in looks[:8]}) == 8
+    assert len({tuple(look.values()) for look in looks}) == 20
+
+
+def test_colours_are_seen_on_white_paper() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    assert all(1.05 / (luminance(colour) + 0.05) >= 3 for colour in plots.COLOURS)
+
+
+def test_equal_weights_are_marked() -> None:
+    _, axes = plots.panel()
+    plots.draw_weights(axes, WEIGHTS, title="feddraw")
+    assert any(list(line.get_ydata()) == [0.25, 0.25] for line in axes.lines)
+    assert [text.get_text() for text in axes.texts] == ["equal"]
+
+
+def test_clients_of_one_size_are_drawn_against_their_mean() -> None:
+    _, axes = plots.panel()
+    assert plots.draw_deviation(axes, WEIGHTS, SIZES)
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn["A"] == pytest.approx([0, 0.05, 0])
+    assert drawn["D"] == pytest.approx([0, -0.05, 0])
+    assert not plots.draw_deviation(axes, WEIGHTS, {name: float(i) for i, name in enumerate(WEIGHTS)})
+
+
+def test_a_client_has_the_same_look_in_weights_and_deviation() -> None:
+    (_, first), (_, second) = plots.panel(), plots.panel()
+    plots.draw_weights(first, WEIGHTS)
+    plots.draw_deviation(second, WEIGHTS, SIZES | {"A": 1.0})
+    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in (first, second)]
+    assert colours[0]["D"] == colours[1]["D"]
+
+
+def test_an_undefined_cell_of_the_heat_map_is_a_dash() -> None:
+    _, axes = plots.panel()
+    plots.draw_heat(axes, np.array([[0.8, math.nan], [0.7, 0.9]]), ["a", "b"], ["x", "y"])
+    assert [text.get_text() for text in axes.texts] == [".800", "–", ".700", ".900"]
+    plots.draw_heat(axes, np.full((1, 1), math.nan), ["a"], ["x"])
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    figure, axes = plots.panel()
+    names = ["$\\frac", "_first", "<b>", "x" * 60]
+    plots.draw_weights(axes, {name: [0.25, 0.25] for name in names})
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    svg = text.getvalue()
+    assert ">$\\frac<" in svg
+    assert ">_first<" in svg
+    assert ">&lt;b&gt;<" in svg
+    assert f">{'x' * 21}…<" in svg
+
+
+def test_the_roc_marks_the_operating_point() -> None:
+    _, axes = plots.panel()
+    plots.draw_roc(axes, {"m": (np.array([0, 1]), np.array([0, 1]))}, {"m": (0.2, 0.7)}, ["m"])
+    assert any((list(line.get_xdata()), list(line.get_ydata())) == ([0.2], [0.7]) for line in axes.lines)

@@ -1,0 +1,356 @@
+"""Reports: the numbers are those of the runs, nothing is claimed that is not shown, and no folder is too broken."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean, stdev
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from feddraw import metrics
+from feddraw.cli import app
+from feddraw.errors import UserError
+from feddraw.report import Written, markdown, write_report
+from feddraw.report.content import Report, compose, examine, gist
+from feddraw.report.evidence import Draws, draw
+from feddraw.report.pictures import GRID, roc
+from feddraw.runs import collect, read_run
+from feddraw.statistics import auc_difference
+from run_folders import FINDINGS, make_run, write_predictions
+
+NASTY = "<script>alert(1)</script>"
+
+
+def study(root: Path, scenarios: int = 3, seeds: int = 2, images: int = 0) -> Path:
+    """A few methods and both references."""
+    rng = np.random.default_rng(0)
+    for place in range(scenarios):
+        for seed in range(seeds):
+            common = {"scenario": f"CHM-{place + 1}", "seed": seed, "images": images, "rounds": 3}
+            for method, level in (("feddraw", 0.82), ("fedavg", 0.80), ("uniform", 0.81)):
+                auc = level + 0.002 * rng.standard_normal()
+                make_run(root / f"{place}-{method}-{seed}", method=method, auc=auc, **common)
+            alone = [0.7, 0.72, 0.71, 0.9]
+            make_run(root / f"{place}-alone-{seed}", method="alone", auc=fmean(alone), alone=alone, **common)
+            one = {"sizes": [800], "clients": ["all"], "auc": 0.85}
+            make_run(root / f"{place}-centralised-{seed}", method="centralised", **one, **common)
+    return root
+
+
+def written(folder: Path, replicates: int = 0) -> Written:
+    return write_report([folder], replicates=replicates)
+
+
+def told(folder: Path, replicates: int = 0) -> tuple[Report, str]:
+    """What a report says, without drawing its figures."""
+    report = examine(collect([folder]), alpha=0.05, replicates=replicates, command="", say=str)
+    return report, plain(markdown.render(compose(report, "A title", str), "figures"))
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(study(tmp_path_factory.mktemp("study"), scenarios=2))
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+def test_means_and_spreads_are_those_of_the_runs(tmp_path: Path) -> None:
+    for seed, auc in enumerate((0.80, 0.83, 0.81)):
+        make_run(tmp_path / f"a{seed}", method="fedavg", auc=auc, seed=seed)
+        make_run(tmp_path / f"b{seed}", method="uniform", auc=auc - 0.01, seed=seed)
+    report, text = told(tmp_path)
+    values = (0.80, 0.83, 0.81)
+    assert f"| fedavg | **{fmean(values):.4f} ± {stdev(values):.4f}** * |" in text
+    assert f"| uniform | {fmean(values) - 0.01:.4f} ± {stdev(values):.4f} |" in text
+    assert [run.test("auc") for run in report.collection.of("CHM-2", "fedavg")] == pytest.approx(values)
+
+
+def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
+    report, text = told(study(tmp_path))
+    comparison = report.rankings["auc"].comparison
+    assert comparison is not None
+    assert set(comparison.table.methods) == {"feddraw", "fedavg", "uniform"}
+    assert report.collection.references == ["alone", "centralised"]
+    said = " ".join(gist(report))
+    assert "feddraw has the best average rank" in said
+    assert "9 of 12 clients have a higher test AUC" in said  # the one with 0.9 alone loses, in each scenario
+    assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
+    assert "cannot give a p below 0.25 with 3 scenarios" in text
+
+
+def test_the_tidy_table_is_read_by_stats(whole: Written) -> None:
+    found = CliRunner().invoke(app, ["stats", str(whole.results), "--over", "seed", "--json"])
+    assert json.loads(found.output)["values"]["auc"]["average_ranks"]["centralised"] == 1.0
+
+
+def test_paired_differences_are_those_of_the_statistics(tmp_path: Path) -> None:
+    for method, auc in (("feddraw", 0.8), ("fedavg", 0.75)):
+        make_run(tmp_path / method, method=method, auc=auc, images=120)
+    collection = collect([tmp_path])
+    draws = draw(collection.runs, 300)
+    assert isinstance(draws, Draws)
+    first, second = (run.predictions() for run in collection.runs)
+    assert first is not None
+    assert second is not None
+    direct = auc_difference(
+        first.scores, second.scores, first.truth, np.random.default_rng(0), patients=first.patients, replicates=300
+    )
+    assert draws.difference("auc", "feddraw", "fedavg") == direct
+    assert (draws.unit, draws.units) == ("patients", 60)
+
+
+def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", images=200))
+    found = run.predictions()
+    assert found is not None
+    draws = draw([run], 10)
+    assert isinstance(draws, Draws)
+    expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3)["gm"]["macro"]
+    assert draws.methods["gm"][""][0] == pytest.approx(expected)
+
+
+def test_images_stand_in_for_patients_and_an_image_of_several_seeds_is_one_unit(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = make_run(tmp_path / str(seed), seed=seed)
+        write_predictions(folder, 0.8, 7, 50, patients=False)  # both seeds tested the same images
+    draws = draw(collect([tmp_path]).runs, 10)
+    assert isinstance(draws, Draws)
+    assert (draws.unit, draws.units, draws.repeats) == ("images", 50, ("0", "1"))
+
+
+def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="feddraw", auc=0.8, images=150)
+    make_run(tmp_path / "b", method="alone", auc=0.7, alone=(0.6, 0.7, 0.75, 0.9), images=150)
+    _, text = told(tmp_path, replicates=50)
+    assert "Does a client gain?" in text
+    assert "| C1 | 0.6000 | +0.2000 [" in text
+    assert "| C4 | 0.9000 | -0.1000 [" in text
+    assert "3 of 4 clients have a higher test AUC" in text
+
+
+def test_without_scores_of_images_the_page_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", method="fedavg")
+    (tmp_path / "b" / "predictions.safetensors").write_bytes(b"\x80\x04pickle")
+    _, text = told(tmp_path, replicates=20)
+    assert "kept no scores of single images" in text
+
+
+def test_the_roc_curve_has_the_area_of_the_metric() -> None:
+    rng = np.random.default_rng(1)
+    truth = (rng.random(4000) < 0.3).astype(np.uint8)
+    scores = np.round(truth + rng.standard_normal(4000), 1)  # with ties
+    curve = roc(scores, truth)
+    assert curve is not None
+    assert np.trapezoid(curve, GRID) == pytest.approx(metrics.auc(scores, truth), abs=2e-3)
+    assert roc(scores, np.ones(4000, dtype=np.uint8)) is None
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+
+def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "half", method="fedavg", finished=False)
+    for name, file, content in (
+        ("toml", "experiment.toml", "rounds = ["),
+        ("empty", "experiment.toml", ""),
+        ("json", "metrics.json", '{"test": '),
+        ("shape", "metrics.json", '{"test": {"auc": 3}}'),
+        ("ledger", "weights.csv", "round,client,status\n0,C1,counted\n"),
+        ("rounds", "rounds.jsonl", '{"round": 0, "validation": {"macro": "high"}}\n'),
+    ):
+        folder = make_run(tmp_path / name, method="fedavg")
+        (folder / file).write_text(content)
+    found = collect([tmp_path])
+    assert [run.path.name for run in found.runs] == ["good"]
+    reasons = {problem.path.name: problem.reason for problem in found.problems}
+    assert reasons["half"] == "not finished: 6 of 6 rounds"
+    assert "not valid TOML" in reasons["toml"]
+    assert all("is not as a run writes it" in reasons[name] for name in ("empty", "json", "shape", "ledger", "rounds"))
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"])
+    assert shown.exit_code == 0
+    assert shown.output.count("left out: ") == 7
+    assert "half: not finished" in plain((tmp_path / "report.md").read_text())
+
+
+def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_reported(tmp_path: Path) -> None:
+    study(tmp_path)
+    make_run(tmp_path / "rare", method="fedprox", scenario="CHM-1")
+    make_run(tmp_path / "nan", method="moon", scenario="CHM-1", auc=float("nan"), undefined="Effusion")
+    make_run(tmp_path / "own", method="feddraw", scenario="CHM-9")
+    report, text = told(tmp_path)
+    ranking = report.rankings["auc"]
+    assert ranking.comparison is not None
+    assert ranking.comparison.table.scenarios == ("CHM-1", "CHM-2", "CHM-3")
+    assert "fedprox: it has results in at most half of the scenarios" in ranking.left_out
+    assert "CHM-9: no seed in which all methods have a result" in ranking.left_out
+    assert "| moon | undefined | not run | not run | not run | not ranked |" in text
+    assert "Effusion has no AUC or GM in CHM-1" in text
+    assert "fedprox has no finished run in CHM-1 for seed 1." in text
+
+
+def test_one_method_in_one_run_is_reported(tmp_path: Path) -> None:
+    make_run(tmp_path / "only", method="alone", alone=(0.6, 0.7, 0.7, 0.7))
+    report, _ = told(tmp_path)
+    assert "one seed only" in " ".join(gist(report))
+    assert report.rankings["auc"].reason.endswith("there are 0 methods in 0 scenarios.")
+
+
+def test_other_settings_under_one_name_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", settings={"method.eta": 0.4})
+    make_run(tmp_path / "b", settings={"method.eta": 0.2})
+    make_run(tmp_path / "c", method="fedavg", settings={"training.lr": 0.01})
+    make_run(tmp_path / "d", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 0.0})
+    make_run(tmp_path / "e", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 1.0, "engine": "processes"})
+    found = collect([tmp_path])
+    assert found.methods == ["feddraw (eta=0.4)", "feddraw (eta=0.2)", "fedavg"]
+    assert found.scenarios == ["CHM-2", "CHM-3 (tilt=0)", "CHM-3 (tilt=1)"]
+    assert [note for note in found.notes if "training.lr" in note] == [
+        "Not all methods were run with the same training.lr (0.001: feddraw (eta=0.2), feddraw (eta=0.4); "
+        "0.01: fedavg) in CHM-2."
+    ]
+
+
+def test_settings_that_all_methods_share_are_conditions(tmp_path: Path) -> None:
+    for steps in (0, 20):
+        for method in ("feddraw", "fedavg"):
+            make_run(tmp_path / f"{method}{steps}", method=method, settings={"training.steps": steps})
+    found = collect([tmp_path])
+    assert found.methods == ["feddraw", "fedavg"]
+    assert found.scenarios == ["CHM-2 (steps=0)", "CHM-2 (steps=20)"]
+
+
+def test_several_folders_are_one_report_and_a_run_counts_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "shard1" / "a", seed=0)
+    make_run(tmp_path / "shard2" / "b", seed=1)
+    make_run(tmp_path / "shard2" / "again", seed=0)
+    make_run(tmp_path / "shard2" / "other", seed=1, auc=0.7)
+    found = collect([tmp_path / "shard1", tmp_path / "shard2", tmp_path / "shard1" / "a"])
+    assert sorted(run.path.name for run in found.runs) == ["a", "b"]
+    reasons = {problem.path.name: problem.reason for problem in found.problems}
+    assert reasons["again"].startswith("left out: the same run as")
+    assert reasons["other"].startswith("left out: the settings, but not the results, of")
+
+
+def test_methods_that_had_other_images_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    folder = make_run(tmp_path / "b", method="fedavg")
+    text = (folder / "experiment.toml").read_text()
+    (folder / "experiment.toml").write_text(text.replace('sha256 = "', 'sha256 = "f'))
+    assert any("did not have the same images at the same clients" in note for note in collect([tmp_path]).notes)
+
+
+def test_older_folders_without_the_newer_files_are_reported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "old")
+    table = tomllib.loads((folder / "experiment.toml").read_text())
+    lines = (folder / "experiment.toml").read_text().split("[partition]")
+    (folder / "experiment.toml").write_text(f'{lines[0]}[partition]\nsha256 = "{table["partition"]["sha256"]}"\n')
+    (folder / "environment.json").unlink()
+    (folder / "weights.csv").unlink()
+    (folder / "rounds.jsonl").unlink()
+    assert "kept no scores" in told(tmp_path, replicates=10)[1]
+
+
+def test_nothing_to_report_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    make_run(tmp_path / "half" / "run", finished=False)
+    for arguments, expected in (
+        (["none"], "no run in"),
+        (["half"], "no finished run in"),
+        (["gone"], "no folder"),
+        (["half", "--replicates", "-1"], "replicates must be zero or more"),
+        (["half", "--alpha", "2"], "alpha must be between 0 and 1"),
+    ):
+        found = CliRunner().invoke(app, ["report", str(tmp_path / arguments[0]), *arguments[1:]])
+        assert isinstance(found.exception, UserError)
+        assert expected in str(found.exception)
+    assert not list(tmp_path.rglob("report*"))
+
+
+# ---------------------------------------------------------------------------------------------------- safe text
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+def test_names_are_only_names_in_every_file(tmp_path: Path) -> None:
+    names = [NASTY, '"><img src=x onerror=alert(1)>', "$\\frac{", "_hidden|`x`"]
+    for method in ("a&b_%{<b>", "fedavg"):
+        run = make_run(tmp_path / method[:1], method=method, scenario=NASTY, clients=names, images=40)
+        for file in ("metrics.json", "experiment.toml", "predictions.safetensors"):
+            content = (run / file).read_bytes().replace(b"Effusion", b"<i>sion>")
+            (run / file).write_bytes(content)
+    make_run(tmp_path / "c", method="alone", scenario=NASTY, clients=names, alone=(0.5, 0.6, 0.7, 0.8))
+    written(tmp_path, replicates=10)
+    page = (tmp_path / "report.html").read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.found.count("script") == 1
+    assert not {"img", "i", "b", "iframe"} & set(tags.found)
+    assert not [name for name in tags.attributes if name.startswith("on")]
+    assert "<script" not in (tmp_path / "report.md").read_text()
+    assert r"a\&b\_\%\{\textless{}b\textgreater{}" in (tmp_path / "tables.tex").read_text()
+    for drawing in (tmp_path / "figures").glob("*.svg"):
+        ElementTree.parse(drawing)
+        assert "<script" not in drawing.read_text()
+
+
+def test_code_that_a_file_names_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    make_run(tmp_path / "run", method="evil:method", scenario="evil:deal", settings={"data.name": "evil:data"})
+    sys.path.insert(0, str(tmp_path))
+    try:
+        found = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "there")])
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert found.exit_code == 0
+    assert "evil" not in sys.modules
+    assert (tmp_path / "there" / "report.html").is_file()
+
+
+def test_the_page_is_one_file_that_asks_nothing_of_a_network(tmp_path: Path) -> None:
+    for method in ("feddraw", "fedavg", "uniform"):
+        make_run(tmp_path / method, method=method, images=60, rounds=4)
+    page = written(tmp_path, replicates=20).page.read_text()
+    assert len(page.encode()) < 3_000_000
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|http-equiv', "", page)
+    assert "default-src 'none'" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    for name in re.findall(r"figures/([^)]+)\.svg", (tmp_path / "report.md").read_text()):
+        assert (tmp_path / "figures" / f"{name}.svg").is_file()
+        assert (tmp_path / "figures" / f"{name}.png").is_file()
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", rounds=2)
+    once = written(tmp_path).page.read_bytes()
+    assert written(tmp_path).page.read_bytes() == once
+
+
+def test_latex_marks_the_best_and_has_whole_tables(whole: Written) -> None:
+    text = whole.tables.read_text()
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") > 3
+    assert re.search(r"feddraw & \\textbf\{0\.82", text)
