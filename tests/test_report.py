@@ -180,7 +180,8 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     reasons = {problem.path.name: problem.reason for problem in found.problems}
     assert reasons["half"] == "not finished: 6 of 6 rounds"
     assert "not valid TOML" in reasons["toml"]
-    assert all("is not as a run writes it" in reasons[name] for name in ("empty", "json", "shape", "ledger", "rounds"))
+    assert "not valid JSON" in reasons["json"]
+    assert all("is not as a run writes it" in reasons[name] for name in ("empty", "shape", "ledger", "rounds"))
     shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"])
     assert shown.exit_code == 0
     assert shown.output.count("left out: ") == 7

@@ -118,7 +118,7 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def write_settings(self, table: Mapping[str, Any], *, partition: Partition, dataset: Dataset) -> None:
+    def write_settings(self, table: Mapping[str, Any], *, partition: Partition, dataset: Dataset | None = None) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         document = plain({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
@@ -197,16 +197,15 @@ class RunFolder:
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}))
 
 
-def _described(partition: Partition, dataset: Dataset) -> dict[str, Any]:
-    """Who was dealt what: a hash, and how many images of each finding every client has."""
-    labels = dataset.training_labels().values
-    return {
-        "scenario": partition.scenario,
-        "sha256": partition.sha256,
-        "findings": list(dataset.classes),
-        "sizes": {shard.client: len(shard) for shard in partition.shards},
-        "positives": {shard.client: labels[shard.rows].sum(axis=0).tolist() for shard in partition.shards},
-    }
+def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
+    """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding every client has."""
+    found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
+    if dataset is not None:
+        labels = dataset.training_labels().values
+        found["findings"] = list(dataset.classes)
+        found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
+        found["positives"] = {shard.client: labels[shard.rows].sum(axis=0).tolist() for shard in partition.shards}
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- files

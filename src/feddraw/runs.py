@@ -30,8 +30,11 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-HOW = ("engine", "workers", "tensorboard", "test_every_round")  # no part of what comes out
+HOW = ("engine", "workers", "tensorboard", "test_every_round", "data.path")  # no part of what comes out
 CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
+UNTESTED: dict[str, Any] = {
+    metric: {"macro": None, "per_class": {}} for metric in METRICS
+}  # a federation without test images
 OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 
@@ -183,6 +186,8 @@ def read_run(path: Path) -> Run:
     with _as_written(folder.rounds):
         rounds = [dict(entry) for entry in read_jsonl(folder.rounds)]
     environment, metrics = _json(folder.environment), _json(folder.metrics)
+    if "validation" in metrics:
+        metrics.setdefault("test", UNTESTED)
     if metrics:
         with _as_written(folder.metrics):
             _check(metrics)
@@ -365,6 +370,8 @@ def _bracketed(name: str, keys: Iterable[str], run: Run) -> str:
 
 def _text(run: Run, key: str) -> str:
     value = run.flat.get(key, "not set")
+    if key == "data.name":
+        value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
