@@ -34,9 +34,10 @@ BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>```+)(?P<language>\S*)[^\n]*\n(?P<text>.*?)^ *(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-NOTE = re.compile(r"<!-- docs-test: (\w+)(?: `([^`]+)`)?(?: by `([^`]+)`)?(?:: (.+?))? -->")
+NOTE = re.compile(r"<!-- docs-test: (\w+)(?: `([^`]+)`)?(?: by `([^`]*)`)?(?:: (.+?))? -->")
 SHOWN = ("text", "math", "csv", "html", "yaml", "diff", "bibtex")  # languages that are looked at, not run
-TIMEOUT = 300
+TIMEOUT = 600
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def joined(text: str) -> list[str]:
 def shell(command: str, folder: Path) -> str:
     """What a command prints; it must succeed, unless the page shows that it fails."""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": search, "FEDDRAW_CACHE": str(folder.parent / "cache"), "COLUMNS": "200"}
+    environment = os.environ | {"PATH": search, "FEDDRAW_EXAMPLES": str(EXAMPLES), "COLUMNS": "200"}
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,

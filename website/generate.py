@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code itself: the commands with their options, and the weight explorer."""
+"""Pages of the site that are made from other files: the commands with their options, the explorer, the changelog."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ def main() -> None:
     reference.mkdir(exist_ok=True)
     (reference / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "weight-explorer.html").write_text(explorer.page(), encoding="utf-8")
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        (DOCS / name.lower()).write_text((DOCS.parent / name).read_text(encoding="utf-8"), encoding="utf-8")
 
 
 if __name__ == "__main__":

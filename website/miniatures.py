@@ -43,3 +43,27 @@ def own_images(folder: Path) -> None:
         for number, (name, hospital, row) in enumerate(zip(names, hospitals, values, strict=True))
     ]
     write_table(folder / "mine.csv", ["Path", "Patient ID", "Hospital", *FINDINGS[:3]], rows)
+
+
+def tidy_table(folder: Path) -> None:
+    """`table.csv`: three methods in four scenarios."""
+    rng = np.random.default_rng(0)
+    rows = [
+        [f"S{scenario}", method, seed, round(0.8 + 0.02 * rank + 0.01 * rng.standard_normal(), 4)]
+        for scenario in range(4)
+        for rank, method in enumerate(("fedavg", "uniform", "feddraw"))
+        for seed in range(3)
+    ]
+    write_table(folder / "table.csv", ["scenario", "method", "seed", "auc"], rows)
+
+
+def finished_run(folder: Path) -> None:
+    """`runs/long`: a run of two rounds, unless there is one."""
+    from feddraw import Experiment, run
+
+    if not (folder / "runs" / "long").exists():
+        list(
+            run(
+                Experiment(rounds=2, engine="serial").with_settings({"scenario.scale": 0.005}), folder / "runs" / "long"
+            )
+        )
