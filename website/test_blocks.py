@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,33 @@ import pytest
 from website.blocks import Block, Failed, blocks, carry_out, run
 
 ROOT = Path(__file__).parent.parent
-MADE = {"reference/cli.md"}  # from the code itself
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the whole tutorial, whose pages go on where the one before them ended."""
+    return tmp_path_factory.mktemp("tutorial")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_the_page_can_be_followed_to_the_letter(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path.parent / "cache"))
-    carry_out(page, tmp_path)
+def test_the_page_can_be_followed_to_the_letter(
+    page: Path, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = desk if page.parent.name == "tutorial" else tmp_path
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("FEDDRAW_CACHE", str(desk.parent / "cache"))
+    carry_out(page, folder)
+
+
+def test_the_messages_that_are_explained_are_those_of_the_code() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `(.+?)` \|", page, flags=re.MULTILINE)
+    assert messages
+    pieces = [piece for message in messages for piece in message.split("…") if piece.strip()]
+    assert not [piece for piece in pieces if piece not in source]
 
 
 PAGE = """
