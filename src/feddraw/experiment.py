@@ -42,7 +42,7 @@ OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent ba
 
 NAMED = ("data", "scenario", "model", "method")
 SETTINGS = {"training": Training, "participation": Participation, "gate": Gate}  # sections without a name
-ENGINES = ("serial", "processes")
+ENGINES = ("serial", "processes", "flower")
 HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
 
@@ -64,7 +64,7 @@ class Experiment:
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
     proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
-    engine: Literal["serial", "processes"] = "processes"
+    engine: Literal["serial", "processes", "flower"] = "processes"
     workers: int = 0  # 0: one a core, but not more than clients
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
 
@@ -520,8 +520,13 @@ class opened_engine:
     def __enter__(self) -> Engine:
         experiment, trainer = self._setting.experiment, self._setting.trainer
         workers = experiment.workers or min(os.cpu_count() or 1, len(self._setting.clients))
-        serial = experiment.engine == "serial"
-        self._engine: Engine = Serial(trainer) if serial else Processes(trainer, workers, self._setting.clients)
+        self._engine: Engine
+        if experiment.engine == "serial":
+            self._engine = Serial(trainer)
+        elif experiment.engine == "flower":  # found by name, because it stands above and may not be installed
+            self._engine = catalog.outside("feddraw.flower.engine:open_engine")(self._setting, workers)
+        else:
+            self._engine = Processes(trainer, workers, self._setting.clients)
         return self._engine
 
     def __exit__(self, *_: object) -> None:

@@ -36,7 +36,7 @@ def run(
     seed: Annotated[int | None, Option(help="Seed of the initial model and the batches.")] = None,
     partition_seed: Annotated[int | None, Option(help="Seed of the partition (default: the seed).")] = None,
     scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
-    engine: Annotated[str | None, Option(help="serial or processes.")] = None,
+    engine: Annotated[str | None, Option(help="serial, processes or flower.")] = None,
     workers: Annotated[int | None, Option(help="Worker processes (default: one a core).")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/SCENARIO-METHOD-SEED).")] = None,
     set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,

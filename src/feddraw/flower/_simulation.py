@@ -1,0 +1,57 @@
+"""Flower's own simulation on Ray, held open: its server side waits while somebody else drives the Grid."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from queue import Empty, Queue
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from feddraw.errors import RunFailed
+
+
+class Simulation:
+    """Nodes on Ray from the first call of `grid` until `close`."""
+
+    def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
+        self._app, self._nodes, self._workers = app, nodes, workers
+        self._grids: Queue[Grid | BaseException] = Queue()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def grid(self, seconds: float = 120.0) -> Grid:
+        self._thread.start()
+        try:
+            found = self._grids.get(timeout=seconds)
+        except Empty:
+            raise RunFailed(f"Flower's simulation did not start within {seconds:g} s") from None
+        if isinstance(found, BaseException):
+            raise RunFailed(f"Flower's simulation did not start: {found}")
+        return found
+
+    def _run(self) -> None:
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            self._grids.put(grid)
+            self._over.wait()
+
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        for name, value in quiet.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": self._workers}}
+        try:
+            run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]
+        except BaseException as error:
+            self._grids.put(error)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(timeout=60)

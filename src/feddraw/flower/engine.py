@@ -1,0 +1,109 @@
+"""`--engine flower`: the package's own loop, with clients that answer over a Flower Grid. The bits do not change.
+
+With Ray it is Flower's simulation in worker processes; without, every message is answered in this process. What clients
+remember travels with the messages here, so that a checkpoint holds it and any engine can go on from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from feddraw.core import Job, Memory, Model, Update
+from feddraw.engines import Engine, Rows, Scores
+from feddraw.engines.serial import Serial
+from feddraw.errors import RunFailed
+from feddraw.experiment import Experiment, Setting, prepare
+from feddraw.flower import intake
+from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower._simulation import Simulation
+from feddraw.flower.client import Site, client
+from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
+
+
+def open_engine(setting: Setting, workers: int) -> Engine:
+    """Flower's simulation where Ray is installed, else clients in this process."""
+    if find_spec("ray") is not None:
+        table = json.dumps(setting.experiment.table())
+        simulation = Simulation(client(partial(_site_of, table)), len(setting.clients), workers)
+        return OverGrid(simulation.grid(), setting, simulation)
+    nodes = [{"partition-id": number} for number in range(len(setting.clients))]
+    return OverGrid(InProcessGrid(client(partial(_site, setting)), nodes), setting)
+
+
+def _site(setting: Setting, context: Context) -> Site:
+    number = int(context.node_config["partition-id"])
+    return Site(setting.trainer, setting.clients[number], number, number)
+
+
+def _site_of(table: str, context: Context) -> Site:
+    return _site(_prepared(table), context)
+
+
+@lru_cache(maxsize=1)
+def _prepared(table: str) -> Setting:
+    """Once a worker process."""
+    return prepare(Experiment.of(json.loads(table)))
+
+
+class OverGrid:
+    """An engine whose clients sit behind a Grid."""
+
+    def __init__(self, grid: Grid, setting: Setting, simulation: Simulation | None = None) -> None:
+        self.memory: dict[int, Memory] = {}
+        self._grid, self._setting, self._simulation = grid, setting, simulation
+        self._bench = Serial(setting.trainer)  # evaluation is the server's own
+        self._places = {name: number for number, name in enumerate(setting.clients)}
+        self._nodes = self._roll_call()
+
+    def _roll_call(self) -> dict[int, int]:
+        """Client to node: simulated nodes get new ids with every start."""
+        nodes = list(self._grid.get_node_ids())
+        asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
+        replies, failures = intake.read(self._grid.send_and_receive(asked), nodes, "roll call")
+        self._complain(failures, {node: f"node {node}" for node in nodes})
+        return {self._places[reply.name]: reply.node for reply in replies}
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        group, sent = str(jobs[0].round), jobs[0].model
+        arrays = to_arrays(sent)
+        names = {self._nodes[job.client]: self._setting.clients[job.client] for job in jobs}
+        messages = [self._message(job, arrays, group) for job in jobs]
+        replies, failures = intake.read(self._grid.send_and_receive(messages), list(names), group)
+        self._complain(failures, names)
+        self._complain(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
+        for reply in replies:
+            remembered = reply.content.array_records["memory"]
+            self.memory[self._places[reply.name]] = arrays_to_vectors(remembered)
+        kinds: dict[str, Any] = {"sends": self._setting.method.sends}
+        updates, refused = intake.decode(
+            replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays"
+        )
+        if refused:
+            raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
+        yield from updates
+
+    def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
+        numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord(numbers)})  # type: ignore[arg-type]
+        content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
+        if job.broadcast:
+            content["broadcast"] = vectors_to_arrays(job.broadcast)
+        return Message(content, self._nodes[job.client], MessageType.TRAIN, group_id=group)
+
+    def _complain(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
+        for node, why in failures.items():
+            raise RunFailed(f"training client {names.get(node, f'node {node}')} failed: {why}")
+
+    def predict(self, model: Model, rows: Rows) -> Scores:
+        return self._bench.predict(model, rows)
+
+    def close(self) -> None:
+        if self._simulation is not None:
+            self._simulation.close()
