@@ -15,6 +15,14 @@ from flwr.simulation import run_simulation
 from feddraw.errors import RunFailed
 
 
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
 class Simulation:
     """Nodes on Ray from the first call of `grid` until `close`."""
 
@@ -42,10 +50,9 @@ class Simulation:
             self._grids.put(grid)
             self._over.wait()
 
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-        for name, value in quiet.items():
+        for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own age at every start
         resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": self._workers}}
         try:
             run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]

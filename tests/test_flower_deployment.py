@@ -1,0 +1,61 @@
+"""A real federation on this machine, with TLS and node authentication: the bits of the serial engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddraw.experiment import run
+from feddraw.results import flat
+from small import small
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "flower" / "local_federation.py"
+FILES = ("model.safetensors", "weights.csv", "metrics.json")
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("local_federation", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def settings(**changes: Any) -> str:
+    """The tests' small experiment as a `--run-config`; all of it but what the app's file names goes into `set`."""
+    table = flat(small(**changes).table())
+    named = {"rounds": table.pop("rounds"), "data.name": table.pop("data.name")}
+    named |= {f"{part}.name": table.pop(f"{part}.name") for part in ("scenario", "model", "method")}
+    others = {
+        key: value for key, value in table.items() if key not in ("engine", "workers") and not isinstance(value, list)
+    }
+    more = " ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in others.items()
+        if value != ""
+    )
+    quoted = {key: f'"{value}"' if isinstance(value, str) else value for key, value in (named | {"set": more}).items()}
+    return " ".join(f"{key}={value}" for key, value in quoted.items())
+
+
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen")
+def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_stranger_is_refused(tmp_path: Path) -> None:
+    local = script()
+    with local.federation(tmp_path / "federation") as made:
+        for number in range(3):
+            made.supernode(f"node{number}", f"partition-id={number}")
+        made.supernode("stranger", "partition-id=0", register=False)
+        said = made.run(f'{settings(rounds=2)} nodes=3 wait=300.0 timeout=300.0 out="run"', timeout=600)
+        stranger = made.processes["stranger"]
+        assert stranger.wait(timeout=60)
+        assert f"Exit Code: {local.REFUSED}" in made.log("stranger")
+    assert "round 2/2: C1 0.333  C2 0.333  C3 0.333" in said
+    list(run(small(rounds=2), tmp_path / "serial"))
+    for name in FILES:
+        assert (tmp_path / "federation" / "run" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes()
+    assert all(process.poll() is not None for process in made.processes.values())
