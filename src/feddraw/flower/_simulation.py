@@ -14,7 +14,6 @@ from flwr.simulation import run_simulation
 
 from feddraw.errors import RunFailed
 
-
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
