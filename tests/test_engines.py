@@ -17,13 +17,13 @@ import psutil
 import pytest
 from torch import nn
 
-from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment import prepare, run
 from feddraw.federation import federate
 from small import small
+from tiny import kinds_of_client
 
 
 def final(experiment: Any) -> Any:
@@ -49,8 +49,8 @@ def test_workers_give_the_bits_of_the_serial_engine(serial: Any, workers: int) -
     assert result.metrics == serial.metrics
 
 
-@pytest.mark.parametrize("method", catalog.names("methods"))
-def test_every_method_gives_the_same_bits_with_two_workers(method: str) -> None:
+@pytest.mark.parametrize("method", kinds_of_client())
+def test_every_kind_of_client_gives_the_same_bits_with_two_workers(method: str) -> None:
     one, two = (
         final(small(method=method, rounds=2)),
         final(small(method=method, rounds=2, engine="processes", workers=2)),

@@ -6,6 +6,7 @@ import math
 import os
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, make_method
-from feddraw.federation import federate
+from feddraw.federation import federate as federate_without
 from feddraw.gate import Gate, admit
-from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, train
+from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, train
 
+federate = partial(federate_without, proxy=server_images())
 METHODS = catalog.names("methods")
 IN_WORKERS = METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]  # a worker takes seconds to start
 

@@ -10,11 +10,12 @@ from functools import cache
 import numpy as np
 from torch import nn
 
+from feddraw import catalog
 from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
 from feddraw.engines.serial import Serial
 from feddraw.experiment import initial_model
 from feddraw.federation import RoundResult, federate
-from feddraw.training import Examples, Trainer, Training
+from feddraw.training import Examples, ServerImages, Trainer, Training
 
 SIZES = (40, 24, 16, 9)  # in batches of eight the last client's ninth image is left over and dropped
 NAMES = ("North", "East", "South", "West")
@@ -62,7 +63,20 @@ def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Tr
 def train(method: Method, rounds: int = 1, *, engine=None, clients: int = 0, **options) -> list[RoundResult]:
     engine = engine or bench(method)
     names = NAMES[: clients or len(NAMES)]
+    options = {"proxy": server_images()} | options
     return list(federate(options.pop("model", initial()), method, engine, names, rounds=rounds, seed=0, **options))
+
+
+@cache
+def server_images() -> ServerImages:
+    """For the methods that weigh clients by labelled images at the server."""
+    return ServerImages(build, examples(), np.arange(0, 80, 10), batch_size=8)
+
+
+def kinds_of_client() -> list[str]:
+    """A method for every local rule, and for everything that a client may be asked."""
+    methods = {name: catalog.find("methods", name)() for name in ["fedavg", *catalog.names("methods")]}
+    return list({(type(m.local), m.asks, m.weighting.proxy): name for name, m in reversed(methods.items())}.values())
 
 
 def same(one: Model, other: Model) -> bool:

@@ -92,6 +92,12 @@ class Layout:
         """How many outputs the classifier has."""
         return next(entry.shape[0] for entry in self.entries if entry.name.startswith(f"{self.classifier}."))
 
+    def rows_of(self, output: int) -> list[slice]:
+        """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
+        entries = [e for e in self.entries if e.kind == "param" and e.name.startswith(f"{self.classifier}.")]
+        lengths = [(entry.start, entry.size // self.classes) for entry in entries if entry.shape[0] == self.classes]
+        return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
+
     def find(self, layer: str = "classifier", part: Part = "both") -> slice | NDArray[np.intp]:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
         prefix = self.classifier if layer == "classifier" else layer
@@ -218,6 +224,15 @@ class Cohort:
     def extra(self, name: str) -> Matrix:
         return _stack([update.extra[name] for update in self.updates])
 
+    def number(self, name: str) -> NDArray[np.float64]:
+        """(clients,): what each sent as a single number."""
+        return np.asarray(self.extra(name)[:, 0].astype(np.float64))
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """(clients,): how far each moved."""
+        return np.sqrt([squared_distance(params, self.model.params) for params in self.params])
+
     def metric(self, name: str) -> NDArray[np.float64]:
         return np.array([update.metrics[name] for update in self.updates], dtype=np.float64)
 
@@ -265,6 +280,15 @@ def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | 
     for start in range(0, rows.shape[1], _BLOCK):
         block = slice(start, start + _BLOCK)
         total[block] = coefficients @ rows[:, block].astype(np.float64)
+    return total
+
+
+def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
+    """(clients, clients): the scalar products of the rows' moves from the origin, summed in float64 block by block."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], _BLOCK):
+        block = rows[:, start : start + _BLOCK].astype(np.float64) - origin[start : start + _BLOCK]
+        total += block @ block.T
     return total
 
 
@@ -316,6 +340,9 @@ class Client(Protocol):
 
     def full_gradient(self) -> Vector:
         """Of the plain loss over all the client's images, at the received model."""
+
+    def trained(self, start: Model, correction: Correction) -> Model:
+        """Another model after this round's training."""
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         """A frozen copy of a model, in evaluation mode: images to the classifier's input."""
@@ -483,6 +510,6 @@ def beside(local: Local, asks: Sequence[Asked]) -> dict[str, Extent]:
     return {**local.sends, **{name: ASKED[name] for name in asks}}
 
 
-def normalize(scores: NDArray[np.float64]) -> Weights:
+def normalize(scores: NDArray[np.float64], **parts: NDArray[np.float64]) -> Weights:
     """Non-negative scores as weights that sum to one."""
-    return Weights(scores / scores.sum())
+    return Weights(scores / scores.sum(), parts)

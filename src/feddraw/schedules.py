@@ -39,14 +39,14 @@ class Anatomy:
     weight: Floats  # omega
 
 
-def gamma(round: int, *, eta: float = ETA, reading: Reading = "reported") -> float:
+def gamma(round: float, *, eta: float = ETA, reading: Reading = "reported") -> float:
     """The trust left in size: 1 at first, then decaying."""
     elapsed = round + 1 if reading == "equation" else round
     return math.exp(-eta * elapsed)
 
 
 def beta(
-    round: int, rounds: int, *, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
+    round: float, rounds: int, *, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> float | None:
     """The softmax's inverse temperature, late to fall; None in a round that takes the prior as it is."""
     if round == 0 and reading != "algorithm1":
@@ -95,13 +95,17 @@ def anatomy(
     reading: Reading = "reported",
 ) -> Anatomy:
     """The weights of round t of T and all that they are made of."""
+    trust = gamma(round, eta=eta, reading=reading)
+    return compose(sizes, similarities, trust, beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading))
+
+
+def compose(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float | None) -> Anatomy:
+    """The weights for given values of the two schedules; without a beta, they are the prior."""
     prior = size_prior(sizes)
     similarity = np.asarray(similarities, dtype=np.float64)
-    trust = gamma(round, eta=eta, reading=reading)
-    inverse_temperature = beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading)
-    reputation = trust * prior + (1.0 - trust) * similarity
-    weight = prior if inverse_temperature is None else softmax(reputation, inverse_temperature)
-    return Anatomy(prior, similarity, trust, inverse_temperature, reputation, weight)
+    reputation = gamma * prior + (1.0 - gamma) * similarity
+    weight = prior if beta is None else softmax(reputation, beta)
+    return Anatomy(prior, similarity, gamma, beta, reputation, weight)
 
 
 def weights(

@@ -403,6 +403,14 @@ class _Client:
             seen += len(batch)
         return network.values(total / seen)
 
+    def trained(self, start: Model, correction: Correction) -> Model:
+        trainer, network = self._trainer, self._trainer.reference(0)
+        network.load(start)
+        optimizer = make_optimizer(network, trainer.training)
+        settings = (trainer.training, correction, self._job.seed, trainer.smoothed_loss, optimizer, self._job.effort)
+        fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
+        return network.read()
+
     def answer(self, question: Asked, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
         rows, examples = self._trainer.shards[self._job.client], self._trainer.examples

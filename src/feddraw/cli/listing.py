@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddraw.errors import unknown
+
+if TYPE_CHECKING:
+    from feddraw.core import Method
 
 KINDS = ("methods", "models", "data", "scenarios")
 
@@ -46,12 +49,11 @@ def methods() -> list[dict[str, Any]]:
     for name in catalog.names("methods"):
         function = catalog.find("methods", name)
         method = function()
-        proxy = ["labelled images at the server"] if method.weighting.proxy else []
         rows.append(
             {
                 "name": name,
                 "what": first_line(function),
-                "needs": ", ".join([method.weighting.needs, *method.asks, *proxy]),
+                "needs": needs_of(method),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
@@ -60,6 +62,22 @@ def methods() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+ASKED = {
+    "loss": "clients' loss",
+    "accuracy": "clients' accuracy",
+    "labels": "label counts",
+    "gradient": "clients' gradient",
+    "groups": "group counts",
+}
+
+
+def needs_of(method: Method) -> str:
+    """All that a method looks at, beside the models that it averages."""
+    proxy = ["labelled images at the server"] if method.weighting.proxy else []
+    needs = [method.weighting.needs, *(ASKED[name] for name in method.asks), *proxy]
+    return ", ".join([need for need in needs if need != "nothing"] or ["nothing"])
 
 
 def models() -> list[dict[str, Any]]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feddraw.core import Cohort, Layout, Local, Method, Part, Server, State, Weighting, Weights
 from feddraw.errors import one_of
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, anatomy, check_settings, cosine
+from feddraw.schedules import BETA_MAX, ETA, LAM, Anatomy, Reading, beta, check_settings, compose, cosine, gamma
 
 
 @dataclass(frozen=True)
@@ -28,20 +31,23 @@ class DualReputationAnnealing(Weighting):
     def check(self, layout: Layout) -> None:
         layout.find(self.layer, self.part)
 
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+    def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
+        """Of each client's layer to the one that was sent."""
         sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
-        similarity = cosine(cohort.piece(self.layer, self.part), sent)
-        parts = anatomy(
-            cohort.round,
-            cohort.rounds,
-            cohort.sizes,
-            similarity,
-            eta=self.eta,
-            lam=self.lam,
-            beta_max=self.beta_max,
-            reading=self.reading,
-        )
-        return Weights(parts.weight, {k: v for k, v in vars(parts).items() if k != "weight"}), state
+        return cosine(cohort.piece(self.layer, self.part), sent)
+
+    def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
+        """gamma and beta."""
+        trust = gamma(round, eta=self.eta, reading=self.reading)
+        return trust, beta(round, rounds, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        parts = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        return explained(parts), state
+
+
+def explained(parts: Anatomy) -> Weights:
+    return Weights(parts.weight, {name: part for name, part in vars(parts).items() if name != "weight"})
 
 
 def feddraw(

@@ -49,7 +49,7 @@ class Counted(Proximal):
 @dataclass(frozen=True)
 class NormalizedAverage(Server):
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
-        progress = cohort.extra("progress")[:, 0].astype(np.float64)
+        progress = cohort.number("progress")
         return np.asarray((weights.values @ progress) * weights.values / progress)
 
 

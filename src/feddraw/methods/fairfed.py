@@ -1,0 +1,52 @@
+"""FairFed: a client whose gap between two groups of patients is unlike the global one loses weight.
+
+(Ezzeldin et al., AAAI 2023.) The gap of a client is its difference in sensitivity between the groups, averaged over
+findings, of the sent model; weights start at p and move by -beta (Delta - mean Delta), Delta = |global gap - own gap|.
+Where a client has no gap, because it lacks a group or the data know of none, Delta is |its accuracy - mean accuracy|.
+beta = 0 is FedAvg. For the threshold of a call see `training.group_counts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.errors import not_negative
+from feddraw.schedules import size_prior
+
+
+def gap(counts: NDArray[np.float64]) -> float:
+    """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a number if none."""
+    first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
+    both = (first > 0) & (second > 0)
+    return float((found_second[both] / second[both] - found_first[both] / first[both]).mean()) if both.any() else np.nan
+
+
+@dataclass(frozen=True)
+class FairnessAware(Weighting):
+    beta: float = 1.0
+
+    asks = ("groups",)
+
+    def init(self) -> State:
+        return {"score": {}}
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
+        counts = cohort.extra("groups").astype(np.float64)
+        accuracy = counts[:, -1] / counts[:, -2]
+        away = np.abs(np.array([gap(row) for row in counts]) - gap(counts.sum(axis=0)))
+        away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
+        scores = np.array([state["score"].get(name, p) for name, p in zip(names, prior, strict=True)])
+        scores -= self.beta * (away - away.mean())
+        kept = np.maximum(0, scores)
+        state = {"score": state["score"] | dict(zip(names, scores.tolist(), strict=True))}
+        return normalize(kept if kept.any() else prior, prior=prior, reputation=scores), state
+
+
+def fairfed(beta: float = 1.0) -> Method:
+    """Size, corrected by how groups of patients fare."""
+    return Method(Local(), FairnessAware(not_negative("beta", beta)), Server())

@@ -1,0 +1,52 @@
+"""FedAdam: the average move is a gradient for Adam at the server. (Reddi et al., ICLR 2021)
+
+m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D², x <- x + lr m / (sqrt(v) + tau), v = tau² at first and no
+bias correction, as in the paper. Batch-norm statistics are averaged: an adaptive step could make a variance negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.errors import UserError, positive
+from feddraw.methods.fedavg import BySize
+
+
+@dataclass(frozen=True)
+class Adaptive(Server):
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    linear = False
+
+    def init(self, model: Model) -> State:
+        return {"mean": np.zeros_like(model.params), "square": np.full_like(model.params, self.tau**2)}
+
+    def square(self, before: Vector, move: Vector) -> Vector:
+        """The next second moment."""
+        return self.beta2 * before + (1 - self.beta2) * move**2
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        x = cohort.model.params
+        move = cohort.combine(weights.values, weights.elsewhere) - x
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * move
+        square = self.square(state["square"], move)
+        return x + self.lr * mean / (np.sqrt(square) + self.tau), {"mean": mean, "square": square}
+
+
+def adaptive(rule: type[Adaptive], server_lr: float, beta1: float, beta2: float, tau: float) -> Method:
+    """FedAvg with one of the adaptive servers."""
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise UserError(f"{name} must be from 0 to below 1, not {beta}")
+    return Method(Local(), BySize(), rule(positive("server_lr", server_lr), beta1, beta2, positive("tau", tau)))
+
+
+def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """FedAvg with Adam at the server."""
+    return adaptive(Adaptive, server_lr, beta1, beta2, tau)

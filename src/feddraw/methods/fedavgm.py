@@ -1,0 +1,39 @@
+"""FedAvgM: the server keeps a momentum of the average move. (Hsu et al., 2019)
+
+v <- momentum · v + average move, x <- x + lr · v. Momentum 0 with lr 1 is FedAvg. Batch-norm statistics are averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.errors import UserError, positive
+from feddraw.methods.fedavg import BySize
+
+
+@dataclass(frozen=True)
+class Momentum(Server):
+    momentum: float = 0.9
+    lr: float = 1.0
+
+    def init(self, model: Model) -> State:
+        return {"velocity": np.zeros_like(model.params)}
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        return self.lr * weights.values
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        x = cohort.model.params
+        velocity = self.momentum * state["velocity"] + cohort.combine(weights.values, weights.elsewhere) - x
+        return x + self.lr * velocity, {"velocity": velocity}
+
+
+def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
+    """FedAvg with momentum at the server."""
+    if not 0 <= momentum < 1:
+        raise UserError(f"momentum must be from 0 to below 1, not {momentum}")
+    return Method(Local(), BySize(), Momentum(momentum, positive("server_lr", server_lr)))

@@ -1,0 +1,54 @@
+"""FedAWA: weights drift to clients whose moves are near the mean and models near the sent one. (Shi et al., CVPR 2025)
+
+w = softmax(l), l = p at first (shares as logits, so weights begin nearly equal). Each round l takes one step of Adam
+against sum w_i |D_i - sum w_j D_j| + sum w_i (1 - cos(y_i, x)), after its weights were used; the optimiser is new in
+every round, as in the authors' code, so each logit moves by lr in the direction that helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram
+from feddraw.errors import positive
+from feddraw.schedules import cosine, size_prior, softmax
+
+Floats = NDArray[np.float64]
+
+
+def slope(values: Floats, products: Floats, similarity: Floats) -> Floats:
+    """The objective's gradient with respect to the logits, from the scalar products of the moves."""
+    with_mean = products @ values
+    apart = np.sqrt(np.maximum(np.diag(products) - 2 * with_mean + values @ with_mean, 1e-24))
+    by_value = apart + 1 - similarity + with_mean * (values / apart).sum() - products @ (values / apart)
+    return np.asarray(values * (by_value - values @ by_value))
+
+
+@dataclass(frozen=True)
+class AdaptiveWeights(Weighting):
+    lr: float = 1e-3
+
+    needs = "sizes, all parameters"
+    cost = "O(K² d)"
+    streams = False
+
+    def init(self) -> State:
+        return {"logits": {}}
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
+        logits = np.array([state["logits"].get(name, p) for name, p in zip(names, prior, strict=True)])
+        values = softmax(logits, 1.0)
+        similarity = cosine(cohort.params, cohort.model.params)
+        gradient = slope(values, gram(cohort.params, cohort.model.params), similarity)
+        logits -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
+        state = {"logits": state["logits"] | dict(zip(names, logits.tolist(), strict=True))}
+        return Weights(values, {"prior": prior, "similarity": similarity}), state
+
+
+def fedawa(lr: float = 1e-3) -> Method:
+    """Weights learnt from how moves and models agree."""
+    return Method(Local(), AdaptiveWeights(positive("lr", lr)), Server())

@@ -1,0 +1,54 @@
+"""FedDisco: size, less the discrepancy between a client's label mix and an even one. (Ye et al., ICML 2023)
+
+w is proportional to max(0, p - a d + b). The mix is the count of each finding among the client's images, scaled to sum
+to one; KL discrepancies are divided by their sum, as the authors do. Where every term is zero or less their code
+stops; we weigh by size. a = b = 0 is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.errors import not_negative, one_of
+from feddraw.schedules import size_prior
+
+Metric = Literal["kl", "l1", "l2", "cosine"]
+METRICS: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
+
+
+def discrepancy(counts: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
+    """How far each row of label counts is from an even mix."""
+    mix = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    even = 1 / mix.shape[1]
+    if metric in ("l1", "l2"):
+        return np.asarray(np.linalg.norm(mix - even, ord=int(metric[1]), axis=1))
+    if metric == "cosine":
+        return np.asarray(1 - mix.sum(axis=1) * even / (np.linalg.norm(mix, axis=1) * np.sqrt(even) + 1e-12))
+    divergence = (mix * np.log(np.maximum(mix, 1e-300) / even)).sum(axis=1)
+    return np.asarray(divergence / max(divergence.sum(), 1e-12))
+
+
+@dataclass(frozen=True)
+class DiscrepancyAware(Weighting):
+    a: float = 0.5
+    b: float = 0.1
+    metric: Metric = "kl"
+
+    asks = ("labels",)
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior = size_prior(cohort.sizes)
+        far = discrepancy(cohort.extra("labels").astype(np.float64), self.metric)
+        scores = np.maximum(0, prior - self.a * far + self.b)
+        return normalize(scores if scores.any() else prior, prior=prior, reputation=scores), state
+
+
+def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:
+    """Size less the discrepancy of the label mix."""
+    rule = DiscrepancyAware(not_negative("a", a), not_negative("b", b), one_of("metric", metric, METRICS))
+    return Method(Local(), rule, Server())

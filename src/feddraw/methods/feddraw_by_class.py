@@ -1,0 +1,40 @@
+"""FedDRAW by class: each output of the classifier has weights of its own. See docs/extensions.md.
+
+For class c similarity is the cosine of its row (and bias) to the row that was sent; reputation and weights follow as
+in FedDRAW, with the same schedules. Everything below the classifier goes by FedDRAW's own weights. It is FedDRAW where
+a client's rows all have the same cosine and have grown by the same factor, and it is uniform at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weights
+from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose, cosine
+
+
+@dataclass(frozen=True)
+class ByClass(DualReputationAnnealing):
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        whole, state = super().weigh(cohort, state)
+        pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.classes)]
+        return Weights(whole.values, whole.parts, pieces), state
+
+    def piece(self, cohort: Cohort, output: int) -> Piece:
+        places = cohort.model.layout.rows_of(output)
+        rows = np.concatenate([cohort.params[:, place] for place in places], axis=1)
+        sent = np.concatenate([cohort.model.params[place] for place in places])
+        parts = compose(cohort.sizes, cosine(rows, sent), *self.schedule(cohort.round, cohort.rounds))
+        explanation = {"similarity": parts.similarity, "reputation": parts.reputation}
+        return Piece(f"class {output}", places, parts.weight, explanation)
+
+
+def feddraw_by_class(
+    eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
+) -> Method:
+    """FedDRAW with weights of its own for each class of the classifier."""
+    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    return Method(Local(), ByClass(eta, lam, beta_max, reading), Server())

@@ -1,0 +1,76 @@
+"""FedDRAW with a part changed: the ablations that its paper lacks, and two repairs. See docs/extensions.md.
+
+`inner` fixes what reputation is made of, `outer` takes the end of the annealing away, `clock = "fraction"` runs both
+schedules over the share of rounds done, and `signal` compares moves, or models after equally many steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Part, Server
+from feddraw.errors import one_of
+from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, cosine
+
+Inner = Literal["annealed", "size", "similarity"]
+Outer = Literal["annealed", "constant"]
+Clock = Literal["rounds", "fraction"]
+Signal = Literal["model", "move", "per_step"]
+
+ROUNDS = 15  # of the paper, whose settings the fraction of training refers to
+
+
+@dataclass(frozen=True)
+class Variant(DualReputationAnnealing):
+    inner: Inner = "annealed"
+    outer: Outer = "annealed"
+    clock: Clock = "rounds"
+    signal: Signal = "model"
+
+    needs = "sizes, classifier, steps"
+    streams = False
+
+    def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
+        if self.clock == "fraction":
+            round, rounds = (ROUNDS - 1) * round / max(1, rounds - 1), ROUNDS
+        gamma, beta = super().schedule(round, rounds)
+        fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0}
+        return fixed[self.inner], beta if beta is None or self.outer == "annealed" else self.beta_max
+
+    def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
+        if self.signal == "model":
+            return super().similarity(cohort)
+        sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
+        moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
+        if self.signal == "move":
+            return cosine(moves, moves.mean(axis=0))
+        pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
+        return cosine(sent + pace[:, None] * moves, sent)
+
+
+def feddraw_variant(
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
+    layer: str = "classifier",
+    part: Part = "both",
+    inner: Inner = "annealed",
+    outer: Outer = "annealed",
+    clock: Clock = "rounds",
+    signal: Signal = "model",
+) -> Method:
+    """FedDRAW with a part changed: ablations and repairs."""
+    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    one_of("part", part, ("both", "weight", "bias"))
+    one_of("inner", inner, ("annealed", "size", "similarity"))
+    one_of("outer", outer, ("annealed", "constant"))
+    one_of("clock", clock, ("rounds", "fraction"))
+    one_of("signal", signal, ("model", "move", "per_step"))
+    rule = Variant(eta, lam, beta_max, reading, layer, part, inner, outer, clock, signal)
+    return Method(Local(), rule, Server())

@@ -1,0 +1,39 @@
+"""FedEBA+, its aggregation: clients that the sent model serves badly count more. (Wang et al., 2024)
+
+w is proportional to q exp(F / temperature), F the client's loss at the sent model, q equal or by size: the weights of
+largest entropy for a given mean loss. The paper's alignment of models and gradients is not part of it here, and no
+code is public. A high temperature is uniform averaging. The default temperature is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights
+from feddraw.errors import one_of, positive
+from feddraw.schedules import size_prior, softmax
+
+Start = Literal["uniform", "size"]
+
+
+@dataclass(frozen=True)
+class EntropyOfLoss(Weighting):
+    temperature: float = 0.1
+    start: Start = "uniform"
+
+    asks = ("loss",)
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior = size_prior(cohort.sizes if self.start == "size" else np.ones(len(cohort.updates)))
+        scores = cohort.number("loss")
+        values = softmax(scores / self.temperature + np.log(prior), 1.0)
+        return Weights(values, {"prior": prior, "reputation": scores}), state
+
+
+def fedeba(temperature: float = 0.1, start: Start = "uniform") -> Method:
+    """Weights rise with the loss at the sent model."""
+    rule = EntropyOfLoss(positive("temperature", temperature), one_of("start", start, ("uniform", "size")))
+    return Method(Local(), rule, Server())

@@ -1,0 +1,68 @@
+"""FedLAW: weights and a shrinking factor are learnt on labelled images at the server. (Li et al., ICML 2023)
+
+The new parameters are exp(g) · sum of softmax(l)_i y_i. From l = log p and g = 0 in every round, the loss on the
+server's images is minimised over l and g by Adam (betas .5 and .999), with batch norm in training mode; its gradient
+follows from that of the merged model by the chain rule. The authors' images are 2 % of the training data; ours are some
+validation images (`proxy`), equally many with each finding. Buffers are averaged with the weights, never scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Piece, State, Weighting, Weights, weighted_sum
+from feddraw.errors import UserError, positive
+from feddraw.methods.ldawa import Sum
+from feddraw.schedules import size_prior, softmax
+
+
+class Adam:
+    """One vector's worth of it, with the authors' betas."""
+
+    def __init__(self, lr: float, length: int) -> None:
+        self.lr, self.steps = lr, 0
+        self.mean, self.square = np.zeros(length), np.zeros(length)
+
+    def step(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+        self.steps += 1
+        self.mean = 0.5 * self.mean + 0.5 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        mean, square = self.mean / (1 - 0.5**self.steps), self.square / (1 - 0.999**self.steps)
+        return np.asarray(-self.lr * mean / (np.sqrt(square) + 1e-8))
+
+
+@dataclass(frozen=True)
+class LearntOnProxy(Weighting):
+    epochs: int = 20
+    lr: float = 0.01
+
+    needs = "sizes, all parameters"
+    proxy = True
+    cost = "O(K d) and a training step, each of some hundred times"
+    streams = False
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        assert cohort.proxy is not None
+        prior = size_prior(cohort.sizes)
+        learnt = np.append(np.log(prior), 0.0)  # l, and g last
+        adam = Adam(self.lr, len(learnt))
+        for epoch in range(self.epochs):
+            for gradient_at in cohort.proxy.gradients(cohort.round * self.epochs + epoch):
+                values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
+                gradient = gradient_at(weighted_sum(scale * values, cohort.params)).astype(np.float64)
+                along = scale * (cohort.params @ gradient)  # how the loss changes with each client's share
+                mean = values @ along
+                learnt += adam.step(np.append(values * (along - mean), mean))
+        values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
+        everywhere = Piece("all parameters", [slice(0, len(cohort.model.params))], scale * values)
+        return Weights(values, {"prior": prior}, [everywhere]), state
+
+
+def fedlaw(epochs: int = 20, lr: float = 0.01) -> Method:
+    """Weights and shrinking learnt on images at the server."""
+    if epochs < 0:
+        raise UserError(f"epochs must be zero or more, not {epochs}")
+    return Method(Local(), LearntOnProxy(epochs, positive("lr", lr)), Sum())

@@ -1,0 +1,67 @@
+"""FedMGDA+: the common direction that serves every client, from moves of equal length. (Hu et al., IEEE TNSE 2022)
+
+With g_i = D_i / |D_i|, lambda minimises |sum lambda_i g_i|² over the simplex, at most `epsilon` from the size shares;
+x <- x + server_lr · sum lambda_i g_i. The step's length has nothing to do with local progress, so `server_lr` must be
+about the length of a usual move; `server_lr = 0` takes the mean length of the round's moves, which is our addition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram
+from feddraw.errors import not_negative, positive
+from feddraw.schedules import size_prior
+
+Floats = NDArray[np.float64]
+
+
+def shortest(products: Floats, prior: Floats, epsilon: float) -> Floats:
+    """The lambda of the shortest combination, near the prior."""
+    from scipy.optimize import minimize
+
+    found = minimize(
+        lambda v: v @ products @ v,
+        prior,
+        jac=lambda v: 2 * products @ v,
+        bounds=[(max(0.0, p - epsilon), min(1.0, p + epsilon)) for p in prior],
+        constraints={"type": "eq", "fun": lambda v: v.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-12},
+    )
+    values = np.maximum(0, found.x)
+    return np.asarray(values / values.sum())
+
+
+@dataclass(frozen=True)
+class CommonDescent(Weighting):
+    epsilon: float = 0.1
+
+    needs = "sizes, all parameters"
+    cost = "O(K² d)"
+    streams = False
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
+        lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
+        return Weights(shortest(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}), state
+
+
+@dataclass(frozen=True)
+class UnitMoves(Server):
+    lr: float = 1.0
+
+    streams = False
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
+        lengths = np.maximum(cohort.distances, 1e-12)
+        return np.asarray((self.lr or cohort.distances.mean()) * weights.values / lengths)
+
+
+def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:
+    """The common direction of moves of equal length."""
+    rule = CommonDescent(positive("epsilon", epsilon))
+    return Method(Local(), rule, UnitMoves(not_negative("server_lr", server_lr)))

@@ -1,0 +1,36 @@
+"""GIFAIR-FL: size, corrected towards clients whose loss is above that of more others. (Yue et al., 2023)
+
+w = p + lambda r, where r counts the clients with a lower loss less those with a higher one; r sums to zero, so w to
+one. The paper scales the client's objective by 1 + lambda r / p, which is the same for one step; we correct the weight.
+`strength` is lambda as a share of its upper bound min p / (K - 1). Strength 0 is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights
+from feddraw.errors import UserError
+from feddraw.schedules import size_prior
+
+
+@dataclass(frozen=True)
+class ByRankOfLoss(Weighting):
+    strength: float = 0.5
+
+    asks = ("loss",)
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior, losses = size_prior(cohort.sizes), cohort.number("loss")
+        rank = np.sign(losses[:, None] - losses).sum(axis=1)
+        bound = prior.min() / max(1, len(prior) - 1)
+        return Weights(prior + self.strength * bound * rank, {"prior": prior, "reputation": rank}), state
+
+
+def gifair(strength: float = 0.5) -> Method:
+    """Size, corrected by the rank of the loss."""
+    if not 0 <= strength < 1:
+        raise UserError(f"strength must be a share from 0 to below 1, not {strength}")
+    return Method(Local(), ByRankOfLoss(strength), Server())

@@ -1,0 +1,56 @@
+"""IDA: a client counts less the farther its model lies from the mean model. (Yeganeh et al., DCL at MICCAI 2020)
+
+w is proportional to 1 / (|y - mean of y|_1 + 1e-5) over parameters. `times` multiplies by the client's size, or by
+INTRAC, 1 / max(1/K, training accuracy), which favours clients that still do badly. No code of the authors is public:
+this follows the paper's formulas. With two clients distances are equal, and so are the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.errors import one_of
+
+Times = Literal["nothing", "size", "intrac"]
+
+
+@dataclass(frozen=True)
+class InverseDistance(Weighting):
+    needs = "all parameters"
+    cost = "O(K d)"
+    streams = False
+
+    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+        return np.ones(len(cohort.updates))
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        mean = cohort.params.mean(axis=0)
+        distances = np.array([np.abs(params - mean).sum(dtype=np.float64) for params in cohort.params])
+        return normalize(self.factor(cohort) / (distances + 1e-5)), state
+
+
+@dataclass(frozen=True)
+class BySizeToo(InverseDistance):
+    needs = "sizes, all parameters"
+
+    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+        return cohort.sizes
+
+
+@dataclass(frozen=True)
+class Intrac(InverseDistance):
+    asks = ("accuracy",)
+
+    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+        return 1 / np.maximum(1 / len(cohort.updates), cohort.number("accuracy"))
+
+
+def ida(times: Times = "nothing") -> Method:
+    """Weights fall with the distance to the mean model."""
+    rules = {"nothing": InverseDistance, "size": BySizeToo, "intrac": Intrac}
+    return Method(Local(), rules[one_of("times", times, tuple(rules))](), Server())

@@ -1,0 +1,20 @@
+"""Inverse steps: a client counts less the more it has trained. A control for rules that reward small moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+
+
+@dataclass(frozen=True)
+class InverseSteps(Weighting):
+    needs = "steps"
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        return normalize(1 / cohort.steps), state
+
+
+def inverse_steps() -> Method:
+    """Weights are inverse numbers of steps."""
+    return Method(Local(), InverseSteps(), Server())

@@ -1,0 +1,54 @@
+"""L-DAWA: each layer of a client is scaled by its cosine to the layer that was sent. (Rehman et al., ICCV 2023)
+
+Layer by layer the new model is the plain mean of cos(y, x) · y, without renormalising, so it shrinks where clients turn
+away. A tensor of norm zero is averaged as it is. The authors also scale batch-norm statistics; we average those, as a
+variance must not shrink with the angle of something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Entry, Local, Method, Piece, Server, State, Vector, Weighting, Weights
+from feddraw.schedules import cosine
+
+
+@dataclass(frozen=True)
+class LayerCosine(Weighting):
+    needs = "all parameters"
+    cost = "O(K d)"
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        entries = [entry for entry in cohort.model.layout.entries if entry.kind == "param"]
+        values = np.full(len(cohort.updates), 1 / len(cohort.updates))
+        return Weights(values, pieces=[_piece(cohort, entry, values) for entry in entries]), state
+
+
+def _piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
+    rows, sent = cohort.params[:, entry.place], cohort.model.params[entry.place]
+    similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
+    return Piece(entry.name, [entry.place], mean * similarity, {"similarity": similarity})
+
+
+@dataclass(frozen=True)
+class Sum(Server):
+    """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
+
+    linear = False
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        """Averaged over the parameters, where pieces of the model have their own."""
+        length = len(cohort.model.params)
+        extra = sum((place.stop - place.start) * (values - weights.values) for place, values in weights.elsewhere)
+        return np.asarray(weights.values + extra / length)
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        return cohort.sum(weights.values, weights.elsewhere), state
+
+
+def ldawa() -> Method:
+    """Each layer counts by its cosine to the one that was sent."""
+    return Method(Local(), LayerCosine(), Sum())

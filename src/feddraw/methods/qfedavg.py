@@ -1,0 +1,37 @@
+"""q-FedAvg: moves count by a power of the client's loss, under a bound on the curvature. (Li et al., ICLR 2020)
+
+x <- x + sum F_i^q D_i / sum h_i, with h_i = q F_i^(q-1) L |D_i|² + F_i^q and F the loss at the sent model (the authors'
+formula divided by L). They take L = 1 / learning rate, which fits plain SGD; under Adam that makes the step vanish, so
+L is a setting here. q = 0 is uniform averaging for every L.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Method, Server, Weights
+from feddraw.errors import not_negative, positive
+from feddraw.methods.uniform import Uniform
+
+
+@dataclass(frozen=True)
+class FairStep(Server):
+    q: float = 0.1
+    curvature: float = 1.0
+
+    asks = ("loss",)
+    streams = False
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        losses = cohort.number("loss") + 1e-10
+        squares = cohort.distances**2
+        bounds = self.q * losses ** (self.q - 1) * self.curvature * squares + losses**self.q
+        return np.asarray(len(losses) * weights.values * losses**self.q / bounds.sum())
+
+
+def qfedavg(q: float = 0.1, curvature: float = 1.0) -> Method:
+    """Moves count by a power of the loss."""
+    return Method(Local(), Uniform(), FairStep(not_negative("q", q), positive("curvature", curvature)))

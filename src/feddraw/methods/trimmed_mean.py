@@ -1,0 +1,56 @@
+"""Trimmed mean: in every coordinate the highest and lowest values are left out. (Yin et al., ICML 2018)
+
+Of K clients, floor(share · K) are left out on either side; the rest count the same, whatever their size. Batch-norm
+statistics are treated alike. The ledger's weight is the share of coordinates that came from a client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, Local, Matrix, Method, Server, State, Vector, Weights
+from feddraw.errors import UserError
+from feddraw.methods.uniform import Uniform
+
+BLOCK = 1 << 16  # columns at a time
+
+
+@dataclass(frozen=True)
+class Middle(Server):
+    share: float = 0.2
+
+    linear = False
+    streams = False
+
+    def kept(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
+        """Block by block, the clients' values and the sorted ones in the middle."""
+        out = min(math.floor(self.share * len(rows)), (len(rows) - 1) // 2)
+        for start in range(0, rows.shape[1], BLOCK):
+            block = rows[:, start : start + BLOCK]
+            yield block, np.sort(block, axis=0)[out : len(rows) - out]
+
+    def mean(self, rows: Matrix) -> Vector:
+        means = [middle.mean(axis=0, dtype=np.float64).astype(rows.dtype) for _, middle in self.kept(rows)]
+        return np.concatenate(means) if means else rows[0].copy()
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        used = sum(((b >= m[0]) & (b <= m[-1])).sum(axis=1) for b, m in self.kept(cohort.params))
+        return np.asarray(used / np.sum(used))
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        return self.mean(cohort.params), state
+
+    def buffers(self, cohort: Cohort, weights: Weights) -> Vector:
+        return self.mean(cohort.buffers)
+
+
+def trimmed_mean(share: float = 0.2) -> Method:
+    """The mean without the highest and lowest values."""
+    if not 0 <= share < 0.5:
+        raise UserError(f"share must be from 0 to below 0.5, not {share}")
+    return Method(Local(), Uniform(), Middle(share))
