@@ -21,12 +21,7 @@ def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:
 
 
 def test_colours_are_seen_on_white_paper() -> None:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-    assert all(1.05 / (luminance(colour) + 0.05) >= 3 for colour in plots.COLOURS)
+    assert all(1.05 / (plots.luminance(colour) + 0.05) >= 3 for colour in plots.COLOURS)
 
 
 def test_equal_weights_are_marked() -> None:
@@ -58,6 +53,15 @@ def test_an_undefined_cell_of_the_heat_map_is_a_dash() -> None:
     plots.draw_heat(axes, np.array([[0.8, math.nan], [0.7, 0.9]]), ["a", "b"], ["x", "y"])
     assert [text.get_text() for text in axes.texts] == [".800", "–", ".700", ".900"]
     plots.draw_heat(axes, np.full((1, 1), math.nan), ["a"], ["x"])
+
+
+def test_a_hundred_clients_are_drawn_without_names() -> None:
+    (_, first), (_, second) = plots.panel(), plots.panel()
+    names = [f"site {i}" for i in range(100)]
+    plots.draw_sizes(first, dict.fromkeys(names, 10.0))
+    plots.draw_heat(second, np.full((100, 2), 0.5), names, ["x", "y"])
+    assert not [*first.texts, *second.texts]
+    assert len(first.patches) == 100
 
 
 def test_names_are_drawn_as_they_are() -> None:

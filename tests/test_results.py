@@ -46,8 +46,13 @@ def test_a_run_leaves_the_files_of_the_contract(finished: Path) -> None:
         "name": "scaffold", "server_lr": 1.0, "option": "II", "space": "update", "weights": "uniform",
     }  # fmt: skip
     assert len(settings["partition"]["sha256"]) == 64
+    assert sum(settings["partition"]["sizes"].values()) == 240
+    assert all(
+        len(counts) == len(settings["partition"]["findings"]) for counts in settings["partition"]["positives"].values()
+    )
     rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [entry["round"] for entry in rounds] == [0, 1, 2]
+    assert all(0 < entry["validation"]["gm"]["macro"] < 1 for entry in rounds)
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
 

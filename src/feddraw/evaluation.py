@@ -27,8 +27,11 @@ class Jury:
     held_out: tuple[Rows, ...]  # by client
 
     def after_a_round(self, engine: Engine, models: Sequence[Model], parts: Sequence[Part]) -> dict[str, Any]:
-        """The AUC on some parts of the data."""
-        return {part: {"auc": self._areas(part, self._scores(engine, models, part))} for part in parts}
+        """AUC and GM on validation data, and on other parts with the thresholds chosen there."""
+        scores = {part: self._scores(engine, models, part) for part in parts}
+        thresholds = self._thresholds(scores)
+        found = {p: metrics.mean_of(self._evaluations(s, self.truth(p), thresholds)) for p, s in scores.items()}
+        return {part: {kind: each[kind] for kind in ("auc", "gm")} for part, each in found.items()}
 
     def at_the_end(
         self, engine: Engine, models: Sequence[Model], *, personal: bool
@@ -36,7 +39,7 @@ class Jury:
         """All metrics, with thresholds chosen on validation data; and the scores they come from."""
         parts: tuple[Part, ...] = ("validation", "test")
         scores = {part: self._scores(engine, models, part) for part in parts}
-        thresholds = [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
+        thresholds = self._thresholds(scores)
         found: dict[str, Any] = {}
         for part, values in scores.items():
             each = self._evaluations(values, self.truth(part), thresholds)
@@ -54,11 +57,9 @@ class Jury:
     def _scores(self, engine: Engine, models: Sequence[Model], part: Part) -> Scores:
         return np.stack([engine.predict(model, self.dataset.rows[part]) for model in models])
 
-    def _areas(self, part: Part, scores: Scores) -> dict[str, Any]:
-        truth, classes = self.truth(part), self.dataset.classes
-        per_model = [{name: metrics.auc(one[:, c], truth[:, c]) for c, name in enumerate(classes)} for one in scores]
-        each = [{"macro": metrics.macro(areas.values()), "per_class": areas} for areas in per_model]
-        return metrics.mean_of(each)
+    def _thresholds(self, scores: Mapping[Part, Scores]) -> list[list[float]]:
+        """Of each model, a finding each."""
+        return [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
 
     def _evaluations(
         self, scores: Scores, truth: NDArray[np.uint8], thresholds: Sequence[Sequence[float]]

@@ -10,6 +10,8 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -44,6 +46,7 @@ mpl.rcParams.update(
 Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to a value a round
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
+MANY = 30  # rows from which on names and numbers cannot be read
 PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
 
 
@@ -173,8 +176,9 @@ def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
     """Images at each client, the first on top."""
     names = list(sizes)
     bars = axes.barh(range(len(names)), list(sizes.values()), color=COLOURS[0], height=0.7)
-    axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
-    axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    if len(names) <= MANY:
+        axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
+        axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlabel("images")
@@ -187,22 +191,33 @@ def draw_heat(
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     shades = np.ma.masked_invalid(values)
-    axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * (high - low or 1), vmax=high + 0.25 * (high - low or 1))
-    for (row, column), value in np.ndenumerate(values):
-        text = "–" if not np.isfinite(value) else f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
-        dark = np.isfinite(value) and value > low + 0.72 * (high - low) and high > low
-        # near black and near white, which stay as they are where a page turns ink light
-        axes.text(
-            column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color="#fefefe" if dark else "#010101"
-        )
+    margin = high - low or 1.0
+    mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin)
+    if len(rows) <= MANY:
+        _draw_numbers(axes, mesh, values, percent)
+        axes.set_yticks(np.arange(len(rows)) + 0.5, [short(name) for name in rows], fontsize=8)
     axes.set_xticks(
         np.arange(len(columns)) + 0.5, [short(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
     )
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [short(name) for name in rows], fontsize=8)
     axes.invert_yaxis()
     axes.tick_params(length=0)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
+
+
+def _draw_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        text = "–" if not np.isfinite(value) else f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
+        # near black or near white, whichever is seen better; both stay as they are where a page turns ink light
+        ink = "#010101" if not np.isfinite(value) or luminance(mesh.to_rgba(np.array(value))) > 0.18 else "#fefefe"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
+
+
+def luminance(colour: Any) -> float:
+    """How bright a colour is, from 0 to 1, as contrast is reckoned (WCAG 2)."""
+    parts = np.array(to_rgb(colour))
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def draw_roc(

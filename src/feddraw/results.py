@@ -147,8 +147,9 @@ class RunFolder:
         self.add_to_ledger(result.ledger, result.pieces)
 
     def add_line(self, round: int, loss: float, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-        areas = {part: metrics[part]["auc"] for part in ("validation", "test") if part in metrics}
-        line = {"round": round, "loss": loss, **areas, "seconds": dict(seconds)}
+        found = {part: metrics[part] for part in ("validation", "test") if part in metrics}
+        parts = {part: {**one["auc"], **({"gm": one["gm"]} if "gm" in one else {})} for part, one in found.items()}
+        line = {"round": round, "loss": loss, **parts, "seconds": dict(seconds)}
         append(self.rounds, json.dumps(clean(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:

@@ -57,7 +57,7 @@ def _ledger_sizes(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _height(rows: int) -> float:
-    return max(1.6, 0.9 + 0.24 * rows)
+    return min(max(1.6, 0.9 + 0.24 * rows), 8.5)
 
 
 # ---------------------------------------------------------------------------------------------------- weights
@@ -141,7 +141,7 @@ def curves(runs: Sequence[Run], order: Sequence[str], scenario: str) -> Iterator
             spread: dict[str, tuple[list[float], list[float]]] = {}
             for method in order:
                 lines = [run.curve(part, metric) for run in runs if run.method == method]
-                lines = [line for line in lines if np.isfinite(line).any() and len(line) == len(lines[0])]
+                lines = [line for line in lines if np.isfinite(line).sum() > 1 and len(line) == len(lines[0])]
                 if lines:
                     series[method] = np.mean(lines, axis=0).tolist()
                     spread |= (
