@@ -38,7 +38,7 @@ class MathML(Extension):
     """Both kinds of formula."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(Blocks(md), "mathml", 40)  # before fenced code
+        md.preprocessors.register(Blocks(md), "mathml", 28)  # before fenced code, after blank space is made even
         md.inlinePatterns.register(Inline(r"\$`(.+?)`\$", md), "mathml", 200)  # before backticks
 
 

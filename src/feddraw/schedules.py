@@ -121,8 +121,9 @@ def weights(
 ) -> Floats:
     """How much each client counts in one round.
 
-    >>> weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98]).round(3)
-    array([0.263, 0.248, 0.248, 0.242])
+    Examples:
+        >>> weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98]).round(3)
+        array([0.263, 0.248, 0.248, 0.242])
     """
     check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     if round not in range(rounds):
