@@ -66,3 +66,13 @@ def finished_run(folder: Path) -> None:
                 Experiment(rounds=2, engine="serial").with_settings({"scenario.scale": 0.005}), folder / "runs" / "long"
             )
         )
+
+
+def three_studies(folder: Path) -> None:
+    """`runs/my-study`, `runs/a`, `runs/b`: FedDRAW and FedAvg, one round each."""
+    from feddraw import Experiment, run
+
+    small = {"scenario.scale": 0.005, "rounds": 1, "training.epochs": 1, "data.size": 28}
+    for study, method in (("my-study", "feddraw"), ("my-study", "fedavg"), ("a", "feddraw"), ("b", "fedavg")):
+        experiment = Experiment(method=method, engine="serial").with_settings(small)
+        list(run(experiment, folder / "runs" / study / f"CHM-2-{method}-0"))
