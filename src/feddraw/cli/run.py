@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,12 +21,33 @@ if TYPE_CHECKING:
 Option = typer.Option
 
 
+def offered(kind: str) -> Callable[[str], list[str]]:
+    """What the tab key offers for a name of this kind."""
+
+    def beginning(incomplete: str) -> list[str]:
+        from feddraw import catalog, data, scenarios
+
+        known: dict[str, Callable[[], Iterable[str]]] = {
+            "data": data.names,
+            "scenarios": scenarios.names,
+            "methods": lambda: catalog.names("methods"),
+        }
+        return [name for name in known[kind]() if name.lower().startswith(incomplete.lower())]
+
+    return beginning
+
+
+Data = Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered("data"))
+Scenario = Option(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …", autocompletion=offered("scenarios"))
+Rules = Option(help="A method, or A+B: the weighting of A, the training of B.", autocompletion=offered("methods"))
+
+
 def run(
     file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).", show_default=False)] = None,
     preset: Annotated[str | None, Option(help="laptop (default) or paper.")] = None,
-    data: Annotated[str | None, Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.")] = None,
-    scenario: Annotated[str | None, Option(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …")] = None,
-    method: Annotated[str | None, Option(help="A method, or A+B: the weighting of A, the training of B.")] = None,
+    data: Annotated[str | None, Data] = None,
+    scenario: Annotated[str | None, Scenario] = None,
+    method: Annotated[str | None, Rules] = None,
     model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
     rounds: Annotated[int | None, Option(help="Rounds of training, T.")] = None,
