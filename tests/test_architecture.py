@@ -22,7 +22,7 @@ FLOORS = [
     {"data", "scenarios", "models"},
     {"training"},
     {"methods"},
-    {"engines", "gate", "participation"},
+    {"engines", "gate", "participation", "streaming"},
     {"federation", "evaluation"},
     {"results", "board"},
     {"experiment"},
@@ -39,6 +39,7 @@ LEAVES = {
     "methods": {"errors", "core", "schedules"},
     "gate": {"errors", "core"},
     "participation": {"errors"},
+    "streaming": {"core"},
 }
 
 

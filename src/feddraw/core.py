@@ -405,7 +405,7 @@ class Weighting(ABC):
     asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
     proxy: ClassVar[bool] = False  # it needs labelled images at the server
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
-    streams: ClassVar[bool] = True  # a client's score needs only its own update, the sent model and the sizes
+    streams: ClassVar[bool] = False  # a client's weight follows from its own update, the sent model and the sizes
 
     def check(self, layout: Layout) -> None:
         """Refuse a network that the rule does not fit."""
@@ -417,6 +417,13 @@ class Weighting(ABC):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         """Weights that sum to one, and the state for the next round."""
 
+    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
+        """The logarithm of a client's weight but for what all have in common, and the parts that explain it.
+
+        For rules that stream. The cohort has that one client; `prior` is its share of all asked clients' images.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not stream")
+
 
 @dataclass(frozen=True)
 class Server:
@@ -424,7 +431,7 @@ class Server:
 
     asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
     linear: ClassVar[bool] = True  # but for what it remembers, the step is the moves times their coefficients
-    streams: ClassVar[bool] = True  # it needs no two updates at once
+    streams: ClassVar[bool] = True  # it looks at the clients' average only
 
     def init(self, model: Model) -> State:
         return {}

@@ -62,6 +62,7 @@ class Experiment:
     partition_seed: int = -1  # -1: the same as seed
     folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
+    stream: bool = False  # sum updates as they come, in client order: one model of memory, however many clients
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
     proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: Literal["serial", "processes", "flower"] = "processes"
@@ -239,7 +240,9 @@ def complete(experiment: Experiment) -> Experiment:
     one_of("engine", experiment.engine, ENGINES)
     experiment.training.check()
     experiment.gate.check()
-    make_method(experiment)  # its mistakes come first, they cost no time
+    method = make_method(experiment)  # its mistakes come first, they cost no time
+    if experiment.stream:
+        _require_streaming(experiment, method)
     name = experiment.section("method")[0]
     functions = [catalog.find("methods", part) for part in name.split("+")]
     partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
@@ -251,6 +254,13 @@ def complete(experiment: Experiment) -> Experiment:
         model=_with_defaults(experiment.model, models.find(experiment.section("model")[0])),
         partition_seed=partition_seed,
     )
+
+
+def _require_streaming(experiment: Experiment, method: Method) -> None:
+    if not method.streams:
+        raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
+    if experiment.gate.norm == "refuse" or experiment.gate.clip:
+        raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
 
 
 def _with_defaults(section: str | Section, *functions: Callable[..., Any]) -> Section:
@@ -476,6 +486,7 @@ def _rounds(
         gate=experiment.gate,
         efforts=setting.efforts,
         proxy=setting.proxy,
+        sizes=[len(rows) for rows in setting.training_rows] if experiment.stream else None,
         on_update=on_update,
     )
     for plain in rounds:
@@ -526,7 +537,7 @@ class opened_engine:
         elif experiment.engine == "flower":  # found by name, because it stands above and may not be installed
             self._engine = catalog.outside("feddraw.flower.engine:open_engine")(self._setting, workers)
         else:
-            self._engine = Processes(trainer, workers, self._setting.clients)
+            self._engine = Processes(trainer, workers, self._setting.clients, in_turn=experiment.stream)
         return self._engine
 
     def __exit__(self, *_: object) -> None:

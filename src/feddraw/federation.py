@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from feddraw.core import Aggregate, Cohort, Job, Method, Model, Proxy, State, Update
 from feddraw.engines import Engine
 from feddraw.errors import UserError
-from feddraw.gate import Gate, Verdict, admit
+from feddraw.gate import Gate, Verdict, admit, compare, inspect
+from feddraw.streaming import Stream
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ def federate(
     gate: Gate | None = None,
     efforts: Callable[[int], Mapping[int, float]] | None = None,
     proxy: Proxy | None = None,
+    sizes: Sequence[int] | None = None,
     on_update: Callable[[int, Update], None] | None = None,
 ) -> Iterator[RoundResult]:
     """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands.
 
     `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
-    `proxy` are labelled images at the server, for the methods that need some.
+    `proxy` are labelled images at the server, for the methods that need some. With `sizes`, what each client will say
+    it has, updates are summed as they come (see `streaming`).
     """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
@@ -101,14 +104,15 @@ def federate(
         broadcast = method.broadcast(state)
         asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
         jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
-        updates = []
-        for update in engine.train(jobs):
-            updates.append(update)
-            if on_update is not None:
-                on_update(round, update)
-        trained = time.perf_counter()
-
-        settled = settle(round, rounds, model, method, state, updates, clients, gate, asked=asked, proxy=proxy)
+        coming = _told(engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True), round, on_update)
+        if sizes is None:
+            updates = list(coming)
+            trained = time.perf_counter()
+            settled = settle(round, rounds, model, method, state, updates, clients, gate, asked=asked, proxy=proxy)
+        else:
+            announced = {client: sizes[client] for client in asked}
+            settled = settle_stream(round, rounds, model, method, state, coming, clients, announced, gate)
+            trained = time.perf_counter()  # sums were taken while others trained
         model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
         outcome = (settled.ledger, settled.loss, seconds, settled.pieces)
@@ -147,12 +151,55 @@ def settle(
     aggregate = None
     if accepted:
         aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients), proxy), state)
-        model, state = aggregate.model, aggregate.state
-    everyone = range(len(clients))
-    ledger = _ledger(round, clients, everyone if asked is None else asked, updates, verdicts, aggregate)
-    pieces = _pieces(round, [clients[update.client] for update in accepted], aggregate)
-    loss = float(np.mean([update.metrics["loss"] for update in accepted])) if accepted else math.nan
-    return Settled(model, state, ledger, pieces, loss)
+    ledger = _ledger(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
+    return _settled(aggregate, Settled(model, state, ledger, (), math.nan), accepted, clients)
+
+
+def settle_stream(
+    round: int,
+    rounds: int,
+    model: Model,
+    method: Method,
+    state: State,
+    updates: Iterable[Update],
+    clients: Sequence[str],
+    sizes: Mapping[int, int],
+    gate: Gate | None = None,
+) -> Settled:
+    """The same for updates that come one by one, in client order, from clients that have said their sizes before."""
+    gate = gate or Gate()
+    stream = Stream(method, Cohort(round, rounds, model, (), len(clients)), sizes)
+    verdicts, came = {}, []
+    for update in updates:
+        verdict = inspect(update, model, method.sends, gate.max_size)
+        if not verdict.reason and update.size != sizes[update.client]:
+            verdict = Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
+        if not verdict.reason:
+            stream.take(update)
+        verdicts[update.client] = verdict
+        came.append(replace(update, model=model))  # its own is gone with the next one
+    verdicts |= compare({client: verdict for client, verdict in verdicts.items() if not verdict.reason}, gate)
+    aggregate = stream.aggregate(state) if stream.updates else None
+    ledger = _ledger(round, clients, sizes, came, verdicts, aggregate)
+    return _settled(aggregate, Settled(model, state, ledger, (), math.nan), stream.updates, clients)
+
+
+def _settled(
+    aggregate: Aggregate | None, before: Settled, accepted: Sequence[Update], clients: Sequence[str]
+) -> Settled:
+    """What has changed, if anyone was accepted."""
+    if aggregate is None:
+        return before
+    pieces = _pieces(before.ledger[0].round, [clients[update.client] for update in accepted], aggregate)
+    loss = float(np.mean([update.metrics["loss"] for update in accepted]))
+    return Settled(aggregate.model, aggregate.state, before.ledger, pieces, loss)
+
+
+def _told(updates: Iterable[Update], round: int, on_update: Callable[[int, Update], None] | None) -> Iterator[Update]:
+    for update in updates:
+        if on_update is not None:
+            on_update(round, update)
+        yield update
 
 
 def _ledger(

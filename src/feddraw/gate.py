@@ -159,7 +159,7 @@ def admit(
         reason = _sender(update.client, times, clients)
         verdicts[update.client] = Verdict(reason, math.nan) if reason else inspect(update, sent, sends, gate.max_size)
     whole = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
-    verdicts |= _compared(whole, gate)
+    verdicts |= compare(whole, gate)
     accepted = [update for update in updates if not verdicts[update.client].reason]
     return [_clipped(update, sent, verdicts[update.client].keep) for update in accepted], verdicts
 
@@ -170,7 +170,7 @@ def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
     return f"answered {times[client]} times in one round" if times[client] > 1 else ""
 
 
-def _compared(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
+def compare(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
     """Each beside the median of all. With one or two clients nobody can be far from it."""
     if not verdicts:
         return {}

@@ -19,8 +19,11 @@ class Engine(Protocol):
 
     memory: dict[int, Memory]  # by client; read for a checkpoint, set to resume from one
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
-        """Updates as they come, in any order; they hold until the next call."""
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
+        """Updates as they come, in any order; they hold until the next call.
+
+        In turn, they come in the order of the jobs, and each holds only until the next: for sums that keep none.
+        """
 
     def predict(self, model: Model, rows: Rows) -> Scores: ...
 

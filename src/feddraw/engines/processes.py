@@ -53,8 +53,9 @@ class Plan:
 class Processes:
     """Workers under this process; the trainer here only serves as the pattern for theirs."""
 
-    def __init__(self, trainer: Trainer, workers: int, names: Sequence[str]) -> None:
+    def __init__(self, trainer: Trainer, workers: int, names: Sequence[str], *, in_turn: bool = False) -> None:
         self.trainer, self.names = trainer, names
+        self._rows = workers + 1 if in_turn else len(trainer.shards)  # updates that there is room for
         self.layout = trainer.network.layout
         self.memory: dict[int, Memory] = {}
         self._shared = Shared()
@@ -75,7 +76,7 @@ class Processes:
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in Inbox.shapes(self.layout, clients, self.trainer.sends).items():
+        for name, (shape, dtype) in Inbox.shapes(self.layout, self._rows, self.trainer.sends).items():
             self._make(name, shape, dtype)
         for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
@@ -104,19 +105,19 @@ class Processes:
 
     # ------------------------------------------------------------------------------------------ the engine
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         self._publish(jobs[0].model)
         broadcast = self._broadcast(jobs[0])
         inbox = Inbox.of(self.layout, self._arrays)
-        rows = {job.client: row for row, job in enumerate(jobs)}
+        rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
-        for job in sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
+        for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():
                 self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
             numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
-        for reply in self._ask(requests):
+        for reply in self._ask(requests, self._rows if in_turn else 0):
             client, row = reply["client"], rows[reply["client"]]
             self.memory[client] = {name: self._arrays[f"memory.{name}"][client] for name in reply["memory"]}
             arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row))
@@ -151,26 +152,41 @@ class Processes:
 
     # ------------------------------------------------------------------------------------------ talking to workers
 
-    def _ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Send the requests out, the next one to whoever is free, and yield the replies as they come."""
-        waiting = list(reversed(requests))
-        busy: dict[Connection, Mapping[str, Any]] = {}
-        for _, pipe in self._workers[: len(requests)]:
-            busy[pipe] = waiting.pop()
-            self._send(pipe, busy[pipe])
-        while busy:
-            sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
-            ready = wait([*busy, *sentinels])
-            for pipe in [p for p in ready if isinstance(p, Connection)]:
-                reply = self._receive(pipe, busy.pop(pipe))
-                if waiting:
-                    busy[pipe] = waiting.pop()
-                    self._send(pipe, busy[pipe])
-                yield reply
-            for sentinel in [s for s in ready if not isinstance(s, Connection)]:
-                process, pipe = sentinels[sentinel]  # type: ignore[index]
-                if not (pipe in busy and pipe.poll()):  # its last words are read first
-                    raise RunFailed(self._obituary(process, busy.get(pipe)))
+    def _ask(self, requests: Sequence[Mapping[str, Any]], window: int = 0) -> Iterator[dict[str, Any]]:
+        """Send the requests out, the next one to whoever is free, and yield the replies as they come.
+
+        With a window the replies come in the order of the requests, and no request is sent out that lies so many
+        places behind the next reply: its row may still be in use.
+        """
+        busy: dict[Connection, int] = {}
+        replies: dict[int, dict[str, Any]] = {}
+        sent = taken = 0
+        while taken < len(requests):
+            limit = min(len(requests), taken + window) if window else len(requests)
+            for _, pipe in self._workers:
+                if pipe not in busy and sent < limit:
+                    self._send(pipe, requests[sent])
+                    busy[pipe], sent = sent, sent + 1
+            number = taken if window else next(iter(replies), -1)
+            if number in replies:
+                yield replies.pop(number)
+                taken += 1
+            else:
+                replies |= self._hear(busy, requests)
+
+    def _hear(self, busy: dict[Connection, int], requests: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Wait for replies; the number of the request to each. A worker that has died is told of."""
+        sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
+        ready = wait([*busy, *sentinels])
+        replies = {}
+        for pipe in [p for p in ready if isinstance(p, Connection)]:
+            number = busy.pop(pipe)
+            replies[number] = self._receive(pipe, requests[number])
+        for sentinel in [s for s in ready if not isinstance(s, Connection)]:
+            process, pipe = sentinels[sentinel]  # type: ignore[index]
+            if not (pipe in busy and pipe.poll()):  # its last words are read first
+                raise RunFailed(self._obituary(process, requests[busy[pipe]] if pipe in busy else None))
+        return replies
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
         try:

@@ -18,9 +18,10 @@ class Serial:
         self.memory: dict[int, Memory] = {}
         self._inbox: Inbox | None = None
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
-        inbox = self._room_for(len(jobs))
-        for row, job in enumerate(jobs):
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
+        inbox = self._room_for(1 if in_turn else len(jobs))
+        for number, job in enumerate(jobs):
+            row = 0 if in_turn else number
             memory = self.memory.get(job.client, {})
             update, self.memory[job.client] = self.trainer.work(job, memory, into=inbox.model(row))
             for name, vector in update.extra.items():

@@ -27,7 +27,6 @@ class AdaptiveAngle(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K d)"
-    streams = False
 
     def init(self) -> State:
         return {"angle": {}, "rounds": {}}

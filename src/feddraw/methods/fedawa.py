@@ -33,7 +33,6 @@ class AdaptiveWeights(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K² d)"
-    streams = False
 
     def init(self) -> State:
         return {"logits": {}}

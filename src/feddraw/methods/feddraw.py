@@ -6,6 +6,8 @@ The paper's algorithm, equation and figures differ in the first round and in bet
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,7 @@ class DualReputationAnnealing(Weighting):
 
     needs = "sizes, classifier"
     cost = "O(K d) of one layer"
+    streams = True
 
     def check(self, layout: Layout) -> None:
         layout.find(self.layer, self.part)
@@ -44,6 +47,15 @@ class DualReputationAnnealing(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         parts = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
         return explained(parts), state
+
+    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
+        gamma, beta = self.schedule(cohort.round, cohort.rounds)
+        similarity = float(self.similarity(cohort)[0])
+        reputation = gamma * prior + (1.0 - gamma) * similarity
+        parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": reputation}
+        if beta is None:
+            return math.log(prior), parts
+        return beta * reputation, parts | {"beta": beta}
 
 
 def explained(parts: Anatomy) -> Weights:

@@ -18,6 +18,8 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compo
 
 @dataclass(frozen=True)
 class ByClass(DualReputationAnnealing):
+    streams = False
+
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         whole, state = super().weigh(cohort, state)
         pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.classes)]

@@ -55,6 +55,8 @@ class DynamicServer(Server):
     alpha: float = 0.01
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
+    streams = False
+
     def init(self, model: Model) -> State:
         return {"h": np.zeros_like(model.params)}
 

@@ -42,7 +42,6 @@ class LearntOnProxy(Weighting):
     needs = "sizes, all parameters"
     proxy = True
     cost = "O(K d) and a training step, each of some hundred times"
-    streams = False
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         assert cohort.proxy is not None

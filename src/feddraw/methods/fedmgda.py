@@ -42,7 +42,6 @@ class CommonDescent(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K² d)"
-    streams = False
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)

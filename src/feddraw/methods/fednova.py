@@ -48,6 +48,8 @@ class Counted(Proximal):
 
 @dataclass(frozen=True)
 class NormalizedAverage(Server):
+    streams = False
+
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         progress = cohort.number("progress")
         return np.asarray((weights.values @ progress) * weights.values / progress)

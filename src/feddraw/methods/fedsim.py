@@ -51,7 +51,6 @@ class BySimilarGradient(Weighting):
 
     asks = ("gradient",)
     cost = "O(K² d)"
-    streams = False
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         gradients = cohort.extra("gradient")

@@ -23,7 +23,6 @@ Times = Literal["nothing", "size", "intrac"]
 class InverseDistance(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
-    streams = False
 
     def factor(self, cohort: Cohort) -> NDArray[np.float64]:
         return np.ones(len(cohort.updates))

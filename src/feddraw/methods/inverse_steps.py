@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
@@ -10,9 +12,13 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 @dataclass(frozen=True)
 class InverseSteps(Weighting):
     needs = "steps"
+    streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         return normalize(1 / cohort.steps), state
+
+    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
+        return -math.log(cohort.steps[0]), {}
 
 
 def inverse_steps() -> Method:

@@ -22,7 +22,6 @@ class Nearest(Weighting):
 
     needs = "all parameters"
     cost = "O(K² d)"
-    streams = False
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         products = gram(cohort.params, cohort.model.params)

@@ -38,6 +38,7 @@ class Sum(Server):
     """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
 
     linear = False
+    streams = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """Averaged over the parameters, where pieces of the model have their own."""

@@ -77,6 +77,8 @@ def _control(memory: Memory, model: Model) -> Vector:
 class ControlledServer(Server):
     lr: float = 1.0
 
+    streams = False
+
     def init(self, model: Model) -> State:
         return {"control": np.zeros_like(model.params)}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +16,13 @@ from feddraw.errors import not_negative
 class SizeThenUniform(Weighting):
     until: int = 1
 
+    streams = True
+
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         return normalize(cohort.sizes if cohort.round < self.until else np.ones(len(cohort.updates))), state
+
+    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
+        return math.log(prior) if cohort.round < self.until else 0.0, {}
 
 
 def size_then_uniform(until: int = 1) -> Method:

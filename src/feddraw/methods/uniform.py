@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,13 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 @dataclass(frozen=True)
 class Uniform(Weighting):
     needs = "nothing"
+    streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         return normalize(np.ones(len(cohort.updates))), state
+
+    def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
+        return 0.0, {}
 
 
 def uniform() -> Method:
