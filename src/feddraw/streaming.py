@@ -31,10 +31,10 @@ class RunningSum:
     def add(self, score: float, *vectors: Vector) -> None:
         if score > self.top:
             scale = math.exp(self.top - score)
-            self.top, self.total = score, self.total * scale
-            if 0 < scale < 1:
+            if self.total:
                 for so_far in self.sums:
                     np.multiply(so_far, scale, out=so_far)
+            self.top, self.total = score, self.total * scale
         weight = math.exp(score - self.top)
         self.total += weight
         for so_far, vector in zip(self.sums, vectors, strict=True):

@@ -70,7 +70,8 @@ class OverGrid:
         self._complain(failures, {node: f"node {node}" for node in nodes})
         return {self._places[reply.name]: reply.node for reply in replies}
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
+        """All replies are there at once, so in turn saves no memory here."""
         group, sent = str(jobs[0].round), jobs[0].model
         arrays = to_arrays(sent)
         names = {self._nodes[job.client]: self._setting.clients[job.client] for job in jobs}
@@ -87,7 +88,7 @@ class OverGrid:
         )
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
-        yield from updates
+        yield from sorted(updates, key=lambda update: update.client) if in_turn else updates
 
     def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
         numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
