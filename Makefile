@@ -3,8 +3,9 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PIP_NO_INPUT = 1
 KILLS ?= 320
+MINUTES ?= 10
 
-.PHONY: install demo test lint types faults docs docs-test bench clean
+.PHONY: install demo test lint types faults fuzz docs docs-test bench clean
 
 install: .venv/installed
 
@@ -49,6 +50,10 @@ docs-test: docs
 faults: .venv/installed-dev
 	.venv/bin/python tests/faults/kills.py --kills $(KILLS)
 	FEDDRAW_LONG=1 .venv/bin/python -m pytest tests/test_gate.py tests/faults/test_trouble.py
+
+# Processor minutes for each reader of files; prints the branch coverage of each.
+fuzz: .venv/installed-dev
+	PYTHONPATH=tests .venv/bin/python -W ignore tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 bench: .venv/installed-dev
 	.venv/bin/python benchmarks/rounds.py

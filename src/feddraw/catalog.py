@@ -79,7 +79,9 @@ def _fits(value: Any, default: Any) -> bool:
         return True
     if isinstance(value, bool) or isinstance(default, bool):
         return isinstance(value, bool) and isinstance(default, bool)
-    return isinstance(value, int | float) if isinstance(default, float) else isinstance(value, type(default))
+    if isinstance(default, float):
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1023)
+    return isinstance(value, type(default))
 
 
 def _kind(default: Any) -> str:

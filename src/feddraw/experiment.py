@@ -112,6 +112,8 @@ class Experiment:
                 raise unknown("settings", name, known)
             if name in NAMED and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
+            if name in NAMED and not isinstance(value if isinstance(value, str) else value.get("name"), str):
+                raise UserError(f"{name} needs a name, such as {name}.name = '{known[name].default}'")
             if name in SETTINGS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
         numbers = {n: v for n, v in table.items() if n not in (*NAMED, *SETTINGS)}
@@ -137,8 +139,8 @@ class Experiment:
 
     @staticmethod
     def preset(name: str) -> Experiment:
-        if name not in PRESETS:
-            raise unknown("presets", name, PRESETS)
+        if not isinstance(name, str) or name not in PRESETS:
+            raise unknown("presets", str(name), PRESETS)
         return Experiment().with_settings(PRESETS[name])
 
 

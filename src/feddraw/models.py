@@ -120,9 +120,12 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"no weights file {path}: give the path of torchvision's densenet121 weights")
     try:
-        state: dict[str, Tensor] = torch.load(path, weights_only=True, map_location="cpu")
+        state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise UserError(f"{path} is not a file of weights: {str(error).splitlines()[0]}") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{path} is not a file of weights: {reason[:200]}") from None
+    if not isinstance(state, dict) or not all(isinstance(k, str) and torch.is_tensor(v) for k, v in state.items()):
+        raise UserError(f"{path} is not a file of weights: it should hold tensors by name")
     return state
 
 

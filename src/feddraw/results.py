@@ -165,7 +165,7 @@ class RunFolder:
         document = {
             "next_round": checkpoint.next_round,
             "state": _unpack(checkpoint.state, "state", arrays),
-            "memory": _unpack({str(k): v for k, v in checkpoint.memory.items()}, "memory", arrays),
+            "memory": _unpack({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
         }
         arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
         document["blake2"] = _digest(arrays, document)

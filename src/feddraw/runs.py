@@ -54,6 +54,8 @@ class Ledger:
     def of(lines: Sequence[Mapping[str, str]]) -> Ledger:
         clients = tuple(dict.fromkeys(line["client"] for line in lines))
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
+        if not 0 <= rounds <= len(lines):
+            raise ValueError(f"round {rounds - 1} in a ledger of {len(lines)} lines")
         columns = {name: np.full((rounds, len(clients)), np.nan) for name in PARTS}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}

@@ -182,6 +182,7 @@ class Torn:
 def start(words: Sequence[str], output: Path, set_trap: Callable[[], None] = lambda: None) -> int:
     """The process id of `feddraw WORDS` in a session of its own."""
     sys.stdout.flush()
+    output.touch()
     child = os.fork()
     if child:
         return child

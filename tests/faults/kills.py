@@ -308,8 +308,7 @@ def main() -> None:
                 break
             (subject,) = rng.choices([one for one, _ in pairs], [weight for _, weight in pairs])
             one_case(subject, choose(subject, rng), rng, tally)
-            print(f"\r{len(tally.kills)} kills, {len(tally.differences)} differences", end="", file=sys.stderr)
-        print(file=sys.stderr)
+            print(f"{len(tally.kills)} kills, {len(tally.differences)} differences", file=sys.stderr, flush=True)
     print(table(tally, time.monotonic() - began))
     print(*tally.differences, sep="\n")
     sys.exit(bool(tally.differences))

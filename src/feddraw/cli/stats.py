@@ -84,8 +84,8 @@ def _number(text: str, what: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        have = f"'{text}', not a number" if text else "blank"
-        raise UserError(f"{what} is {have}: mend it, or choose other columns with --value")
+        have = f"{text[:40]!r}, not a number" if text else "blank"
+        raise UserError(f"{' '.join(what.split())[:200]} is {have}: mend it, or choose other columns with --value")
     return number
 
 

@@ -98,8 +98,11 @@ def parse_similarity(text: str) -> Any:
         return parse_numbers(text, "--similarity")
     if path.stat().st_size > 1 << 24:
         raise UserError(f"{path} is larger than 16 MB: not a table of similarities")
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.reader(file) if line]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is not a table of similarities: {error}") from None
     if lines and not _numeric(lines[0]):
         lines = lines[1:]  # a header
     if not lines or not all(map(_numeric, lines)):

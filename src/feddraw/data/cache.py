@@ -168,9 +168,10 @@ def opened(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
     try:
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
         bad = json.loads((entry / "bad.json").read_text()) if (entry / "bad.json").exists() else {}
-    except (OSError, ValueError, EOFError):  # not there, or cut short by a full disk: it is made again
+        reasons = {int(row): str(why) for row, why in bad.items()}
+    except (OSError, ValueError, EOFError, AttributeError, RecursionError):  # not there, or spoilt: it is made again
         return None
-    return Prepared(images, {int(row): why for row, why in bad.items()}, entry) if images.shape == shape else None
+    return Prepared(images, reasons, entry) if images.shape == shape and images.dtype == np.uint8 else None
 
 
 def finish(entry: Path) -> None:
@@ -228,7 +229,9 @@ def read_log(log: Path) -> dict[int, dict[int, str]]:
         os.truncate(log, sum(len(line) + 1 for line in lines))
     done = {}
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # spoilt by a power cut: that chunk is prepared again
+        with suppress(
+            ValueError, KeyError, TypeError, AttributeError, RecursionError
+        ):  # spoilt by a power cut: that chunk is prepared again
             entry = json.loads(line)
             done[int(entry["start"])] = {int(row): str(why) for row, why in entry["bad"].items()}
     return done

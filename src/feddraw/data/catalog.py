@@ -73,8 +73,8 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in NAMES:
         return getattr(import_module(f"feddraw.data.{name}"), name), {}
-    path = Path(name).expanduser()
-    if path.exists():
+    path = Path(name).expanduser() if len(name) < 4096 and "\0" not in name else Path()
+    if name and exists(path):
         kind = "npz" if path.suffix == ".npz" else "folder"
         return getattr(import_module(f"feddraw.data.{kind}"), kind), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
@@ -82,6 +82,13 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     if ":" in name:
         return outside(name), {}
     raise unknown("data sets", name, NAMES)
+
+
+def exists(path: Path) -> bool:
+    try:
+        return path.exists() and path != Path()
+    except OSError:  # a part of it is longer than names may be
+        return False
 
 
 def told(progress: Progress | None, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

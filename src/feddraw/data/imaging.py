@@ -43,7 +43,9 @@ def decode(path: Path) -> Grey:
     try:
         with path.open("rb") as file:
             dicom = file.read(132)[128:] == b"DICM"
-        return decode_dicom(path) if dicom else decode_picture(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # decoders' own remarks; what cannot be read is told by us
+            return decode_dicom(path) if dicom else decode_picture(path)
     except BadImage:
         raise
     except Exception as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
@@ -54,13 +56,11 @@ def decode_picture(path: Path) -> Grey:
     """PNG or JPEG; colour becomes luminance, 16 bits are stretched from darkest to brightest."""
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
-        with Image.open(path, formats=("PNG", "JPEG")) as picture:
-            check_pixels(picture.width, picture.height)
-            if picture.mode.startswith(("I", "F")):
-                return stretch(np.asarray(picture, dtype=np.float64))
-            return np.asarray(picture.convert("L"))
+    with Image.open(path, formats=("PNG", "JPEG")) as picture:
+        check_pixels(picture.width, picture.height)
+        if picture.mode.startswith(("I", "F")):
+            return stretch(np.asarray(picture, dtype=np.float64))
+        return np.asarray(picture.convert("L"))
 
 
 def decode_dicom(path: Path) -> Grey:

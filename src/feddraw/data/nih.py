@@ -17,6 +17,7 @@ from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Tabl
 from feddraw.errors import UserError
 
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
+MAX_LIST = 2**26
 LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its part
 
 
@@ -44,7 +45,11 @@ def nih(
 
 
 def words(path: Path) -> list[str]:
-    return path.read_text(errors="replace").split()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(MAX_LIST + 1)
+    if len(text) > MAX_LIST:
+        raise UserError(f"{path} is longer than {MAX_LIST:,} characters: no list of images")
+    return text.split()
 
 
 def files(root: Path) -> dict[str, str]:
@@ -73,7 +78,7 @@ def read(path: Path, parts: dict[str, int], findings: Findings, where: dict[str,
         elif name not in parts:
             intake.problems.append(Problem("in neither split list", place, name))
         elif intake.add(name, [str(int(finding in found)) for finding in wanted], place):
-            paths.append(where.get(name, name))
+            paths.append(where.get(name) or Path(name).name)  # never out of the folder
             part.append(parts[name])
     intake.problems += [Problem("listed but not in the table", name) for name in parts.keys() - set(intake.names)]
     labels = intake.labels({}, [name[:8] for name in intake.names])

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -29,7 +30,10 @@ MAX_IMAGES = 2**36
 MAX_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
 BLOCK = 2**23
 
-_DAMAGE = (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    OSError, ValueError, RuntimeError, NotImplementedError, EOFError, SyntaxError, TypeError, TokenError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _NIH_NAME = re.compile(r"\d{8}_\d+")
 
 
@@ -111,7 +115,10 @@ class Archive:
     def columns(self, findings: Findings, width: int) -> dict[str, int]:
         """Which columns of the labels are wanted, by name."""
         if "classes" in self.members:
-            available = [str(name) for name in self.read("classes")]
+            classes = self.read("classes")
+            if classes.ndim != 1 or classes.dtype.kind not in "US":
+                raise UserError(f"{self.path}: classes must be a list of names")
+            available = [str(name) for name in classes]
         else:
             available = list(FOURTEEN) if width == len(FOURTEEN) else [f"label {place}" for place in range(width)]
         if len(available) != width:
@@ -138,6 +145,8 @@ class Archive:
                 f"{self.path} holds labels but no images ({', '.join(missing)}); it serves `scenario show --labels`"
             )
         found = [self.members[name] for name in names]
+        if len(found[0].shape) < 3:
+            raise UserError(f"{self.path}: {found[0].name} must be images, not an array of shape {found[0].shape}")
         side = found[0].shape[1:3]
         for one, size in zip(found, sizes, strict=True):
             if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:

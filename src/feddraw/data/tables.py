@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,7 @@ def limited(file: IO[str], path: Path) -> Iterator[str]:
             if len(line) == MAX_LINE or total > MAX_TEXT:
                 raise UserError(f"{path} is no table: a line or the whole of it is too long")
             yield line
-    except (EOFError, OSError, UnicodeDecodeError) as error:
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
@@ -254,7 +255,8 @@ def complaint(name: str, problems: Sequence[Problem], total: int) -> str:
     for problem in problems:
         kinds.setdefault(problem.what, []).append(problem)
     listed = [f"{len(rows):,} {what} ({examples(rows)})" for what, rows in kinds.items()]
-    return f"{name}: of {total:,} images {'; '.join(listed)}"
+    text = f"{name}: of {total:,} images {'; '.join(listed)}"
+    return "".join(letter if letter.isprintable() else " " for letter in text)  # a quoted field may hold line ends
 
 
 def examples(problems: Sequence[Problem]) -> str:

@@ -18,6 +18,8 @@ from feddraw.scenarios.dealing import Hands
 if TYPE_CHECKING:
     from feddraw.scenarios import Partition
 
+MAX_LIST = 2**28  # bytes
+
 
 def fingerprint(names: Mapping[str, list[str]]) -> str:
     """The SHA-256 of the JSON text [["C1",["a.png","b.png"]],["C2",…]].
@@ -71,6 +73,8 @@ def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:
 
 def _parsed(path: Path) -> tuple[str, float, str, dict[str, list[str]]]:
     try:
+        if path.stat().st_size > MAX_LIST:
+            raise UserError(f"{path} is larger than {MAX_LIST >> 20} MB: no index list")
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         names = {str(entry["client"]): [str(image) for image in entry["images"]] for entry in document["clients"]}
         return str(document["scenario"]), float(document["scale"]), str(document["sha256"]), names

@@ -1,0 +1,144 @@
+"""A short fuzz of every reader, the same inputs each time; `make fuzz` is the long one. What it found is kept below."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+
+from guided import attempt, fuzz
+from readers import archive, targets
+
+from feddraw import models
+from feddraw.cli.weights import parse_similarity
+from feddraw.data.catalog import resolve
+from feddraw.data.imaging import BadImage, decode
+from feddraw.data.tables import read_labels
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, complete
+from feddraw.runs import read_run
+from feddraw.study import read_study
+from run_folders import make_run
+
+NAMES = (
+    "experiment.toml", "study.toml", "label tables", "ChestX-ray14's table", "tables of results", "similarities",
+    "index lists", "run folders", "logs on resume", "checkpoints", "archives (.npz)", "pictures", "weights files",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    return tmp_path_factory.mktemp("room")
+
+
+@pytest.fixture(scope="module")
+def readers(room):
+    return {target.name: target for target in targets(room)}
+
+
+def test_every_reader_is_in_the_list(readers):
+    assert tuple(readers) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reader_reads_or_refuses_in_a_line(readers, room, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fuzz(readers[name], room, random.Random(1), inputs=100)
+    assert found.escapes == []
+    assert found.refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_good_files_are_read(readers, room, name):
+    assert "read" in {attempt(readers[name], data, room) for data in readers[name].seeds}
+
+
+# ---------------------------------------------------------------------------------------------------- what it found
+
+
+def refused(text: str, call, *arguments) -> None:
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("method = {}", "method needs a name, such as method.name = 'feddraw'"),
+        ("data = {name = 3}", "data needs a name"),
+        (f"rounds = {'1' * 5000}", "is not valid TOML: Exceeds the limit"),
+        (f"rounds = {'[' * 5000}", "is not valid TOML"),
+        ("training = {lr = 1" + "0" * 400 + "}", "training.lr must be a number"),
+        ("training = 3", "training must be a table of settings, not 3"),
+        ("data = '" + "n" * 300 + "'", "among the data sets"),
+    ],
+)
+def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, content, says):
+    (tmp_path / "e.toml").write_text(content)
+    refused(says, lambda: complete(Experiment.read(tmp_path / "e.toml")))
+
+
+@pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])
+def test_a_preset_that_is_no_word_is_one_line(tmp_path, preset):
+    (tmp_path / "s.toml").write_text(f"preset = {preset}\n")
+    refused("among the presets", read_study, tmp_path / "s.toml")
+
+
+def test_a_name_that_is_longer_than_any_path_is_no_data_set():
+    refused("among the data sets", resolve, "n" * 300)
+    refused("among the data sets", resolve, "n" * 5000)
+
+
+def test_a_damaged_gz_is_one_line(tmp_path):
+    (tmp_path / "t.csv.gz").write_bytes(
+        b"\x1f\x8b\x08\x00\xd7\x86\xfaj\x02\xff\x1d\xcaK\n\x800\x0c\x05\xc0\x97\xd1\x86"
+    )
+    refused("cannot be read as UTF-8 text", read_labels, tmp_path / "t.csv.gz")
+
+
+def test_a_quoted_field_with_line_ends_stays_one_line(tmp_path):
+    (tmp_path / "t.csv").write_text('path,a\n"../x\ny.png",1\nb.png,0\nc.png,1\n')
+    refused("without a path inside the folder", read_labels, tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("content", [b"\xf1\xff,1\n", b"1," + b"1" * 200_000 + b"\n"])
+def test_similarities_that_are_no_table_are_one_line(tmp_path, content):
+    (tmp_path / "s.csv").write_bytes(content)
+    with pytest.raises(UserError):
+        parse_similarity(str(tmp_path / "s.csv"))
+
+
+@pytest.mark.parametrize("content", [{"classes": [[1, 2], [3, 4]]}, {"train_images": [1, 2]}])
+def test_an_archive_with_arrays_of_another_shape_is_one_line(readers, room, content):
+    assert attempt(readers["archives (.npz)"], archive(**content), room) == "refused"
+
+
+@pytest.mark.parametrize("state", [[1, 2], {"features.0.weight": 1}, {1: 2}, 5])
+def test_a_weights_file_without_tensors_by_name_is_one_line(tmp_path, state):
+    import torch
+
+    torch.save(state, tmp_path / "w.pth")
+    refused("it should hold tensors by name", models._weights_file, tmp_path / "w.pth")
+
+
+def test_a_ledger_that_names_a_round_far_away_asks_for_no_memory(tmp_path):
+    make_run(tmp_path / "run", rounds=2)
+    ledger = tmp_path / "run" / "weights.csv"
+    ledger.write_text(ledger.read_text().replace("\n1,", "\n999999999999,"))
+    refused("weights.csv is not as a run writes it", read_run, tmp_path / "run")
+
+
+def test_a_damaged_picture_is_refused_without_remarks_of_the_decoder(readers, room, recwarn):
+    for data in readers["pictures"].seeds:
+        (room / "picture").write_bytes(data[: len(data) // 2])
+        with pytest.raises(BadImage):
+            decode(room / "picture")
+    assert not recwarn.list
