@@ -10,6 +10,7 @@ import typer
 
 from feddraw import explorer
 from feddraw.cli import app
+from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -58,6 +59,7 @@ def main() -> None:
     reference = DOCS / "reference"
     reference.mkdir(exist_ok=True)
     (reference / "cli.md").write_text(cli_page(), encoding="utf-8")
+    catalogue.main()
     (DOCS / "weight-explorer.html").write_text(explorer.page(), encoding="utf-8")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         (DOCS / name.lower()).write_text((DOCS.parent / name).read_text(encoding="utf-8"), encoding="utf-8")

@@ -7,17 +7,17 @@ schedules over the share of rounds done, and `signal` compares moves, or models 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Part, Server
+from feddraw.core import Cohort, Local, Method, Server
 from feddraw.errors import one_of
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, cosine
 
-Inner = Literal["annealed", "size", "similarity"]
+Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
 Clock = Literal["rounds", "fraction"]
 Signal = Literal["model", "move", "per_step"]
@@ -39,7 +39,7 @@ class Variant(DualReputationAnnealing):
         if self.clock == "fraction":
             round, rounds = (ROUNDS - 1) * round / max(1, rounds - 1), ROUNDS
         gamma, beta = super().schedule(round, rounds)
-        fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0}
+        fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0, "half": 0.5}
         return fixed[self.inner], beta if beta is None or self.outer == "annealed" else self.beta_max
 
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
@@ -54,23 +54,20 @@ class Variant(DualReputationAnnealing):
 
 
 def feddraw_variant(
-    eta: float = ETA,
-    lam: float = LAM,
-    beta_max: float = BETA_MAX,
-    reading: Reading = "reported",
-    layer: str = "classifier",
-    part: Part = "both",
     inner: Inner = "annealed",
     outer: Outer = "annealed",
     clock: Clock = "rounds",
     signal: Signal = "model",
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
 ) -> Method:
     """FedDRAW with a part changed: ablations and repairs."""
     check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
-    one_of("part", part, ("both", "weight", "bias"))
-    one_of("inner", inner, ("annealed", "size", "similarity"))
-    one_of("outer", outer, ("annealed", "constant"))
-    one_of("clock", clock, ("rounds", "fraction"))
-    one_of("signal", signal, ("model", "move", "per_step"))
-    rule = Variant(eta, lam, beta_max, reading, layer, part, inner, outer, clock, signal)
-    return Method(Local(), rule, Server())
+    one_of("inner", inner, get_args(Inner))
+    one_of("outer", outer, get_args(Outer))
+    one_of("clock", clock, get_args(Clock))
+    one_of("signal", signal, get_args(Signal))
+    parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
+    return Method(Local(), Variant(eta, lam, beta_max, reading, **parts), Server())

@@ -1,0 +1,99 @@
+"""The page of all methods, made from their files: `python -m website.catalogue` writes docs/methods.md."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from feddraw import catalog
+from feddraw.cli.listing import first_line, needs_of, settings_of
+
+PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
+
+KINDS = {
+    "FedDRAW": ("feddraw", "feddraw_by_class", "feddraw_adaptive", "feddraw_variant"),
+    "Controls and references": (
+        "fedavg",
+        "uniform",
+        "size_then_uniform",
+        "inverse_steps",
+        "centralised",
+        "alone",
+    ),
+    "The baselines of FedDRAW's paper": ("fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn"),
+    "How much each client counts": ("ida", "ldawa", "fedsim", "feddisco", "fedlaw", "fedlbw", "fedawa"),
+    "Fairness between clients, or between groups of patients": (
+        "fedeba",
+        "fedcav",
+        "qfedavg",
+        "afl",
+        "fedmgda",
+        "gifair",
+        "fairfed",
+    ),
+    "Models of one's own": ("fedbn", "ditto"),
+    "How the server moves": ("fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "Against false updates": ("median", "trimmed_mean", "krum"),
+}
+
+HEAD = """# Methods
+
+Made from the methods' own files by `python -m website.catalogue`. Each is one file in `src/feddraw/methods/`; what it
+says of its formula, source and where it departs from it stands here as it stands there. `feddraw list methods` prints
+the table, `--method NAME` runs one, `--set method.SETTING=VALUE` changes a setting, and `A+B` takes the weighting of A
+with the local and server rules of B.
+
+Letters: p a client's share of the images, x the model that is sent, y a client's result, D = y - x its move, K clients,
+d parameters, F a client's loss at x. "Streams" means that a client's score needs only its own update, so that a server
+need not hold all at once; "asks" are what clients are asked for beside the model, collected only for the methods that
+name it. With every method batch-norm statistics are averaged, never extrapolated.
+"""
+
+MISSING = {
+    "SimProx (Elniss et al., 2024)": "combines pairwise cosine and Gaussian similarities with gradient norms; its "
+    "equations were not accessible, so its weights could only be guessed",
+    "FedLaw (Lu et al., 2025)": "a closed form of Shapley values over a history of agreement, not accessible",
+    "FedDRW (Li et al., 2025)": "needs clusters of label distributions and features for long-tailed classes; their "
+    "definition was not accessible",
+    "FedEL (Wu et al., 2024)": "an ensemble built after federated training, not a rule of aggregation; neither code "
+    "nor a full description was accessible",
+    "FedEBA+, its alignment": "the switch between model and gradient alignment by an angle could not be verified; only "
+    "the aggregation is here (`fedeba`)",
+    "FedCav, its detection of attacks": "not part of the weights; `median`, `trimmed_mean`, `krum` and the gate are "
+    "for that",
+}
+TAIL = "\n".join(
+    ["## Rules that are not here\n", "| rule | why |", "|---|---|", *(f"| {k} | {v} |" for k, v in MISSING.items()), ""]
+)
+
+
+def page() -> str:
+    parts = [HEAD]
+    for kind, names in KINDS.items():
+        parts += [f"## {kind}\n", *(entry(name) for name in names)]
+    return "\n".join([*parts, TAIL])
+
+
+def entry(name: str) -> str:
+    """A method's own words, and what it takes."""
+    function = catalog.find("methods", name)
+    method = function()
+    about = inspect.getdoc(inspect.getmodule(function)) or ""
+    rows = {
+        "in short": first_line(function),
+        "looks at": needs_of(method),
+        "asks clients for": ", ".join(method.asks) or "nothing",
+        "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
+        "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",
+        "settings": ", ".join(f"`{key} = {value}`" for key, value in settings_of(function).items()) or "none",
+    }
+    table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    return "\n".join([f"### {name}\n", about, "", *table, ""])
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
