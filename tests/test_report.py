@@ -86,7 +86,9 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert report.collection.references == ["alone", "centralised"]
     said = " ".join(gist(report))
     assert "feddraw has the best average rank" in said
-    assert "9 of 12 clients have a higher test AUC" in said  # the one with 0.9 alone loses, in each scenario
+    assert (
+        "9 of 12 clients (of all scenarios) have a higher test AUC" in said
+    )  # the one with 0.9 alone loses, in each scenario
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
 
@@ -138,7 +140,16 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "Does a client gain?" in text
     assert "| C1 | 0.6000 | +0.2000 [" in text
     assert "| C4 | 0.9000 | -0.1000 [" in text
-    assert "3 of 4 clients have a higher test AUC" in text
+    assert "3 of 4 clients (of all scenarios) have a higher test AUC" in text
+
+
+def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Path) -> None:
+    for scenario, gap in (("CHM-1", 0.3), ("CHM-2", 0.0), ("CHM-3", -0.3)):
+        make_run(tmp_path / f"{scenario}-a", scenario=scenario, auc=0.7 + gap / 2, images=300)
+        make_run(tmp_path / f"{scenario}-b", scenario=scenario, method="fedavg", auc=0.7 - gap / 2, images=300)
+    report, _ = told(tmp_path, replicates=50)
+    said = " ".join(gist(report))
+    assert "the AUC of feddraw is, counted in scenarios, above fedavg in 1, below in 1 of 3." in said
 
 
 def test_without_scores_of_images_the_page_says_so(tmp_path: Path) -> None:

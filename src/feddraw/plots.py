@@ -119,8 +119,9 @@ def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, t
     means = {name: np.mean([weights[other] for other in names], axis=0) for name, names in alike.items()}
     draw_lines(axes, {name: np.asarray(weights[name]) - means[name] for name in alike}, order=list(weights))
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    reach = max(1e-4, *(abs(value) for value in axes.get_ylim()))
+    reach = max(1e-9, *(abs(value) for value in axes.get_ylim()))
     axes.set_ylim(-reach, reach)
+    axes.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=False)
     axes.set_ylabel("weight less mean of its size")
     axes.set_title(title)
     draw_legend(axes)
@@ -246,6 +247,7 @@ def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], labe
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(gains)), [short(name) for name in gains], fontsize=8)
     axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel(label)
 
 

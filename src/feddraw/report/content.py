@@ -107,6 +107,7 @@ def gist(report: Report) -> Iterator[str]:
             yield from _gist_of_scenario(report, collection.scenarios[0], metric)
         else:
             yield f"{label}: {report.rankings[metric].reason}"
+    yield from _gist_of_pairs(report)
     yield from _gist_of_references(report)
     yield from _gist_of_gains(report)
 
@@ -132,6 +133,22 @@ def _gist_of_scenario(report: Report, scenario: str, metric: str) -> Iterator[st
         yield f"{said}."
 
 
+def _gist_of_pairs(report: Report) -> Iterator[str]:
+    """In how many scenarios the method in focus is told apart from each other on the same patients."""
+    drawn = [one for one in report.draws.values() if isinstance(one, Draws) and report.focus in one.methods["auc"]]
+    if len(report.collection.scenarios) < 2 or not drawn:
+        return
+    said = []
+    for other in [method for method in report.collection.methods if method != report.focus]:
+        found = [one.difference("auc", report.focus, other) for one in drawn if other in one.methods["auc"]]
+        if found:
+            higher, lower = sum(one.low > 0 for one in found), sum(one.high < 0 for one in found)
+            said.append(f"above {other} in {higher}, below in {lower} of {len(found)}")
+    if said:
+        how = f"Paired on the same {drawn[0].unit} (95 % intervals that leave out 0, not corrected for their number)"
+        yield f"{how}, the AUC of {report.focus} is, counted in scenarios, {'; '.join(said)}."
+
+
 def _gist_of_references(report: Report) -> Iterator[str]:
     collection = report.collection
     for name in collection.references:
@@ -154,7 +171,7 @@ def _gist_of_gains(report: Report) -> Iterator[str]:
         better = sum(gain.gain.value > 0 for gain in found)
         least, most = min(found, key=lambda g: g.gain.value), max(found, key=lambda g: g.gain.value)
         reach = f"from {least.gain.value:+.4f} ({least.client}) to {most.gain.value:+.4f} ({most.client})"
-        who = f"With {report.focus}, {better} of {len(found)} clients"
+        who = f"With {report.focus}, {better} of {len(found)} clients (of all scenarios)"
         yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
 
 
@@ -348,13 +365,11 @@ def _pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[B
     there = [method for method in report.shown if method in draws.methods[metric]]
     focus = report.focus if report.focus in there else there[0]
     others = [(focus, method) for method in there if method != focus]
-    models = f"The model of seed {draws.repeats[0]}"
-    if len(draws.repeats) > 1:
-        models = f"Models of the seeds {listed(draws.repeats)}, whose metrics are averaged"
+    several = f"s {listed(draws.repeats)}, whose metrics are averaged" if draws.repeats[1:] else f" {draws.repeats[0]}"
     yield Text(
         f"{focus} less each other, with a 95 % percentile bootstrap interval: {draws.units:,} {draws.unit} are drawn "
-        f"again and again, the same for both. {models}; chance between trainings is not in the interval. Intervals are "
-        "not corrected for their number."
+        f"again and again, the same for both, and judged by the models of seed{several}. Chance between trainings is "
+        "not in the interval. Intervals are not corrected for their number."
     )
     if draws.left_out:
         yield Text(f"Not in this comparison, for want of scores of the same images: {listed(draws.left_out)}.")
@@ -422,7 +437,8 @@ def _gain_table(found: Sequence[Gain], caption: str, label: str = "") -> Table:
         alone = next(gain.alone for gain in found if gain.client == client)
         changes = [_gain_cell(by[client, method]) if (client, method) in by else Cell("not run") for method in methods]
         rows.append([Cell(client), numeral(alone.value), *changes])
-    return Table(caption, ["client", "alone", *methods], rows, (), "Mean over seeds; 95 % interval in brackets.", label)
+    note = "Mean over seeds" + ("; 95 % interval in brackets." if any(gain.interval for gain in found) else ".")
+    return Table(caption, ["client", "alone", *methods], rows, (), note, label)
 
 
 def _gain_cell(gain: Gain) -> Cell:
@@ -437,9 +453,11 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
         return
     yield Heading(f"Who counted how much in {scenario}", 3)
     drawn = pictures.weights({method: collection.of(scenario, method) for method in methods}, slug(scenario))
-    yield Gallery(
-        drawn, "Weight of each client in every round; shaded, where there are several seeds, from least to most."
-    )
+    note = "Weight of each client in every round; shaded, where there are several seeds, from least to most."
+    sums = [run.ledger["weight"].sum(axis=1) for method in methods for run in collection.of(scenario, method)]
+    if any((np.abs(total - 1) > 1e-6).any() for total in sums):
+        note += " Where weights do not add up to 1 they are the coefficients of the clients' moves."
+    yield Gallery(drawn, note)
     for method in methods:
         runs = collection.of(scenario, method)
         more = [*pictures.deviation(runs, method, slug(scenario)), *pictures.parts(runs, method, slug(scenario))]
