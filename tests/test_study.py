@@ -201,3 +201,16 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
     assert rows(tmp_path / "out" / "results.csv") == rows(whole / "out" / "results.csv")
     models = [folder / "quantity_feddraw_seed=1" / "model.safetensors" for folder in (tmp_path / "out", whole / "out")]
     assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, request):
+    """The script for SLURM, as two plain processes at once."""
+    script = request.config.rootpath / "examples" / "slurm.sh"
+    (tmp_path / "feddraw").write_text(f'#!/bin/sh\nexec {sys.executable} -m feddraw "$@"\n')
+    (tmp_path / "feddraw").chmod(0o755)
+    common = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_COUNT": "2"}
+    command = ["bash", str(script), str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
+    tasks = [subprocess.Popen(command, env=common | {"SLURM_ARRAY_TASK_ID": task}) for task in ("1", "2")]
+    assert [task.wait() for task in tasks] == [0, 0]
+    shares = [rows(tmp_path / "out" / f"results-{task}-of-2.csv") for task in (1, 2)]
+    assert shares[0] | shares[1] == rows(whole / "out" / "results.csv")
