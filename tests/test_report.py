@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from feddraw import metrics
 from feddraw.cli import app
 from feddraw.errors import UserError
+from feddraw.experiment import Experiment
 from feddraw.report import Written, markdown, write_report
 from feddraw.report.content import Report, compose, examine, gist
 from feddraw.report.evidence import Draws, draw
@@ -366,3 +367,17 @@ def test_latex_marks_the_best_and_has_whole_tables(whole: Written) -> None:
     text = whole.tables.read_text()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") > 3
     assert re.search(r"feddraw & \\textbf\{0\.82", text)
+
+
+def test_the_demo_ends_with_a_table_and_the_whole_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def carry_out(experiment: Experiment, folder: Path, **_: object) -> None:
+        method = str(experiment.section("method")[0])
+        make_run(folder, method=method, auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method], rounds=2)
+
+    monkeypatch.setattr("feddraw.cli.run.carry_out", carry_out)
+    monkeypatch.setattr("feddraw.experiment.open_data", lambda _: None)
+    shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert shown.exit_code == 0, shown.exception
+    assert re.search(r"feddraw +0\.8000\* +0\.7300\*", shown.output)
+    assert re.search(r"uniform +0\.7500 +0\.6800", shown.output)
+    assert (tmp_path / "demo" / "report.html").is_file()

@@ -21,8 +21,6 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
-    import numpy as np
-
     from feddraw.cli.run import carry_out
     from feddraw.cli.show import console, table
     from feddraw.experiment import Experiment, open_data
@@ -40,9 +38,13 @@ def demo(
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
     found = {run.method: [run.test(metric) for metric in METRICS] for run in written.report.collection.runs}
-    best = np.max(list(found.values()), axis=0)
-    rows = [[m, *(f"{v:.4f}{'*' * (v == b)}" for v, b in zip(vs, best, strict=True))] for m, vs in found.items()]
+    best = [max(column) for column in zip(*found.values(), strict=True)]
+    rows = [[method, *map(_starred, values, best)] for method, values in found.items()]
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
     say.print("* best of the column; one run each, so a small difference means nothing")
     say.print(f"report: {written.page}")
+
+
+def _starred(value: float, best: float) -> str:
+    return f"{value:.4f}*" if value == best else f"{value:.4f}"
