@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from feddraw import catalog
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
+from feddraw.data.folder import read_sheet
 from feddraw.errors import UserError
 from feddraw.experiment import balanced, make_method, prepare, run
 from feddraw.federation import seed_of
@@ -466,6 +467,26 @@ def test_group_counts_by_hand():
     # three images have the finding, so the three highest scores are called: rows 0, 1, 2
     assert group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
     assert group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
+
+
+def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
+    dataset = prepare(small()).dataset
+    sex = np.array(["M", "F", "M", "", "unknown"] * len(dataset.labels))[: len(dataset.labels)]
+    grouped = replace(dataset, labels=replace(dataset.labels, groups=sex))
+    assert prepare(small(), dataset=grouped).trainer.examples.groups is None
+    assert prepare(small(method="fairfed")).trainer.examples.groups is None
+    groups = prepare(small(method="fairfed"), dataset=grouped).trainer.examples.groups
+    assert groups[:5].tolist() == [1, 0, 1, -1, -1]
+    one, two = (list(run(small(method="fairfed", rounds=2), dataset=data))[-1].weights for data in (dataset, grouped))
+    assert one != two
+
+
+def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
+    (tmp_path / "own.csv").write_text("file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n")
+    labels = read_sheet(tmp_path / "own.csv").labels
+    assert labels.classes == ("Edema",)
+    assert labels.groups.tolist() == ["F", "M", "M", "F"]
+    assert labels.take(np.array([1, 3])).groups.tolist() == ["M", "F"]
 
 
 # ---------------------------------------------------------------------------------------------------- what is asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -365,10 +366,20 @@ def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
 def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
     """The bench of some clients, by their rows in the data set."""
     targets = dataset.labels.values.astype(np.float32)
-    examples = Examples(dataset.images, targets, dataset.mean, dataset.std)
+    groups = two_groups(dataset.labels) if "groups" in method.asks else None
+    examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups)
     return Trainer(
         builder(experiment, len(dataset.classes)), examples, rows, experiment.training, method.local, asks=method.asks
     )
+
+
+def two_groups(labels: Labels) -> NDArray[np.int8] | None:
+    """Each image's group as 0 or 1, the two most common in the order of their names; -1 for others."""
+    if labels.groups is None:
+        return None
+    counts = Counter(word for word in labels.groups.tolist() if word)
+    names = sorted(word for word, _ in counts.most_common(2))
+    return np.array([names.index(word) if word in names else -1 for word in labels.groups.tolist()], np.int8)
 
 
 def builder(experiment: Experiment, classes: int) -> Callable[..., tuple[torch.nn.Module, str]]:

@@ -26,13 +26,14 @@ class Labels:
     patients: NDArray[np.str_] | None = None  # (n,)
     sites: NDArray[np.str_] | None = None  # (n,)
     uncertain: NDArray[np.uint8] | None = None  # (n,), how many of the classes were marked uncertain
+    groups: NDArray[np.str_] | None = None  # (n,), such as the patient's sex, for rules that compare groups
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
-        several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain")}
+        several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain", "groups")}
         chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in several.items()}
         return replace(self, values=self.values[rows], names=self.names[rows], **chosen)
 

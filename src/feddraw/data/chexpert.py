@@ -129,17 +129,20 @@ def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, r
     first = Sheet.of(sheets[0])
     names = tuple(choose(findings, finding_columns(first), str(first.path)))
     rules = policies(uncertain, names)
-    intake, paths, patients, part = Intake({}), [], [], []
+    intake, paths, patients, part, groups = Intake({}), [], [], [], []
     for number, path in sheets.items():
         sheet = Sheet.of(path)
         columns = {canonical(name): place for place, name in enumerate(sheet.header)}
+        sex = sheet.header.index("Sex") if "Sex" in sheet.header else None
         intake.findings = {name: columns[name] for name in choose(names, finding_columns(sheet), str(path))}
         for name, place, patient, fields, where in images(sheet, release, intake.problems):
             if intake.add(name, fields, where):
                 paths.append(place)
                 patients.append(patient)
                 part.append(number)
-    return Table(intake.labels(rules, patients), tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))
+                groups.append("" if sex is None else fields[sex])
+    labels = intake.labels(rules, patients, groups=groups)
+    return Table(labels, tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))
 
 
 def finding_columns(sheet: Sheet) -> list[str]:

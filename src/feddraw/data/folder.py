@@ -36,6 +36,7 @@ USUAL = {  # what such columns are called, in lower case and without blanks, das
     "split": ("split", "part", "subset", "partition", "set"),
     "site": ("site", "hospital", "centre", "center", "institution", "client"),
     "patient": ("patient", "patientid", "subject", "subjectid"),
+    "group": ("group", "sex", "gender", "patientsex", "patientgender"),
 }
 SPLITS = {
     "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "validate": 1, "dev": 1, "test": 2, "testing": 2,
@@ -52,6 +53,7 @@ class Layout:
     split: int | None
     site: int | None
     patient: int | None
+    group: int | None
     findings: dict[str, int]
 
 
@@ -66,12 +68,14 @@ def folder(
     split_column: str = "",
     site_column: str = "",
     patient_column: str = "",
+    group_column: str = "",
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Dataset:
     """The images that a CSV names; `path` is the CSV or its folder, `images` the folder that its paths start from."""
     sheet = find_sheet(Path(path).expanduser())
     columns = {"path": path_column, "split": split_column, "site": site_column, "patient": patient_column}
+    columns |= {"group": group_column}
     root = Path(images).expanduser() if images else sheet.parent
     table = read_sheet(
         sheet, root=root, findings=findings, uncertain=uncertain, columns=columns, shares=shares, seed=seed
@@ -115,8 +119,8 @@ def read_sheet(
             intake.problems.append(Problem("with a split other than train, validation, test", where, f"'{split[:20]}'"))
         elif intake.add(name, fields, where):
             kept.append(fields)
-    patients, sites = (column(kept, place) for place in (layout.patient, layout.site))
-    labels = intake.labels(policies(uncertain, tuple(layout.findings)), patients, sites)
+    several = (column(kept, place) for place in (layout.patient, layout.site, layout.group))
+    labels = intake.labels(policies(uncertain, tuple(layout.findings)), *several)
     given = column(kept, layout.split)
     part = None if given is None else np.array([SPLITS[one.lower()] for one in given], dtype=np.int8)
     return Table(labels, tuple(intake.names), dealt(labels, part, shares, seed), tuple(intake.problems))
@@ -174,6 +178,7 @@ def guess(sheet: Sheet, columns: Mapping[str, str], findings: Findings) -> Layou
         places["split"],
         places["site"],
         places["patient"],
+        places["group"],
         {name: usable[place] for name, place in chosen.items()},
     )
 

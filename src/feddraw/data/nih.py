@@ -18,6 +18,7 @@ from feddraw.errors import UserError
 
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
 MAX_LIST = 2**26
+SEX = ("Patient Gender", "Patient Sex")  # as its editions call it
 LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its part
 
 
@@ -69,7 +70,8 @@ def read(path: Path, parts: dict[str, int], findings: Findings, where: dict[str,
     name_at, labels_at = sheet.column("Image Index"), sheet.column("Finding Labels")
     wanted = choose(findings, FOURTEEN, path.name)
     intake = Intake({name: place for place, name in enumerate(wanted)})
-    paths, part = [], []
+    sex = next((place for place, title in enumerate(sheet.header) if title in SEX), None)
+    paths, part, groups = [], [], []
     for line, fields in sheet.rows():
         name, found = fields[name_at], {canonical(one) for one in fields[labels_at].split("|")}
         place = f"{path.name} line {line}"
@@ -80,6 +82,7 @@ def read(path: Path, parts: dict[str, int], findings: Findings, where: dict[str,
         elif intake.add(name, [str(int(finding in found)) for finding in wanted], place):
             paths.append(where.get(name) or Path(name).name)  # never out of the folder
             part.append(parts[name])
+            groups.append("" if sex is None else fields[sex])
     intake.problems += [Problem("listed but not in the table", name) for name in parts.keys() - set(intake.names)]
-    labels = intake.labels({}, [name[:8] for name in intake.names])
+    labels = intake.labels({}, [name[:8] for name in intake.names], groups=groups)
     return Table(labels, tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))

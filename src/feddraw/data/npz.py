@@ -1,7 +1,8 @@
 """Any .npz in MedMNIST's layout: `train_images`, `train_labels` (n × findings), the same for val and test.
 
-`*_names`, `*_patients`, `*_sites` and `classes` are read where they are there; NIH file names give the patient, and
-fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before its size is known to be what the header says.
+`*_names`, `*_patients`, `*_sites`, `*_groups` and `classes` are read where they are there; NIH file names give the
+patient, and fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before its size is known to be what the
+header says.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Archive:
         return array
 
     def column(self, kind: str, sizes: Sequence[int]) -> NDArray[np.str_] | None:
-        """Names, patients or sites of all images, if every part has them."""
+        """Names, patients, sites or groups of all images, if every part has them."""
         if not all(f"{split}_{kind}" in self.members for split in SPLITS):
             return None
         parts = [self.read(f"{split}_{kind}").astype(np.str_) for split in SPLITS]
@@ -109,7 +110,8 @@ class Archive:
         patients = self.column("patients", sizes)
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
-        labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, self.column("sites", sizes))
+        sites, groups = self.column("sites", sizes), self.column("groups", sizes)
+        labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups)
         return Table(labels, (), part, tuple(problems.values()))
 
     def columns(self, findings: Findings, width: int) -> dict[str, int]:

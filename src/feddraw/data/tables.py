@@ -187,20 +187,20 @@ class Intake:
         return True
 
     def labels(
-        self, uncertain: Mapping[str, str], patients: Sequence[str] | None = None, sites: Sequence[str] | None = None
+        self,
+        uncertain: Mapping[str, str],
+        patients: Sequence[str] | None = None,
+        sites: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
     ) -> Labels:
         """What was taken, with uncertain marks turned into 0 or 1."""
         marks = np.array(self.marks, dtype=np.int8).reshape(len(self.names), len(self.findings))
         ones = np.array([policy(uncertain, finding) == "ones" for finding in self.findings])
         values = np.where(marks == -1, ones, marks == 1).astype(np.uint8)
-        return Labels(
-            values,
-            tuple(self.findings),
-            np.array(self.names, dtype=np.str_),
-            None if patients is None else np.array(patients, dtype=np.str_),
-            None if sites is None else np.array(sites, dtype=np.str_),
-            (marks == -1).sum(axis=1).astype(np.uint8),
-        )
+        several = {"patients": patients, "sites": sites, "groups": groups}
+        columns = {name: np.array(words, dtype=np.str_) for name, words in several.items() if words is not None}
+        doubts = (marks == -1).sum(axis=1).astype(np.uint8)
+        return Labels(values, tuple(self.findings), np.array(self.names, dtype=np.str_), uncertain=doubts, **columns)
 
 
 def policy(uncertain: Mapping[str, str], finding: str) -> str:
