@@ -238,6 +238,14 @@ def test_other_settings_under_one_name_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
+def test_a_setting_that_an_older_version_did_not_have_tells_no_runs_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "old", seed=0)
+    make_run(tmp_path / "new", seed=1, settings={"stream": False})
+    found = collect([tmp_path])
+    assert found.methods == ["feddraw"]
+    assert found.notes == ("Some runs do not record stream, as others do: they were made by another version.",)
+
+
 def test_settings_that_all_methods_share_are_conditions(tmp_path: Path) -> None:
     for steps in (0, 20):
         for method in ("feddraw", "fedavg"):

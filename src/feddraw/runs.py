@@ -345,21 +345,21 @@ def _describes_scenario(key: str) -> bool:
 
 
 def _differing(runs: Sequence[Run], group: Key, which: Callable[[str], bool]) -> dict[Any, set[str]]:
-    """By group, the settings with more than one value in it."""
+    """By group, the settings with more than one value in it; a run of an older version may lack a setting."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(group(run), []).append(run)
     found = {}
     for name, members in groups.items():
         keys = {key for run in members for key in run.flat if which(key) and key not in (*REPEATS, *HOW)}
-        found[name] = {key for key in keys if len({_text(run, key) for run in members}) > 1}
+        found[name] = {key for key in keys if len({_text(run, key) for run in members if key in run.flat}) > 1}
     return found
 
 
 def _is_crossed(key: str, runs: Sequence[Run]) -> bool:
     values: dict[str, set[str]] = {}
     for run in runs:
-        if not run.reference:
+        if not run.reference and key in run.flat:
             values.setdefault(run.method, set()).add(_text(run, key))
     sets = list(values.values())
     return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
@@ -385,6 +385,10 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
     yield from _unequal_settings(runs)
     yield from _unequal_partitions(runs)
     yield from _missing_repeats(runs)
+    common = {key for run in runs for key in run.flat if key.partition(".")[0] not in ("data", "scenario", "method")}
+    unsaid = sorted(key for key in common if any(key not in run.flat for run in runs))
+    if unsaid:
+        yield f"Some runs do not record {', '.join(unsaid)}, as others do: they were made by another version."
     versions = {str(run.environment.get("packages", {}).get("feddraw", "unknown")) for run in runs}
     if len(versions) > 1:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."

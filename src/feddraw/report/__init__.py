@@ -61,12 +61,12 @@ def write_report(
     files = {
         "report.md": markdown.render(document, FIGURES),
         "tables.tex": latex.render(document),
-        "results.csv": _tidy(collection),
+        "report.csv": _tidy(collection),
         "report.html": html.render(document, drawings),
     }
     for name, text in files.items():
         write_whole(target / name, text.encode())
-    return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "results.csv")
+    return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "report.csv")
 
 
 def _make(folder: Path) -> None:

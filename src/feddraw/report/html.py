@@ -11,20 +11,8 @@ from functools import singledispatchmethod
 from importlib import resources
 
 from feddraw import __version__, plots
-from feddraw.report.blocks import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Document,
-    Fold,
-    Gallery,
-    Heading,
-    Only,
-    Picture,
-    Table,
-    Text,
-)  # fmt: skip
+from feddraw.report import blocks
+from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.runs import METRICS
 
 POLICY = (
@@ -87,42 +75,42 @@ class _Page:
         raise TypeError(f"no way to show {block!r}")
 
     @render.register
-    def _(self, block: Heading) -> str:
+    def _(self, block: blocks.Heading) -> str:
         anchor = f' id="{escape(block.anchor)}"' if block.anchor else ""
         return f"<h{block.level}{anchor}>{escape(block.text)}</h{block.level}>"
 
     @render.register
-    def _(self, block: Text) -> str:
+    def _(self, block: blocks.Text) -> str:
         return f"<p{' class=note' * block.quiet}>{escape(block.text)}</p>"
 
     @render.register
-    def _(self, block: Bullets) -> str:
+    def _(self, block: blocks.Bullets) -> str:
         return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in block.items)}</ul>"
 
     @render.register
-    def _(self, block: Code) -> str:
+    def _(self, block: blocks.Code) -> str:
         return f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
 
     @render.register
-    def _(self, block: Only) -> str:
+    def _(self, block: blocks.Only) -> str:
         inside = "\n".join(self.render(one) for one in block.blocks)
         metric = f' data-metric="{block.metric}"' if block.metric else ""
         scenario = f' data-scenario="{self.scenarios.index(block.scenario)}"' if block.scenario else ""
         return f"<section{metric}{scenario}>{inside}</section>"
 
     @render.register
-    def _(self, block: Fold) -> str:
+    def _(self, block: blocks.Fold) -> str:
         inside = "\n".join(self.render(one) for one in block.blocks)
         return f"<details><summary>{escape(block.title)}</summary>{inside}</details>"
 
     @render.register
-    def _(self, block: Gallery) -> str:
+    def _(self, block: blocks.Gallery) -> str:
         drawings = "".join(self._figure(picture) for picture in block.pictures)
         note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
         return f'<div class="gallery">{drawings}</div>{note}' if drawings else ""
 
     @render.register
-    def _(self, block: Table) -> str:
+    def _(self, block: blocks.Table) -> str:
         head = "".join(_head(name, [row[place] for row in block.rows]) for place, name in enumerate(block.header))
         body = f"<tbody>{_rows(block.rows)}</tbody>"
         if block.references:
