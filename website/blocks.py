@@ -97,7 +97,7 @@ def run(block: Block, folder: Path, names: dict[str, Any]) -> bool:
         if note.what == "with":
             getattr(miniatures, note.first.replace("-", "_"))(folder)
     if (file := block.note("file")) is not None:
-        (folder / file.first).write_text(block.text, encoding="utf-8")
+        (folder / file.first).write_text(replaced(block.text, block), encoding="utf-8")
         return True
     if block.note("skip") is not None or block.language in SHOWN:
         return False
@@ -179,6 +179,11 @@ def compare(command: str, shown: str, printed: str, block: Block) -> None:
         raise Failed(f"'{command}' says {printed[-500:]}")
     if block.note("output") is not None or not shown:
         return
-    wanted = [re.escape(piece) for piece in re.split(r"\.\.\.|…", " ".join(shown.split()))]
-    if not re.search(".*?".join(wanted), " ".join(printed.split())):
+    wanted = [re.escape(piece) for piece in re.split(r"\.\.\.|…", even(shown))]
+    if not re.search(".*?".join(wanted), even(printed)):
         raise Failed(f"'{command}' printed\n{printed}\nand the page shows\n{shown}")
+
+
+def even(text: str) -> str:
+    """Without the rules of tables, and with single blanks."""
+    return " ".join(text.replace("─", "").split())
