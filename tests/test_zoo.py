@@ -17,6 +17,7 @@ from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update
 from feddraw.data.folder import read_sheet
 from feddraw.errors import UserError
 from feddraw.experiment import balanced, make_method, prepare, run
+from feddraw.explain import explain, sentences
 from feddraw.federation import seed_of
 from feddraw.methods.afl import onto_simplex
 from feddraw.methods.fairfed import gap
@@ -25,7 +26,9 @@ from feddraw.methods.feddisco import METRICS, discrepancy
 from feddraw.methods.feddraw_adaptive import steadiness
 from feddraw.methods.fedmgda import shortest
 from feddraw.methods.fedsim import k_means, principal
+from feddraw.report import pictures
 from feddraw.results import read_toml
+from feddraw.runs import read_run
 from feddraw.schedules import cosine, softmax
 from feddraw.study import read_study
 from feddraw.training import group_counts
@@ -728,6 +731,11 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
             here = [float(line["weight"]) for line in lines if (line["round"], line["piece"]) == (str(round), name)]
             assert sum(here) == pytest.approx(1)
     assert [entry.weight for entry in whole[-1].ledger] == pytest.approx([1 / 3] * 3)
+    finished = read_run(tmp_path / "run")
+    assert [weights.shape for weights in finished.by_class().values()] == [(3, 3)] * 5
+    assert any("By finding, weights differed most in round 1" in said for said in sentences(explain(finished)))
+    (picture,) = pictures.by_class([finished], "feddraw_by_class", "small")
+    assert "round 1" in picture.words
 
 
 # ---------------------------------------------------------------------------------------------------- mistakes

@@ -73,13 +73,13 @@ class Explanation:
 
     @property
     def events(self) -> list[tuple[int, str, str]]:
-        """Round, client and reason of everybody who did not count."""
+        """Round, client and reason of everybody who was asked and did not count."""
         rounds = enumerate(self.run.ledger.status)
         return [
             (t, client, status)
             for t, row in rounds
             for client, status in zip(self.clients, row, strict=True)
-            if not status.startswith("counted")
+            if not status.startswith("counted") and status != "not asked"
         ]
 
 
@@ -148,6 +148,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _small(found)
     yield from _equal(found)
     yield from _why(found)
+    yield from _by_class(found)
     yield from _absent(found)
     if found.rescaled:
         yield "The coefficients of this method do not add up to 1; the shares here are their shares of the sum."
@@ -216,6 +217,22 @@ def _why(found: Explanation) -> Iterator[str]:
     by_similarity = spans(similarity > size + EXACT)
     if by_similarity:
         yield f"Similarity made more of the differences than size in {rounds(by_similarity)}."
+
+
+def _by_class(found: Explanation) -> Iterator[str]:
+    weights = found.run.by_class() if found.run.finished else {}
+    if not weights:
+        return
+    findings, stack = list(weights), np.stack(list(weights.values()))
+    apart = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
+    round, client = np.unravel_index(apart.argmax(), apart.shape)
+    if apart.max() < EXACT:
+        yield "Each finding's weights are those of the whole model."
+        return
+    here = stack[:, round, client]
+    said = [f"{percent(here[i])} for {findings[i]}" for i in (here.argmax(), here.argmin())]
+    who = found.clients[client]
+    yield f"By finding, weights differed most in round {round}: {who} counted {said[0]} and {said[1]}."
 
 
 def _absent(found: Explanation) -> Iterator[str]:

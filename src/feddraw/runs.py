@@ -154,6 +154,17 @@ class Run:
         entries = [entry.get(part) or {} for entry in self.rounds]
         return [number((entry if metric == "auc" else entry.get(metric) or {}).get("macro")) for entry in entries]
 
+    def by_class(self) -> dict[str, Floats]:
+        """Weights (rounds × clients) of each finding's row of the classifier, where the method has such weights."""
+        lines = read_csv(self.path / "pieces.csv")
+        place = {client: i for i, client in enumerate(self.ledger.clients)}
+        found = {name: np.full((len(self.ledger.status), len(place)), np.nan) for name in self.findings}
+        with _as_written(self.path / "pieces.csv"):
+            for line in lines:
+                if line["piece"] in found:
+                    found[line["piece"]][int(line["round"]), place[line["client"]]] = float(line["weight"])
+        return {name: weights for name, weights in found.items() if np.isfinite(weights).any()}
+
     def predictions(self) -> Predictions | None:
         """The scores of every test image, where the run kept them."""
         path = self.path / "predictions.safetensors"

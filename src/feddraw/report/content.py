@@ -460,7 +460,8 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
     yield Gallery(drawn, note)
     for method in methods:
         runs = collection.of(scenario, method)
-        more = [*pictures.deviation(runs, method, slug(scenario)), *pictures.parts(runs, method, slug(scenario))]
+        drawers = (pictures.deviation, pictures.parts, pictures.by_class)
+        more = [picture for draw in drawers for picture in draw(runs, method, slug(scenario))]
         if more:
             yield Gallery(more, f"{method}: clients of one size against each other, and what the weights are made of.")
             said = list(sentences(explain(runs[0])))

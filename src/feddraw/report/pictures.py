@@ -111,6 +111,19 @@ def parts(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
         yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
 
 
+def by_class(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+    """Weights of each finding's row of the classifier, in the round in which they differ most."""
+    weights = runs[0].by_class()
+    if weights:
+        stack = np.stack(list(weights.values()), axis=2)  # rounds, clients, findings
+        apart = np.nan_to_num(stack.max(axis=2) - stack.min(axis=2)).max(axis=1)
+        figure, axes = plots.panel(height=_height(stack.shape[1]) + 0.5)
+        plots.draw_heat(axes, stack[apart.argmax()], runs[0].ledger.clients, list(weights))
+        axes.set_title(f"{plots.short(method, 30)}: weight by finding, round {apart.argmax()}")
+        words = f"Weight of each client for each finding under {method} in round {apart.argmax()}"
+        yield Picture(f"{scenario}-{slug(method)}-by-finding", figure, words)
+
+
 def _first_finite(column: Floats) -> list[float]:
     return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in column]
 
