@@ -60,6 +60,7 @@ class OverGrid:
         self._grid, self._setting, self._simulation = grid, setting, simulation
         self._bench = Serial(setting.trainer)  # evaluation is the server's own
         self._places = {name: number for number, name in enumerate(setting.clients)}
+        self._room: Model | None = None
         self._nodes = self._roll_call()
 
     def _roll_call(self) -> dict[int, int]:
@@ -83,8 +84,8 @@ class OverGrid:
             remembered = reply.content.array_records["memory"]
             self.memory[self._places[reply.name]] = arrays_to_vectors(remembered)
         kinds: dict[str, Any] = {"sends": self._setting.method.sends}
-        updates, refused = intake.decode(
-            replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays"
+        updates, refused, self._room = intake.decode(
+            replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
         )
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")

@@ -6,15 +6,18 @@ arrival nor a node id that changes with every start has a part in the outcome.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from feddraw.core import Extent, Model, Update
-from feddraw.flower.records import Refused, blank, extras, read_into, row_of
+from feddraw.flower.records import Reader, Refused, blank, extras, row_of
 
 LOSSES = ("loss", "train_loss", "train-loss")
 STEPS = ("num-steps", "num_steps", "steps")
@@ -54,7 +57,7 @@ def _reply(node: int, content: RecordDict) -> Reply:
     name = announced.get("name") if isinstance(announced, ConfigRecord) else None
     number = announced.get("number") if isinstance(announced, ConfigRecord) else None
     if number is None:
-        number = next((m["partition-id"] for m in content.metric_records.values() if "partition-id" in m), None)
+        number = next((m["partition-id"] for m in of_kind(content, MetricRecord).values() if "partition-id" in m), None)
     if isinstance(number, int | float) and not math.isfinite(number):
         number = None
     if isinstance(number, int | float):
@@ -74,6 +77,14 @@ def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
             torn[reply.node] = "it answered twice, and not the same"
     once = [reply for node, reply in by_node.items() if node not in torn]
     return sorted(once, key=lambda reply: reply.order), torn
+
+
+Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
+
+
+def of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
+    """The records of one kind. Flower's own views are cycles that would keep a reply's tensors in memory."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def _equal(one: RecordDict, other: RecordDict) -> bool:
@@ -96,36 +107,60 @@ def decode(
     sends: Mapping[str, Extent],
     size_key: str,
     arrays_key: str,
-) -> tuple[list[Update], dict[str, str]]:
+    room: Model | None = None,
+) -> tuple[list[Update], dict[str, str], Model]:
     """Updates whose models are rows of one matrix, and, by name, why others are none.
 
-    The tensors leave the messages as they are read, so that at no time all replies are there twice.
+    The tensors leave the messages as they are read, so that at no time all replies are there twice. `room` is the
+    matrix of the round before, if there is one: memory that is touched for the first time is slow.
     """
-    matrices = blank(sent.layout, len(replies))
+    fresh = room is None or len(room.params) != len(replies)
+    matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
+    assert matrices is not None
     updates: list[Update] = []
     refused = {}
     for reply in replies:
         into = row_of(matrices, len(updates))
         try:
-            updates.append(_update(reply, places[reply.name], into, sends, size_key, arrays_key))
+            updates.append(_update(reply, places[reply.name], into, reader, sends, size_key, arrays_key))
         except Refused as reason:
             refused[reply.name] = str(reason)
-    return updates, refused
+        if fresh:
+            _give_back()
+    return updates, refused, matrices
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Callable[[int], object] | None:
+    """glibc's, where it is the library in use."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def _give_back() -> None:
+    """Return the memory of a reply that has been read; glibc would keep it, and all replies would be there twice."""
+    if trim := _trim():
+        trim(0)
 
 
 def _update(
-    reply: Reply, client: int, into: Model, sends: Mapping[str, Extent], size_key: str, arrays_key: str
+    reply: Reply,
+    client: int,
+    into: Model,
+    reader: Reader,
+    sends: Mapping[str, Extent],
+    size_key: str,
+    arrays_key: str,
 ) -> Update:
     content = reply.content
     metrics = _metrics(content, size_key)
     size = _size(metrics, size_key)
-    beside = content.array_records.get("extra") if sends else None
+    beside = of_kind(content, ArrayRecord).get("extra") if sends else None
     extra = extras(beside, sends, into.layout)
     name = _arrays_name(content, arrays_key)
     arrays = content[name]
     assert isinstance(arrays, ArrayRecord)
-    read_into(arrays, into)
-    del content[name]
+    reader.read(arrays, into)
+    del arrays, content[name]
     numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
     steps = next((int(numbers[key]) for key in STEPS if key in numbers and math.isfinite(numbers[key])), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
@@ -133,7 +168,7 @@ def _update(
 
 
 def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
-    found = [metrics for metrics in content.metric_records.values() if size_key in metrics]
+    found = [metrics for metrics in of_kind(content, MetricRecord).values() if size_key in metrics]
     if not found:
         raise Refused(f"no {size_key} among its metrics")
     return found[0]
@@ -148,7 +183,7 @@ def _size(metrics: MetricRecord, size_key: str) -> int:
 
 def _arrays_name(content: RecordDict, arrays_key: str) -> str:
     """The record that holds the model: the one of this name, or the only one there is."""
-    names = [name for name in content.array_records if name != "extra"]
+    names = [name for name in of_kind(content, ArrayRecord) if name != "extra"]
     if arrays_key in names or len(names) == 1:
         return arrays_key if arrays_key in names else names[0]
     raise Refused(f"{len(names)} records of tensors, none of them '{arrays_key}'" if names else "no tensors")

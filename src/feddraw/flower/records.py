@@ -159,22 +159,48 @@ def to_arrays(model: Model) -> ArrayRecord:
 
 def to_model(arrays: ArrayRecord, layout: Layout) -> Model:
     model = blank(layout)
-    read_into(arrays, model)
+    Reader(layout).read(arrays, model)
     return model
 
 
-def read_into(arrays: ArrayRecord, model: Model) -> None:
-    """Copy a state dict from the wire into a model's vectors; `Refused` if it is of another network."""
-    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-    _same_names(arrays, model.layout)
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
-        for entry in model.layout.entries:
-            values = unpack(arrays[entry.name])
-            if values.shape != entry.shape:
-                raise Refused(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
-            if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
-                raise Refused(f"{entry.name} of type {arrays[entry.name].dtype:.20} where {entry.dtype} was sent")
-            vectors[entry.kind][entry.place] = values.ravel()
+class Reader:
+    """Copies state dicts of one layout from the wire into models; what their headers should be is worked out once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._usual = [(entry, *_expected(entry)) for entry in layout.entries]
+
+    def read(self, arrays: ArrayRecord, model: Model) -> None:
+        """`Refused` if the tensors are those of another network."""
+        vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+        _same_names(arrays, self._layout)
+        tensors = dict(arrays.items())  # Flower's record checks types at every access
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
+            for entry, header, dtype, size in self._usual:
+                data = tensors[entry.name].data
+                if dtype is not None and data.startswith(header) and len(data) == len(header) + size * dtype.itemsize:
+                    values = np.frombuffer(data, dtype, size, len(header))
+                else:
+                    values = _other(tensors[entry.name], entry)
+                vectors[entry.kind][entry.start : entry.start + size] = values
+
+
+def _expected(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
+    """The header that a tensor has where the client's numpy writes as ours does, its type, and how many numbers."""
+    if entry.dtype == "bfloat16":
+        return b"", None, entry.size
+    dtype = np.dtype(entry.dtype)
+    return _written_header(dtype.str, entry.shape), dtype, entry.size
+
+
+def _other(array: Array, entry: Entry) -> NDArray[Any]:
+    """A tensor that is not as usual, if it can stand for the one that was sent."""
+    values = unpack(array)
+    if values.shape != entry.shape:
+        raise Refused(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
+    if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
+        raise Refused(f"{entry.name} of type {array.dtype:.20} where {entry.dtype} was sent")
+    return values.ravel()
 
 
 def _same_names(arrays: ArrayRecord, layout: Layout) -> None:

@@ -121,6 +121,7 @@ class MethodStrategy(FedAvg):
         self._nodes: dict[int, str] = {}  # how each node's client is called
         self._population = 0  # most nodes that were ever connected at once
         self._asked: list[int] = []
+        self._room: Model | None = None  # where the replies of a round are laid out, a row each
         self._arrays: ArrayRecord | None = None  # what `model` is on the wire
 
     # ------------------------------------------------------------------------------------------ the whole
@@ -267,13 +268,14 @@ class MethodStrategy(FedAvg):
         answers, impostors = self._recognize(answers)
         known = {name: place for place, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
-        updates, refused = intake.decode(
+        updates, refused, self._room = intake.decode(
             answers,
             known,
             self.model,
             sends=self.method.sends,
             size_key=self.weighted_by_key,
             arrays_key=self.arrayrecord_key,
+            room=self._room,
         )
         updates = self._capped(updates)
         absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
@@ -416,5 +418,7 @@ def _weight(content: RecordDict, size_key: str) -> float:
 
 
 def _numbers(content: RecordDict) -> dict[str, float]:
-    pairs = [(name, value) for metrics in content.metric_records.values() for name, value in metrics.items()]
+    pairs = [
+        (name, value) for metrics in intake.of_kind(content, MetricRecord).values() for name, value in metrics.items()
+    ]
     return {name: float(v) for name, v in pairs if isinstance(v, int | float) and math.isfinite(v)}

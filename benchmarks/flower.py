@@ -1,0 +1,169 @@
+"""What a server does with ten replies of DenseNet121's size, beside Flower's FedAvg, from the same real messages.
+
+    python benchmarks/flower.py [--blocks 20]
+
+Both decode the messages and give the next model's record. Times are ratios from alternating blocks; memory is the
+process's peak beyond what it holds when the replies are there, each measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from feddraw import models
+from feddraw.core import Cohort
+from feddraw.flower import FedDRAW, MethodStrategy, intake
+from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.records import to_arrays
+from feddraw.gate import Gate, admit
+from feddraw.methods.fedavg import fedavg
+from interleaved import heading, ratio, show, timed
+
+CLIENTS = 10
+
+
+def replies_to(strategy: Any) -> list[Message]:
+    """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower packs them."""
+    module, _ = models.build("densenet121", 5, {"weights": "none"})
+    state = module.state_dict()
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        rng = np.random.default_rng(context.node_id)
+        moved = {
+            name: t + 1e-3 * float(rng.standard_normal()) if t.is_floating_point() else t + 1
+            for name, t in state.items()
+        }
+        metrics = MetricRecord({"num-examples": 100 + context.node_id, "loss": 0.5})
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+    grid = InProcessGrid(app, [{}] * CLIENTS)
+    strategy.rounds = 15
+    messages = strategy.configure_train(1, ArrayRecord(state), ConfigRecord(), grid)
+    return list(grid.send_and_receive(messages))
+
+
+def fresh(replies: list[Message]) -> list[Message]:
+    """The same messages in new envelopes, because ours takes the tensors out as it reads them."""
+    copies = []
+    for reply in replies:
+        arrays, metrics = ArrayRecord(dict(reply.content["arrays"].items())), reply.content["metrics"]
+        copies.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=reply))
+        copies[-1].metadata.__dict__.update(reply.metadata.__dict__)
+    return copies
+
+
+def whole(strategy: Any, replies: list[Message]) -> float:
+    """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
+    model, state = getattr(strategy, "model", None), getattr(strategy, "state", None)
+    messages = fresh(replies)
+    seconds = timed(partial(strategy.aggregate_train, 1, messages))
+    strategy.model, strategy.state = model, state
+    return seconds
+
+
+def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]:
+    """Seconds of each part of ours by itself."""
+    clock: dict[str, float] = {}
+    messages = fresh(replies)
+
+    def lap(name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        found = work()
+        clock[name] = time.perf_counter() - start
+        return found
+
+    def decode() -> Any:
+        answers, _ = intake.read(messages, strategy._asked, "1")
+        places = {answer.name: place for place, answer in enumerate(answers)}
+        keys = {"size_key": "num-examples", "arrays_key": "arrays", "room": strategy._room}
+        return intake.decode(answers, places, sent, sends={}, **keys)[0]
+
+    sent, method = strategy.model, strategy.method
+    assert sent is not None
+    updates = lap("decode", decode)
+    accepted, _ = lap("gate", lambda: admit(updates, sent, {}, CLIENTS, Gate()))
+    summed = lap("weigh and sum", lambda: method.aggregate(Cohort(0, 15, sent, accepted, CLIENTS), method.init(sent)))
+    lap("encode", lambda: to_arrays(summed.model))
+    return clock
+
+
+def without_gate(strategy: MethodStrategy, replies: list[Message]) -> float:
+    parts = stages(strategy, replies)
+    return sum(seconds for name, seconds in parts.items() if name != "gate")
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def peak(which: str) -> float:
+    """Megabytes beyond what is held when the replies are there, at the most, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return float(pool.apply(_peak, (which,)))
+
+
+def _peak(which: str) -> float:
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    strategy = {"FedAvg": FedAvg, "FedDRAW": FedDRAW}[which](fraction_evaluate=0.0)
+    replies = replies_to(strategy)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before = _status("VmHWM")
+    strategy.aggregate_train(1, replies)
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=20)
+    blocks = parser.parse_args().blocks
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    print(heading(blocks), f"{CLIENTS} replies of DenseNet121", sep=", ")
+    theirs, ours = FedAvg(fraction_evaluate=0.0), FedDRAW(fraction_evaluate=0.0)
+    plain = MethodStrategy(fedavg(), fraction_evaluate=0.0)
+    replies = replies_to(ours)
+    replies_to(plain)
+    slow = partial(whole, theirs, replies)
+    show(
+        "Flower's FedAvg ÷ FedDRAW, with gate and ledger", ratio(slow, partial(whole, ours, replies), blocks), "bar: 3"
+    )
+    show(
+        "Flower's FedAvg ÷ our FedAvg, with gate and ledger",
+        ratio(slow, partial(whole, plain, replies), blocks),
+        "bar: 3",
+    )
+    bare = ratio(slow, partial(without_gate, ours, replies), blocks)
+    show("Flower's FedAvg ÷ FedDRAW, without the gate", bare, "bar: 5")
+    found = [stages(ours, replies) for _ in range(blocks)]
+    for name in found[0]:
+        print(f"  {name:<16} {1e3 * float(np.median([one[name] for one in found])):7.1f} ms")
+    print(f"  {'Flower, all':<16} {1e3 * float(np.median([slow() for _ in range(5)])):7.1f} ms")
+    for which in ("FedAvg", "FedDRAW"):
+        print(f"peak extra memory, {which}: {peak(which):.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
