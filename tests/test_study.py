@@ -138,13 +138,13 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     (folder / "tiny.toml").write_text(TINY)
     runs = read_study(folder / "tiny.toml")
-    events = list(conduct(runs, folder / "out", 2, [ResultTable(folder / "out" / "results.csv")]))
+    events = list(conduct(runs, folder / "out", 2, [ResultTable(folder / "out" / "runs.csv")]))
     assert [event.kind for event in events if event.kind in ("finished", "failed")] == ["finished"] * 4
     return folder
 
 
 def test_a_finished_study_has_a_line_for_every_run(whole):
-    found = rows(whole / "out" / "results.csv")
+    found = rows(whole / "out" / "runs.csv")
     assert len(found) == 4
     for row in found.values():
         assert 0 <= float(row["auc"]) <= 1
@@ -153,7 +153,7 @@ def test_a_finished_study_has_a_line_for_every_run(whole):
 
 
 def test_runs_of_one_seed_have_the_same_partition_under_every_method(whole):
-    found = rows(whole / "out" / "results.csv")
+    found = rows(whole / "out" / "runs.csv")
     assert found["quantity_feddraw_seed=0"]["partition"] == found["quantity_uniform_seed=0"]["partition"]
 
 
@@ -161,7 +161,7 @@ def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
     runs = read_study(whole / "tiny.toml")
     again = list(conduct(runs, whole / "out", 2, []))
     assert [event.kind for event in again] == ["skipped"] * 4
-    table = ResultTable(whole / "out" / "results.csv")
+    table = ResultTable(whole / "out" / "runs.csv")
     elsewhere = list(conduct(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table]))
     assert [event.kind for event in elsewhere] == ["skipped"] * 4
     assert not (tmp_path / "out").exists()
@@ -170,7 +170,7 @@ def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
 def test_a_run_that_fails_is_told_and_does_not_stop_the_others(file, tmp_path):
     text = TINY.replace('seed = [0, 1]\nmethod = ["feddraw", "uniform"]', 'method = ["uniform"]')
     path = file(text.replace("clients = 2", "clients = [2, 500]"))
-    table = ResultTable(tmp_path / "results.csv")
+    table = ResultTable(tmp_path / "runs.csv")
     events = list(conduct(read_study(path), tmp_path / "out", 1, [table]))
     ended = {event.kind: event for event in events if event.kind in ("finished", "failed")}
     assert "500" in ended["failed"].run
@@ -198,7 +198,7 @@ def test_a_killed_study_goes_on_and_ends_with_the_same_table(whole, tmp_path):
     process.wait()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "table: " in done.stdout
-    assert rows(tmp_path / "out" / "results.csv") == rows(whole / "out" / "results.csv")
+    assert rows(tmp_path / "out" / "runs.csv") == rows(whole / "out" / "runs.csv")
     models = [folder / "quantity_feddraw_seed=1" / "model.safetensors" for folder in (tmp_path / "out", whole / "out")]
     assert models[0].read_bytes() == models[1].read_bytes()
 
@@ -212,5 +212,13 @@ def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, req
     command = ["bash", str(script), str(whole / "tiny.toml"), "--out", str(tmp_path / "out")]
     tasks = [subprocess.Popen(command, env=common | {"SLURM_ARRAY_TASK_ID": task}) for task in ("1", "2")]
     assert [task.wait() for task in tasks] == [0, 0]
-    shares = [rows(tmp_path / "out" / f"results-{task}-of-2.csv") for task in (1, 2)]
-    assert shares[0] | shares[1] == rows(whole / "out" / "results.csv")
+    shares = [rows(tmp_path / "out" / f"runs-{task}-of-2.csv") for task in (1, 2)]
+    assert shares[0] | shares[1] == rows(whole / "out" / "runs.csv")
+
+
+def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):
+    before = (whole / "out" / "runs.csv").read_bytes()
+    command = [sys.executable, "-m", "feddraw", "report", str(whole / "out")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (whole / "out" / "runs.csv").read_bytes() == before
+    assert [event.kind for event in conduct(read_study(whole / "tiny.toml"), whole / "out", 1, [])] == ["skipped"] * 4

@@ -151,10 +151,10 @@ class Study(Subject):
 
     def outcome(self, folder: Path) -> dict[str, bytes]:
         runs = sorted(file.parent for file in folder.glob("*/metrics.json"))
-        with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        with (folder / "runs.csv").open(newline="", encoding="utf-8") as file:
             rows = sorted(({**row, "seconds": ""} for row in csv.DictReader(file)), key=lambda row: row["run"])
         found = {f"{run.name}/{name}": data for run in runs for name, data in outcome_of_run(run).items()}
-        return found | {"results.csv": json.dumps(rows).encode()}
+        return found | {"runs.csv": json.dumps(rows).encode()}
 
 
 class Preparation(Subject):

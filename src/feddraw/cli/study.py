@@ -42,19 +42,19 @@ def study(
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
-    results = "results.csv"
+    name = "runs.csv"
     if shard is not None:
         runs = shard_of(runs, shard)
-        results = f"results-{shard.replace('/', '-of-')}.csv"
-    tables = [ResultTable(folder / results), *([ResultTable(done)] if done is not None else [])]
+        name = f"runs-{shard.replace('/', '-of-')}.csv"
+    tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     watch = _Watch(len(runs), workers or os.cpu_count() or 1)
     for event in _shown(conduct(runs, folder, watch.workers, tables), watch):
         watch.note(event)
     say.print(watch.summary())
-    if (folder / results).is_file():
-        say.print(f"table: {folder / results}")
+    if (folder / name).is_file():
+        say.print(f"table: {folder / name}")
     if watch.failed:
         raise RunFailed(f"{len(watch.failed)} of {len(runs)} runs failed: start again to retry them")
 
