@@ -1,8 +1,11 @@
-"""Pages of the site that are made from other files: the commands with their options, the explorer, the changelog."""
+"""Pages of the site that are made from other files: the commands, the settings, the explorer, the changelog."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -10,9 +13,12 @@ import typer
 
 from feddraw import explorer
 from feddraw.cli import app
+from feddraw.experiment import SETTINGS, Experiment, complete
+from feddraw.results import plain as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
+LISTS = {"scenario": "scenarios", "model": "models", "method": "methods"}
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -55,11 +61,39 @@ def plain(text: str) -> str:
     return text.replace("|", "\\|").strip()
 
 
+def settings_page() -> str:
+    """Every setting of a plain run with its default, and the comment that stands beside it in the code."""
+    table = plain_values(complete(Experiment()).table())
+    remarks = {"": remarks_of(Experiment), **{name: remarks_of(kind) for name, kind in SETTINGS.items()}}
+    lines = ["# Settings", "", "The settings of a plain `feddraw run`, as its `experiment.toml` holds them."]
+    lines += ["`--set KEY=VALUE` changes one; a wrong name is refused with the nearest right one.", "", "```toml"]
+    lines += [assignment(name, value, remarks[""]) for name, value in table.items() if not isinstance(value, dict)]
+    for section, values in table.items():
+        if isinstance(values, dict):
+            heading = f"[{section}]".ljust(31)
+            hint = f" # feddraw list {LISTS[section]}" if section in LISTS else ""
+            lines += ["", (heading + hint).rstrip()]
+            lines += [assignment(name, value, remarks.get(section, {})) for name, value in values.items()]
+    return "\n".join([*lines, "```", ""])
+
+
+def remarks_of(kind: type) -> dict[str, str]:
+    """The comment behind each field of a dataclass."""
+    found = re.findall(r"^    (\w+): [^\n]*?  # ([^\n]+)$", inspect.getsource(kind), flags=re.MULTILINE)
+    return dict(found)
+
+
+def assignment(name: str, value: object, remarks: Mapping[str, str]) -> str:
+    line = f"{name} = {json.dumps(value)}"
+    return f"{line:31} # {remarks[name]}" if name in remarks else line
+
+
 def main() -> None:
     reference = DOCS / "reference"
     reference.mkdir(exist_ok=True)
     (reference / "cli.md").write_text(cli_page(), encoding="utf-8")
     catalogue.main()
+    (reference / "settings.md").write_text(settings_page(), encoding="utf-8")
     (DOCS / "weight-explorer.html").write_text(explorer.page(), encoding="utf-8")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         (DOCS / name.lower()).write_text((DOCS.parent / name).read_text(encoding="utf-8"), encoding="utf-8")
