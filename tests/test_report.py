@@ -92,6 +92,8 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     )  # the one with 0.9 alone loses, in each scenario
     assert "| *centralised* (reference) | 0.8500 ± 0.0000 |" in text
     assert "cannot give a p below 0.25 with 3 scenarios" in text
+    assert "So no difference of ranks can be." not in text
+    assert "So no difference of ranks can be." in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
 
 
 def test_the_tidy_table_is_read_by_stats(whole: Written) -> None:

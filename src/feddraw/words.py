@@ -35,10 +35,10 @@ def tests(comparison: Comparison) -> list[str]:
 def reach(comparison: Comparison) -> list[str]:
     """What so few scenarios can show at all."""
     scenarios, methods = comparison.ranks.shape
-    most = float(methods - 1)
+    hopeless = " So no difference of ranks can be." if comparison.difference >= methods - 1 else ""
     lines = [
-        f"{scenarios} scenarios: average ranks of {methods} methods can differ by {most:.0f} at most, and a difference "
-        f"must exceed {comparison.difference:.2f} to be called significant."
+        f"{scenarios} scenarios: average ranks of {methods} methods can differ by {methods - 1} at most, and a "
+        f"difference must exceed {comparison.difference:.2f} to be called significant.{hopeless}"
     ]
     smallest = 2.0 ** (1 - scenarios)
     pairs = len(comparison.pairs)
