@@ -5,7 +5,7 @@ export PIP_NO_INPUT = 1
 KILLS ?= 320
 MINUTES ?= 10
 
-.PHONY: install demo test lint types faults fuzz docs docs-test bench clean
+.PHONY: install demo test test-federation lint types faults fuzz docs docs-test bench clean
 
 install: .venv/installed
 
@@ -55,9 +55,18 @@ faults: .venv/installed-dev
 fuzz: .venv/installed-dev
 	PYTHONPATH=tests .venv/bin/python -W ignore tests/fuzz/fuzz.py --minutes $(MINUTES)
 
+.venv/installed-federation: .venv/installed-dev
+	$(PIP) --editable '.[simulation]'
+	@touch $@
+
+# Federations of real processes, killed, starved and interrupted, and Flower's simulation on Ray; about a quarter of an hour.
+test-federation: .venv/installed-federation
+	FEDDRAW_FEDERATION=1 .venv/bin/python -m pytest tests/federation tests/test_flower_deployment.py
+
 bench: .venv/installed-dev
 	.venv/bin/python benchmarks/rounds.py
 	.venv/bin/python benchmarks/data.py
+	.venv/bin/python benchmarks/flower.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

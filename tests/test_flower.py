@@ -26,10 +26,11 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.client import Site, client
-from feddraw.flower.records import layout_of, to_arrays, to_model
+from feddraw.flower.records import to_arrays, to_model
 from feddraw.gate import Gate
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.states import layout_of
 from feddraw.training import Trainer
 
 NODES = [{"partition-id": number} for number in range(4)]

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from feddraw.core import Extent, Model, Update
-from feddraw.flower.records import Reader, Refused, blank, extras, row_of
+from feddraw.flower.records import Reader, Refused, extras
+from feddraw.states import blank, row_of
 
 LOSSES = ("loss", "train_loss", "train-loss")
 STEPS = ("num-steps", "num_steps", "steps")

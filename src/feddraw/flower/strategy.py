@@ -26,11 +26,12 @@ from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.federation import LedgerEntry, PieceEntry, settle
 from feddraw.flower import intake
-from feddraw.flower.records import layout_of, to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import Checkpoint, RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
+from feddraw.states import layout_of
 
 log = logging.getLogger("flwr")
 

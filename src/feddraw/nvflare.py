@@ -1,0 +1,130 @@
+"""FedDRAW as NVIDIA FLARE's aggregator: `FedAvgRecipe(aggregator=FedDRAW(rounds=15), …)`. Same rule, same ledger.
+
+FLARE rebuilds an aggregator from its arguments, by name and as JSON, so each is kept under its own name; and it does
+not tell an aggregator how many rounds there will be, so T is an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Layout, Model, State, Update
+from feddraw.errors import UserError
+from feddraw.federation import LedgerEntry, settle
+from feddraw.methods.feddraw import feddraw
+from feddraw.results import RunFolder
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
+from feddraw.states import blank, layout_of
+
+try:
+    from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+    from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+    from nvflare.app_common.app_constant import AppConstants
+except ImportError:
+    raise UserError("feddraw.nvflare needs NVIDIA FLARE: pip install 'feddraw[nvflare]'") from None
+
+log = logging.getLogger(__name__)
+
+Arrays = dict[str, NDArray[Any]]
+STEPS = "NUM_STEPS_CURRENT_ROUND"
+
+
+class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
+    """Weighs the clients' models by FedDRAW; `folder` is where `weights.csv` is written, on the server."""
+
+    def __init__(
+        self,
+        rounds: int,
+        eta: float = ETA,
+        lam: float = LAM,
+        beta_max: float = BETA_MAX,
+        reading: Reading = "reported",
+        classifier: str = "",
+        size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
+        folder: str = "",
+    ) -> None:
+        super().__init__()
+        self.rounds, self.eta, self.lam, self.beta_max, self.reading = rounds, eta, lam, beta_max, reading
+        self.classifier, self.size_key, self.folder = classifier, size_key, folder
+        self.history: list[tuple[LedgerEntry, ...]] = []
+        self._method = feddraw(eta, lam, beta_max, reading)
+        self._state: State | None = None
+        self._clients: list[str] = []
+        self._models: dict[str, FLModel] = {}
+        self._twice: set[str] = set()
+
+    def reset_stats(self) -> None:
+        """At the start of each round."""
+        self._models, self._twice = {}, set()
+
+    def accept_model(self, model: FLModel) -> None:
+        """Once a client, in the order of arrival, which must not matter."""
+        name = str(model.meta["client_name"])
+        if name in self._models:
+            self._twice.add(name)
+        self._models[name] = model
+
+    def aggregate_model(self) -> FLModel:
+        round = int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
+        sent = plain(self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)["weights"])
+        layout = layout_of(sent, self.classifier)
+        model = flatten(sent, layout)
+        self._state = self._state or self._method.init(model)
+        self._clients += sorted(self._models.keys() - set(self._clients))
+        updates = [u for name in sorted(self._models) if (u := self._update(name, sent, layout)) is not None]
+        settled = settle(round, self.rounds, model, self._method, self._state, updates, self._clients)
+        self._state = settled.state
+        self.history.append(settled.ledger)
+        self._write(round, settled.ledger)
+        return FLModel(params_type=ParamsType.FULL, params=settled.model.arrays())
+
+    def _update(self, name: str, sent: Arrays, layout: Layout) -> Update | None:
+        """A client's model, or nothing and a line in the log if it cannot be one."""
+        model = self._models[name]
+        size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
+        try:
+            if name in self._twice:
+                raise ValueError("it answered twice")
+            params = plain(model.params)
+            if model.params_type == ParamsType.DIFF:
+                params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
+            return Update(self._clients.index(name), flatten(params, layout), int(size), int(steps) or 1, {"loss": 0.0})
+        except (KeyError, ValueError, TypeError) as error:
+            log.warning("%s is refused: %s", name, error)
+            return None
+
+    def _write(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
+        for entry in ledger:
+            log.info("round %d: %s %.4f (%s)", round + 1, entry.client, entry.weight, entry.status)
+        if self.folder:
+            folder = RunFolder(Path(self.folder))
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.forget_from(round)
+            folder.add_to_ledger(ledger)
+
+
+def plain(params: Mapping[str, Any]) -> Arrays:
+    """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on disk."""
+    found = {name: value.materialize() if hasattr(value, "materialize") else value for name, value in params.items()}
+    return {
+        name: np.asarray(value.detach().cpu() if hasattr(value, "detach") else value) for name, value in found.items()
+    }
+
+
+def flatten(params: Arrays, layout: Layout) -> Model:
+    """Tensors by name as flat vectors; `ValueError` if they are those of another network."""
+    if params.keys() != {entry.name for entry in layout.entries}:
+        raise ValueError("its tensors have other names")
+    model = blank(layout)
+    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+    for entry in layout.entries:
+        if params[entry.name].shape != entry.shape:
+            raise ValueError(f"{entry.name} of shape {params[entry.name].shape} where {entry.shape} was sent")
+        vectors[entry.kind][entry.place] = params[entry.name].ravel()
+    return model

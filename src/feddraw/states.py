@@ -1,0 +1,82 @@
+"""What a plain state dict says about itself: which tensors are parameters, which statistics, which is the classifier.
+
+For servers that get tensors by name and type, and no network to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from feddraw.core import Entry, Layout, Model
+from feddraw.errors import UserError, unknown
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+STATISTICS = (".running_mean", ".running_var")  # of batch normalisation: averaged, never stepped
+
+
+class Tensorlike(Protocol):
+    """A type and a shape."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def layout_of(arrays: Mapping[str, Tensorlike], classifier: str = "") -> Layout:
+    """What a state dict's tensors are, by their names and types; the classifier by its name, or found."""
+    entries: list[Entry] = []
+    ends = {"param": 0, "buffer": 0, "counter": 0}
+    for name, array in arrays.items():
+        entry = _entry(name, array, ends)
+        ends[entry.kind] += entry.size
+        entries.append(entry)
+    params = [entry for entry in entries if entry.kind == "param"]
+    if not params:
+        raise UserError("the initial arrays hold no parameters: give a state dict")
+    if classifier and not any(e.name == classifier or e.name.startswith(f"{classifier}.") for e in params):
+        raise unknown("layers", classifier, {e.name.rpartition(".")[0] or e.name for e in params})
+    return Layout(tuple(entries), classifier or find_classifier(params))
+
+
+def _entry(name: str, array: Tensorlike, ends: Mapping[str, int]) -> Entry:
+    if str(array.dtype) in FLOATS:
+        kind = "buffer" if f".{name}".endswith(STATISTICS) else "param"
+    elif np.dtype(str(array.dtype)).kind in "iub":
+        kind = "counter"
+    else:
+        raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
+    return Entry(name, kind, tuple(array.shape), ends[kind], str(array.dtype))  # type: ignore[arg-type]
+
+
+def find_classifier(params: list[Entry]) -> str:
+    """The last layer whose matrix has a bias as long as its rows; else the last matrix; else the last tensor."""
+    shapes = {entry.name: entry.shape for entry in params}
+    matrices = [entry for entry in params if len(entry.shape) == 2 and entry.name.rpartition(".")[2] == "weight"]
+    biased = [e for e in matrices if shapes.get(f"{e.name.removesuffix('weight')}bias") == e.shape[:1]]
+    last = (biased or matrices or [entry for entry in params if len(entry.shape) == 2] or params)[-1]
+    return last.name.rpartition(".")[0] or last.name
+
+
+def blank(layout: Layout, rows: int | None = None) -> Model:
+    """Room for one model, or for one a row; float64 where a tensor asks for it."""
+    wide = any(entry.dtype == "float64" for entry in layout.entries)
+    dtype = np.float64 if wide else np.float32
+    shape = {
+        kind: (() if rows is None else (rows,)) + (layout.length(kind),) for kind in ("param", "buffer", "counter")
+    }
+    return Model(
+        np.empty(shape["param"], dtype), np.empty(shape["buffer"], dtype), np.empty(shape["counter"], np.int64), layout
+    )
+
+
+def row_of(matrices: Model, row: int) -> Model:
+    """One of the models that lie in the rows of `blank(layout, rows)`."""
+    return replace(
+        matrices, params=matrices.params[row], buffers=matrices.buffers[row], counters=matrices.counters[row]
+    )

@@ -1,0 +1,8 @@
+"""The long tests use the short ones' small experiment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -1,0 +1,120 @@
+"""Real federations on this machine, killed, starved and interrupted. `make test-federation`; many minutes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from feddraw.experiment import run
+from feddraw.results import read_csv
+from small import small
+from test_flower_deployment import EXAMPLE, FILES, script, settings
+
+pytestmark = pytest.mark.skipif(not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation")
+
+
+def expect_bits(folder: Path, reference: Path, **changes: Any) -> None:
+    list(run(small(**changes), reference))
+    for name in FILES:
+        assert (folder / name).read_bytes() == (reference / name).read_bytes(), name
+
+
+def nodes(made: Any, count: int = 3) -> None:
+    for number in range(count):
+        made.supernode(f"node{number}", f"partition-id={number}")
+
+
+def test_client_memory_crosses_rounds_and_processes(tmp_path: Path) -> None:
+    """Every round is a new process at the node: what SCAFFOLD remembers lies in the site's folder."""
+    with script().federation(tmp_path / "federation", secure=False) as made:
+        nodes(made)
+        made.run(f'{settings(rounds=2, method="scaffold")} nodes=3 out="run"', timeout=900)
+    expect_bits(tmp_path / "federation" / "run", tmp_path / "serial", rounds=2, method="scaffold")
+
+
+def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: Path) -> None:
+    with script().federation(tmp_path / "federation", secure=False) as made:
+        nodes(made)
+
+        def kill_when_training() -> None:
+            while "ClientApp" not in made.log("node2") and "clientapp" not in made.log("node2"):
+                time.sleep(0.1)
+            os.killpg(made.processes["node2"].pid, signal.SIGKILL)
+
+        threading.Thread(target=kill_when_training, daemon=True).start()
+        made.run(f'{settings(rounds=2)} nodes=2 timeout=240.0 out="run"', timeout=900)
+    status = {(line["round"], line["client"]): line["status"] for line in read_csv(made.folder / "run" / "weights.csv")}
+    assert [status[r, c] for r in "01" for c in ("C1", "C2")] == ["counted"] * 4
+    assert "missing" in {state for (round, _), state in status.items() if round == "0"}
+
+
+def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(tmp_path: Path) -> None:
+    local, folder = script(), tmp_path / "federation"
+    said = f'{settings(rounds=3, method="scaffold")} nodes=3 out="run"'
+
+    def run_and_lose() -> None:
+        with pytest.raises(SystemExit):
+            made.run(said, timeout=600)
+
+    with local.federation(folder, secure=False) as made:
+        nodes(made)
+        threading.Thread(target=run_and_lose, daemon=True).start()
+        local.wait_for((folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round was finished")
+        os.killpg(made.processes["superlink"].pid, signal.SIGKILL)
+    with local.federation(folder, secure=False) as made:
+        nodes(made)
+        made.run(f"{said} resume=true", timeout=900)
+    expect_bits(folder / "run", tmp_path / "serial", rounds=3, method="scaffold")
+
+
+def test_too_few_nodes_are_a_clear_line_and_not_a_wait_for_ever(tmp_path: Path) -> None:
+    with script().federation(tmp_path / "federation", secure=False) as made:
+        nodes(made, 1)
+        said = made.run(f"{settings(rounds=1)} nodes=3 wait=15.0", timeout=300)
+    assert "only 1 of 3 nodes were connected within 15 s" in said
+
+
+def test_ctrl_c_stops_everything_that_the_script_started(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), "--insecure", "--folder", str(tmp_path / "federation")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = process.stdout.readline().split(",")[0].rpartition(":")[2]
+        assert "SuperNodes started" in process.stdout.readline()
+        time.sleep(10)  # the run is under way
+        assert started(port)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert "everything that was started is stopped" in rest
+    time.sleep(3)
+    assert started(port) == []
+
+
+def started(port: str) -> list[str]:
+    """Commands on this machine that talk to a SuperLink's port."""
+    found = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [" ".join(command) for command in found if any(f"127.0.0.1:{port}" in part for part in command)]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+@pytest.mark.parametrize("method", ["feddraw", "scaffold"])
+def test_flowers_simulation_on_ray_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from feddraw.experiment import run; from small import small\n"
+        "if __name__ == '__main__':\n"
+        "    list(run(small(method=sys.argv[2], rounds=2, engine='flower', workers=2), sys.argv[3]))\n"
+    )
+    (tmp_path / "job.py").write_text(code)
+    arguments = [str(Path(__file__).parent.parent), method, str(tmp_path / "ray")]
+    subprocess.run([sys.executable, str(tmp_path / "job.py"), *arguments], check=True, timeout=900)
+    expect_bits(tmp_path / "ray", tmp_path / "serial", rounds=2, method=method)

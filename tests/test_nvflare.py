@@ -1,0 +1,74 @@
+"""FedDRAW as NVIDIA FLARE's aggregator: the weights and the model of the package's own loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from feddraw.core import Job
+from feddraw.federation import seed_of
+from feddraw.methods.feddraw import feddraw
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed")
+
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+
+from feddraw.nvflare import FedDRAW
+
+
+class Context:
+    """What FLARE tells an aggregator."""
+
+    def __init__(self, round: int, weights: dict[str, Any]) -> None:
+        self.props = {AppConstants.CURRENT_ROUND: round, AppConstants.GLOBAL_MODEL: {"weights": weights}}
+
+    def get_prop(self, name: str) -> Any:
+        return self.props[name]
+
+
+def test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path: Path) -> None:
+    results = tiny.train(feddraw(), 2)
+    bench, aggregator = tiny.bench(feddraw()), FedDRAW(rounds=2, folder=str(tmp_path))
+    model = tiny.initial()
+    for round in range(2):
+        aggregator.reset_stats()
+        for client in (2, 0, 3, 1):  # not in order
+            job = Job(round, 2, client, seed_of(0, round, client), model)
+            (update,) = map(tiny.copied, bench.train([job]))
+            meta = {
+                "client_name": tiny.NAMES[client],
+                "num_examples": update.size,
+                "NUM_STEPS_CURRENT_ROUND": update.steps,
+            }
+            aggregator.accept_model(FLModel(params_type=ParamsType.FULL, params=update.model.arrays(), meta=meta))
+        aggregator.fl_ctx = Context(round, model.arrays())
+        found = aggregator.aggregate_model().params
+        model = results[round].next_model
+        weights = {entry.client: entry.weight for entry in aggregator.history[round]}
+        assert weights == results[round].weights
+        for name, array in model.arrays().items():
+            assert found[name].dtype == array.dtype
+            assert np.allclose(found[name], array, rtol=0, atol=1e-6)  # the sum is taken in another order of clients
+    assert len((tmp_path / "weights.csv").read_text().splitlines()) == 1 + 2 * 4
+
+
+def test_a_broken_model_is_refused_and_the_others_count() -> None:
+    aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
+    aggregator.reset_stats()
+    for client in ("a", "b", "c"):
+        params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        if client == "b":
+            del params["classifier.bias"]
+        aggregator.accept_model(FLModel(params=params, meta={"client_name": client, "num_examples": 5}))
+    aggregator.fl_ctx = Context(0, sent)
+    aggregator.aggregate_model()
+    assert {entry.client: entry.status for entry in aggregator.history[0]} == {
+        "a": "counted",
+        "b": "missing",
+        "c": "counted",
+    }
