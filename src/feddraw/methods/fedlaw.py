@@ -51,8 +51,8 @@ class LearntOnProxy(Weighting):
         for epoch in range(self.epochs):
             for gradient_at in cohort.proxy.gradients(cohort.round * self.epochs + epoch):
                 values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
-                gradient = gradient_at(weighted_sum(scale * values, cohort.params)).astype(np.float64)
-                along = scale * (cohort.params @ gradient)  # how the loss changes with each client's share
+                gradient = gradient_at(weighted_sum(scale * values, cohort.params))
+                along = scale * (cohort.params @ gradient).astype(np.float64)  # the loss's change with each share
                 mean = values @ along
                 learnt += adam.step(np.append(values * (along - mean), mean))
         values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])

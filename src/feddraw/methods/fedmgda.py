@@ -56,8 +56,9 @@ class UnitMoves(Server):
     streams = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
-        lengths = np.maximum(cohort.distances, 1e-12)
-        return np.asarray((self.lr or cohort.distances.mean()) * weights.values / lengths)
+        lengths = cohort.distances
+        scaled = (self.lr or lengths.mean()) * weights.values
+        return np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 0)
 
 
 def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:
