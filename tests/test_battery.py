@@ -288,7 +288,9 @@ def other_values(function):
     hints = get_type_hints(function)
     for key, parameter in inspect.signature(function).parameters.items():
         choices = [choice for choice in get_args(hints[key]) if choice != parameter.default]
-        if choices:
+        if isinstance(parameter.default, bool):
+            yield key, not parameter.default
+        elif choices:
             yield key, choices[0]
         elif isinstance(parameter.default, str):
             yield key, f"{parameter.default}.other"

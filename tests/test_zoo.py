@@ -391,6 +391,9 @@ def test_fedlaw_learns_to_leave_out_a_client_that_harms():
     assert weights.values[0] < 0.5 * SIZES[0] / sum(SIZES)
     (piece,) = weights.pieces
     assert piece.values / piece.values.sum() == pytest.approx(weights.values)
+    assert piece.values.sum() != pytest.approx(1, abs=1e-3)
+    whole, _ = method("fedlaw", epochs=3, lr=0.1, shrink=False).weighting.weigh(cohort, {})
+    assert whole.pieces[0].values == pytest.approx(whole.values)
 
 
 def test_images_at_the_server_are_balanced_and_from_validation():

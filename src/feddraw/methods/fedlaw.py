@@ -3,7 +3,8 @@
 The new parameters are exp(g) · sum of softmax(l)_i y_i. From l = log p and g = 0 in every round, the loss on the
 server's images is minimised over l and g by Adam (betas .5 and .999), with batch norm in training mode; its gradient
 follows from that of the merged model by the chain rule. The authors' images are 2 % of the training data; ours are some
-validation images (`proxy`), equally many with each finding. Buffers are averaged with the weights, never scaled.
+validation images (`proxy`), equally many with each finding. Buffers are averaged with the weights, never scaled, so
+under batch norm a model that shrinks no longer fits its statistics; `shrink = false` keeps g at 0.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Adam:
 class LearntOnProxy(Weighting):
     epochs: int = 20
     lr: float = 0.01
+    shrink: bool = True
 
     needs = "sizes, all parameters"
     proxy = True
@@ -54,14 +56,14 @@ class LearntOnProxy(Weighting):
                 gradient = gradient_at(weighted_sum(scale * values, cohort.params))
                 along = scale * (cohort.params @ gradient).astype(np.float64)  # the loss's change with each share
                 mean = values @ along
-                learnt += adam.step(np.append(values * (along - mean), mean))
+                learnt += adam.step(np.append(values * (along - mean), mean if self.shrink else 0.0))
         values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
         everywhere = Piece("all parameters", [slice(0, len(cohort.model.params))], scale * values)
         return Weights(values, {"prior": prior}, [everywhere]), state
 
 
-def fedlaw(epochs: int = 20, lr: float = 0.01) -> Method:
+def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and shrinking learnt on images at the server."""
     if epochs < 0:
         raise UserError(f"epochs must be zero or more, not {epochs}")
-    return Method(Local(), LearntOnProxy(epochs, positive("lr", lr)), Sum())
+    return Method(Local(), LearntOnProxy(epochs, positive("lr", lr), shrink), Sum())
