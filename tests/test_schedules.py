@@ -313,3 +313,47 @@ def test_a_round_outside_the_run_is_refused(round):
 def test_a_table_of_another_shape_is_one_line(changes, says):
     with pytest.raises(UserError, match=says):
         feddraw.schedule(rounds=3, sizes=[10, 20], **changes)
+
+
+# ---------------------------------------------------------------------------------------------------- extremes
+
+vast = st.fixed_dictionaries({name: st.floats(5e-324, 1.7e308) for name in ("eta", "lam", "beta_max")})
+crowds = st.integers(1, 200).flatmap(
+    lambda k: st.tuples(
+        st.lists(st.sampled_from([1, 2, 999, 10**6, 10**12 - 1, 10**12]), min_size=k, max_size=k),
+        st.lists(st.sampled_from([-1.0, -1e-300, 0.0, 1e-300, 0.5, 1.0]), min_size=k, max_size=k),
+    )
+)
+long_times = st.integers(1, 10**9).flatmap(lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds)))
+
+
+@unhurried
+@given(crowds, long_times, vast, st.sampled_from(READINGS))
+def test_weights_stay_in_the_simplex_for_any_crowd_any_length_and_any_strength(who, when, strength, reading):
+    (sizes, similarities), (t, rounds) = who, when
+    with np.errstate(divide="raise", invalid="raise"):
+        found = feddraw.weights(
+            round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength
+        )
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+
+
+@unhurried
+@given(clients, times, strengths, st.sampled_from(READINGS))
+def test_of_two_clients_of_one_size_the_more_similar_counts_no_less(who, when, strength, reading):
+    (sizes, similarities), (t, rounds) = who, when
+    sizes = [sizes[0]] * len(sizes)
+    found = feddraw.weights(round=t, rounds=rounds, sizes=sizes, similarities=similarities, reading=reading, **strength)
+    order = np.argsort(similarities)
+    assert (np.diff(found[order]) >= -1e-15).all()
+
+
+@unhurried
+@given(clients, times, st.integers(2, 1000), st.sampled_from(READINGS))
+def test_only_the_proportions_of_the_sizes_matter(who, when, times_as_large, reading):
+    (sizes, similarities), (t, rounds) = who, when
+    options = {"round": t, "rounds": rounds, "similarities": similarities, "reading": reading}
+    larger = feddraw.weights(sizes=[size * times_as_large for size in sizes], **options)
+    assert larger == pytest.approx(feddraw.weights(sizes=sizes, **options), rel=1e-9, abs=1e-15)

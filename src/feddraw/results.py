@@ -143,13 +143,15 @@ class RunFolder:
             write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
-        self.add_line(result.round, result.loss, result.metrics, result.seconds)
+        self.add_line(result.round, result.loss, result.metrics, result.seconds, model_digest(result.model))
         self.add_to_ledger(result.ledger, result.pieces)
 
-    def add_line(self, round: int, loss: float, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+    def add_line(
+        self, round: int, loss: float, metrics: Mapping[str, Any], seconds: Mapping[str, float], digest: str = ""
+    ) -> None:
         found = {part: metrics[part] for part in ("validation", "test") if part in metrics}
         parts = {part: {**one["auc"], **({"gm": one["gm"]} if "gm" in one else {})} for part, one in found.items()}
-        line = {"round": round, "loss": loss, **parts, "seconds": dict(seconds)}
+        line = {"round": round, "loss": loss, **parts, "model": digest, "seconds": dict(seconds)}
         append(self.rounds, json.dumps(clean(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
@@ -394,6 +396,11 @@ def _repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
         return arrays[tree["array"]]
     return {key: _repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def model_digest(model: Model) -> str:
+    """The same for the same bits."""
+    return _digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:

@@ -22,6 +22,7 @@ from feddraw.cli import (
     scenario,
     stats,
     study,
+    verify,
     weights,
 )
 from feddraw.errors import RunFailed, UserError
@@ -46,6 +47,7 @@ app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)
+app.command("verify")(verify.verify)
 app.command("list")(listing.show)
 
 

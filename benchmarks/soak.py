@@ -1,0 +1,94 @@
+"""Thousands of rounds of a tiny run, with memory and open files measured on the way: both must stay flat.
+
+    python benchmarks/soak.py [--rounds 2000] [--plot docs/images/soak.svg]
+
+The run writes its folder as always; the workers' memory counts as well. Everything is synthetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+from matplotlib.figure import Figure
+
+from feddraw.experiment import Experiment, run
+
+WARM = 0.1  # share of the rounds after which nothing should grow
+
+
+def tiny(rounds: int, engine: str) -> Experiment:
+    experiment = Experiment(
+        data={"name": "phantom", "size": 28, "train": 48, "validation": 48, "test": 48},
+        scenario={"name": "quantity", "clients": 3, "power": 0.5, "scale": 1.0},
+        model={"name": "compact", "growth": 8},
+        method="scaffold",  # the one with most to remember
+        rounds=rounds,
+        engine=engine,
+        workers=0 if engine == "serial" else 1,
+    )
+    return experiment.with_settings({"training.batch_size": 16, "training.epochs": 1})
+
+
+def soak(rounds: int, engine: str) -> np.ndarray:
+    """(rounds, 2): megabytes and open files of this process and its workers."""
+    here = psutil.Process()
+    measured = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in run(tiny(rounds, engine), Path(folder) / "run"):
+            everyone = [here, *here.children(recursive=True)]
+            memory = sum(process.memory_info().rss for process in everyone) / 2**20
+            measured.append((memory, sum(process.num_fds() for process in everyone)))
+    return np.array(measured)
+
+
+def growth(values: np.ndarray) -> float:
+    """Of the least-squares line after warming up: what it adds from there to the end."""
+    later = values[int(WARM * len(values)) :]
+    slope = np.polyfit(np.arange(len(later)), later, 1)[0]
+    return float(slope * len(later))
+
+
+def draw(found: dict[str, np.ndarray], path: Path) -> None:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for engine, values in found.items():
+        above.plot(values[:, 0], linewidth=1, label=engine)
+        below.plot(values[:, 1], linewidth=1, label=engine)
+    above.set_ylabel("memory in MB")
+    below.set_ylabel("open files")
+    below.set_xlabel("round")
+    for axes in (above, below):
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    above.legend(frameon=False, title="engine")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--plot", type=Path)
+    chosen = parser.parse_args()
+    found = {}
+    for engine in ("serial", "processes"):
+        began = time.monotonic()
+        found[engine] = soak(chosen.rounds, engine)
+        memory, files = found[engine].T
+        late = int(WARM * len(memory))
+        print(
+            f"{engine}: {chosen.rounds} rounds in {time.monotonic() - began:.0f} s; "
+            f"memory {memory[late]:.1f} MB at round {late}, {memory[-1]:.1f} MB at the end, "
+            f"trend {growth(memory):+.2f} MB; open files {int(files[late:].min())} to {int(files[late:].max())}",
+            flush=True,
+        )
+    if chosen.plot:
+        draw(found, chosen.plot)
+
+
+if __name__ == "__main__":
+    main()

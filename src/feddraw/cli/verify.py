@@ -1,0 +1,53 @@
+"""`feddraw verify`: run it again and compare the hashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw.errors import RunFailed
+
+if TYPE_CHECKING:
+    from feddraw.verification import Comparison
+
+Option = typer.Option
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    rounds: Annotated[int, Option(help="Only its first rounds; these may also be those of an unfinished run.")] = 0,
+    engine: Annotated[str | None, Option(help="serial or processes (default: the run's own).")] = None,
+    workers: Annotated[int | None, Option(help="Worker processes (default: the run's own).")] = None,
+    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+) -> None:
+    """Carry out a run again and say whether model, ledger and metrics come out the same, bit for bit."""
+    from feddraw.cli.run import line
+    from feddraw.cli.show import console
+    from feddraw.experiment import Experiment
+    from feddraw.results import RunFolder
+    from feddraw.verification import verify as compare
+
+    say = console()
+    total = Experiment.read(RunFolder(run).settings, trust=trust).rounds
+    how: dict[str, Any] = {"engine": engine, "workers": workers}
+    changes = {name: value for name, value in how.items() if value is not None}
+    shown = {"on_round": lambda result: say.print(line(result, total))}
+    found = compare(run, rounds, trust=trust, changes=changes, **shown)
+    _show(found, run)
+
+
+def _show(found: Comparison, run: Path) -> None:
+    from feddraw.cli.show import console, table
+
+    say = console()
+    files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
+    say.print(table(["the same", "SHA-256, its first 16 digits"], files, left=2))
+    if found.same:
+        extent = "all" if found.finished else "the first"
+        say.print(f"verified: {extent} {found.rounds} rounds of {run} came out the same, bit for bit")
+        return
+    reasons = f" (it was made with {'; '.join(found.other_environment)})" if found.other_environment else ""
+    listed = ", ".join(found.different[:4]) + (", …" if len(found.different) > 4 else "")
+    raise RunFailed(f"{run} came out differently: {listed}{reasons}")

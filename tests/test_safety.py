@@ -1,0 +1,190 @@
+"""Files from strangers are data: no pickle, no code without trust, no way out of a folder, no markup in a page."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import feddraw
+from feddraw import models
+from feddraw.cli import app
+from feddraw.data.folder import inside, read_sheet
+from feddraw.data.nih import read as read_nih
+from feddraw.data.npz import Archive
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment
+from feddraw.results import plain, read_json, read_text
+from feddraw.runs import collect
+from feddraw.study import read_study
+from run_folders import make_run
+
+SOURCE = Path(feddraw.__file__).parent
+unhurried = settings(deadline=None, max_examples=200)
+
+
+def modules() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SOURCE.rglob("*.py"))]
+
+
+# ---------------------------------------------------------------------------------------------------- no pickle
+
+
+def test_nothing_in_the_package_unpickles() -> None:
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                given_names = {keyword.arg: keyword.value for keyword in node.keywords}
+                owner = getattr(node.func.value, "id", "")
+                if (owner, node.func.attr) == ("np", "load"):
+                    assert ast.unparse(given_names["allow_pickle"]) == "False", path
+                if (owner, node.func.attr) == ("torch", "load"):
+                    assert ast.unparse(given_names["weights_only"]) == "True", path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec"}, path
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return (Path.touch, (Path("exploded"),))  # type: ignore[return-value]
+
+
+def test_a_pickle_in_the_place_of_an_archive_or_of_weights_is_not_run(in_tmp: Path) -> None:
+    for name in ("train_labels", "val_labels", "test_labels"):
+        np.save(f"{name}.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        for name in ("train_labels", "val_labels", "test_labels"):
+            archive.write(f"{name}.npy")
+    with pytest.raises(UserError, match="is no plain array"):
+        Archive.open(Path("a.npz"))
+    Path("w.pth").write_bytes(pickle.dumps({"features": Bomb()}))
+    with pytest.raises(UserError, match="is not a file of weights"):
+        models._weights_file(Path("w.pth"))
+    assert not Path("exploded").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- no code
+
+CODE = "from pathlib import Path\nPath('imported').touch()\n"
+
+
+@pytest.mark.parametrize("section", ["data", "scenario", "model", "method"])
+def test_code_that_a_file_names_is_not_imported_without_trust(in_tmp: Path, section: str) -> None:
+    Path("evil.py").write_text(CODE)
+    for content in (f"{section} = 'evil:f'\n", f"[{section}]\nname = 'evil:f'\n", f"{section} = ['evil:f']\n"):
+        Path("e.toml").write_text(content)
+        with pytest.raises(UserError, match=r"names code to import|must be a name"):
+            Experiment.read(Path("e.toml"))
+        with pytest.raises(UserError, match="names code to import"):
+            read_study(Path("e.toml"))
+    assert not Path("imported").exists()
+
+
+def test_half_of_a_mixture_is_code_too(in_tmp: Path) -> None:
+    Path("e.toml").write_text("method = 'fedavg+evil:f'\n")
+    with pytest.raises(UserError, match="names code to import"):
+        Experiment.read(Path("e.toml"))
+
+
+@pytest.mark.parametrize("command", ["report", "explain", "verify"])
+def test_commands_that_read_runs_import_nothing_that_they_name(in_tmp: Path, command: str) -> None:
+    Path("evil.py").write_text(CODE)
+    make_run(Path("run"), method="evil:f")
+    done = CliRunner().invoke(app, [command, "run"])
+    assert done.exception is None or isinstance(done.exception, UserError | SystemExit)
+    assert not Path("imported").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- no way out
+
+
+@unhurried
+@given(st.text(alphabet="ab./\\:~\0 C", max_size=12))
+def test_a_path_from_a_table_stays_in_its_folder(text: str) -> None:
+    found = inside(text, None)
+    if found is not None:
+        assert (Path("/root/folder") / found).resolve().is_relative_to("/root/folder")
+
+
+def test_paths_that_lead_out_of_the_folder_are_problems(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,a\n../x.png,1\n/etc/passwd,0\nC:\\x.png,1\nok.png,0\na/../../b.png,1\n")
+    table = read_sheet(tmp_path / "t.csv", root=tmp_path)
+    assert table.paths == ("ok.png",)
+    assert len(table.problems) == 4
+
+
+def test_a_name_from_the_lists_of_chestxray14_stays_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("Image Index,Finding Labels\n../../secret.png,No Finding\n")
+    assert read_nih(tmp_path / "t.csv", {"../../secret.png": 0}, "paper", {}).paths == ("secret.png",)
+
+
+# ---------------------------------------------------------------------------------------------------- limits
+
+
+def test_files_that_are_no_files_or_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(UserError, match="it is no file"):
+            read_text(path, 10)
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(UserError, match="is larger than 64 MB"):
+        read_json(large)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "1" * 5000, "[]", "{", '"text"'])
+def test_json_that_is_no_table_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match="is not valid JSON"):
+        read_json(tmp_path / "x.json")
+
+
+# ---------------------------------------------------------------------------------------------------- no markup
+
+NASTY = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "$\\frac{", "a_b", "C1\n2", "&amp;")
+
+
+def test_names_are_only_names_in_a_report(in_tmp: Path) -> None:
+    make_run(Path("run"), clients=NASTY[:4], settings={"scenario.note": NASTY[1]})
+    assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
+    (page,) = Path().rglob("*.html")
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_a_folder_of_nasty_names_can_be_collected(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", clients=NASTY[:4])
+    assert collect([tmp_path]).runs[0].ledger.clients == NASTY[:4]
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(["data", "scenario", "model", "method", "training", "gate", "rounds", "seed", "engine", "x"])
+
+
+@unhurried
+@given(st.dictionaries(names, values | st.fixed_dictionaries({"name": values}), max_size=4))
+def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> None:
+    with suppress(UserError):
+        experiment = Experiment.of(plain(table))
+        assert Experiment.of(experiment.table()).table() == experiment.table() or "nan" in repr(experiment)
+        assert tomli_w.dumps(plain(experiment.table()))
