@@ -136,6 +136,22 @@ def test_a_ledger_that_names_a_round_far_away_asks_for_no_memory(tmp_path):
     refused("weights.csv is not as a run writes it", read_run, tmp_path / "run")
 
 
+@pytest.mark.parametrize("settings", ["seed = 1e999", "rounds = nan", "a" + ".a" * 900 + " = 1"])
+def test_a_runs_settings_of_a_strange_kind_are_one_line(tmp_path, settings):
+    file = make_run(tmp_path / "run", rounds=2) / "experiment.toml"
+    kept = [line for line in file.read_text().splitlines() if line.split(" ")[0] != settings.split(" ")[0]]
+    file.write_text("\n".join([settings, *kept]))
+    with pytest.raises(UserError):
+        read_run(tmp_path / "run")
+
+
+def test_predictions_without_what_was_tested_are_none(tmp_path):
+    run = make_run(tmp_path / "run", rounds=2, images=4)
+    file = run / "predictions.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'\\"test\\"', b'\\"Test\\"'))
+    assert read_run(run).predictions() is None
+
+
 def test_a_damaged_picture_is_refused_without_remarks_of_the_decoder(readers, room, recwarn):
     for data in readers["pictures"].seeds:
         (room / "picture").write_bytes(data[: len(data) // 2])

@@ -40,6 +40,7 @@ from feddraw.scenarios import Partition
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
+MAX_DEPTH = 30  # of tables within tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +235,23 @@ def read_text(path: Path, limit: int) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
-        return tomllib.loads(read_text(path, MAX_SETTINGS))
+        table = tomllib.loads(read_text(path, MAX_SETTINGS))
+        if _depth(table) > MAX_DEPTH:
+            raise RecursionError
+        return table
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
         raise UserError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise UserError(f"{path} is not valid TOML: it is nested too deeply") from None
+
+
+def _depth(table: Any) -> int:
+    """How deeply tables and lists are nested; dotted names nest without a bracket."""
+    depth, level = 0, [table]
+    while level := [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]:
+        depth += 1
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+    return depth
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:

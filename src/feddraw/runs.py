@@ -177,9 +177,9 @@ class Run:
                 scores = file.get_tensor("test.scores").astype(np.float64)
                 truth = file.get_tensor("test.truth")
                 patients = file.get_tensor("test.patients") if "test.patients" in names else None
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+            return Predictions(scores, truth, patients, tuple(map(str, about["classes"])), str(about["test"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
             return None
-        return Predictions(scores, truth, patients, tuple(about["classes"]), str(about["test"]))
 
 
 def number(value: Any) -> float:
@@ -229,7 +229,7 @@ def _check(metrics: Mapping[str, Any]) -> None:
 def _as_written(path: Path) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
         detail = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None
 

@@ -170,8 +170,8 @@ def judged(target: Target, call: Callable[[], object], seconds: int = 10) -> str
     def late(*_: Any) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: a busy machine is no hang
     try:
         call()
     except target.refusals as refusal:
@@ -182,8 +182,8 @@ def judged(target: Target, call: Callable[[], object], seconds: int = 10) -> str
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
     return "read"
 
 
