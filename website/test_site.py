@@ -11,6 +11,8 @@ import pytest
 SITE = Path(__file__).parent.parent / "site"
 PAGES = sorted(path for path in SITE.rglob("*.html") if path.name not in ("404.html", "weight-explorer.html"))
 
+AXE = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa'], iframes: false, preload: false})"
+
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
@@ -26,7 +28,7 @@ def test_every_page_fits_the_screen_asks_no_network_and_has_no_serious_fault(
             faults.append(f"{path.name} scrolls sideways")
         if axe:
             page.add_script_tag(path=axe)
-            found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa'], iframes: false})")["violations"]
+            found = page.evaluate(AXE)["violations"]
             grave = [one for one in found if one["impact"] in ("serious", "critical")]
             faults += [f"{path.name} {one['id']}: {one['nodes'][0]['html'][:200]}" for one in grave]
     assert not faults, "\n".join(faults)
