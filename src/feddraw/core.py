@@ -92,6 +92,17 @@ class Layout:
         """How many outputs the classifier has."""
         return next(entry.shape[0] for entry in self.entries if entry.name.startswith(f"{self.classifier}."))
 
+    @property
+    def batch_norm(self) -> NDArray[np.bool_]:
+        """Which elements of a joined model belong to a layer with running statistics, whatever its name."""
+        layers = {entry.name.rpartition(".")[0] for entry in self.entries if entry.kind == "buffer"}
+        chosen = np.zeros(self.extent("model"), bool)
+        for entry in self.entries:
+            if entry.kind != "counter" and entry.name.rpartition(".")[0] in layers:
+                start = entry.start + (self.length("param") if entry.kind == "buffer" else 0)
+                chosen[start : start + entry.size] = True
+        return chosen
+
     def rows_of(self, output: int) -> list[slice]:
         """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
         entries = [e for e in self.entries if e.kind == "param" and e.name.startswith(f"{self.classifier}.")]
