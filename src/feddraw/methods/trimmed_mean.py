@@ -1,7 +1,8 @@
 """Trimmed mean: in every coordinate the highest and lowest values are left out. (Yin et al., ICML 2018)
 
-Of K clients, floor(share · K) are left out on either side; the rest count the same, whatever their size. Batch-norm
-statistics are treated alike. The ledger's weight is the share of coordinates that came from a client.
+Of K clients, floor(share · K) are left out on either side, so of four clients nobody at a share below 0.25; the rest
+count the same, whatever their size. Batch-norm statistics are treated alike. The ledger's weight is the share of
+coordinates that came from a client.
 """
 
 from __future__ import annotations
