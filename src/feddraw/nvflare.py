@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._clients: list[str] = []
         self._models: dict[str, FLModel] = {}
         self._twice: set[str] = set()
+        self._refused: dict[str, str] = {}
 
     def reset_stats(self) -> None:
         """At the start of each round."""
-        self._models, self._twice = {}, set()
+        self._models, self._twice, self._refused = {}, set(), {}
 
     def accept_model(self, model: FLModel) -> None:
         """Once a client, in the order of arrival, which must not matter."""
@@ -80,12 +82,16 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         updates = [u for name in sorted(self._models) if (u := self._update(name, sent, layout)) is not None]
         settled = settle(round, self.rounds, model, self._method, self._state, updates, self._clients)
         self._state = settled.state
-        self.history.append(settled.ledger)
-        self._write(round, settled.ledger)
+        ledger = tuple(
+            replace(entry, status=f"refused: {self._refused[entry.client]}") if entry.client in self._refused else entry
+            for entry in settled.ledger
+        )
+        self.history.append(ledger)
+        self._write(round, ledger)
         return FLModel(params_type=ParamsType.FULL, params=settled.model.arrays())
 
     def _update(self, name: str, sent: Arrays, layout: Layout) -> Update | None:
-        """A client's model, or nothing and a line in the log if it cannot be one."""
+        """A client's model, or nothing if it cannot be one."""
         model = self._models[name]
         size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
         try:
@@ -96,7 +102,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
             return Update(self._clients.index(name), flatten(params, layout), int(size), int(steps) or 1, {"loss": 0.0})
         except (KeyError, ValueError, TypeError) as error:
-            log.warning("%s is refused: %s", name, error)
+            self._refused[name] = str(error)
             return None
 
     def _write(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
