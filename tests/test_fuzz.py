@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
@@ -119,6 +120,11 @@ def test_similarities_that_are_no_table_are_one_line(tmp_path, content):
 @pytest.mark.parametrize("content", [{"classes": [[1, 2], [3, 4]]}, {"train_images": [1, 2]}])
 def test_an_archive_with_arrays_of_another_shape_is_one_line(readers, room, content):
     assert attempt(readers["archives (.npz)"], archive(**content), room) == "refused"
+
+
+def test_an_archive_with_a_header_that_goes_on_and_on_is_one_line(readers, room):
+    wide = np.zeros(2, [(f"a{number}", "u1") for number in range(2000)])
+    assert attempt(readers["archives (.npz)"], archive(train_labels=wide), room) == "refused"
 
 
 @pytest.mark.parametrize("state", [[1, 2], {"features.0.weight": 1}, {1: 2}, 5])

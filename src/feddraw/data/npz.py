@@ -64,7 +64,7 @@ class Archive:
                 arrays = [info for info in file.infolist() if info.filename.endswith(".npy")]
                 members = [member(file, info) for info in arrays]
         except _DAMAGE as error:
-            raise UserError(f"{path} is not a readable .npz: {error}") from error
+            raise UserError(f"{path} is not a readable .npz: {_first_line(error)}") from error
         archive = cls(path, {one.name: one for one in members})
         if missing := [f"{split}_labels" for split in SPLITS if f"{split}_labels" not in archive.members]:
             raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
@@ -79,7 +79,7 @@ class Archive:
             with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
                 array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
         except _DAMAGE as error:
-            raise UserError(f"{self.path} is damaged at {name}: {error}") from error
+            raise UserError(f"{self.path} is damaged at {name}: {_first_line(error)}") from error
         return array
 
     def column(self, kind: str, sizes: Sequence[int]) -> NDArray[np.str_] | None:
@@ -178,6 +178,10 @@ class Archive:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)  # numpy's go on with advice
 
 
 def member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
