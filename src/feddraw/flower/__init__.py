@@ -26,5 +26,7 @@ __all__ = ["FedDRAW", "MethodStrategy", "Round", "Site", "client", "record", "st
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name in ("Site", "client"):
-        return getattr(import_module("feddraw.flower.client"), name)
+        found = import_module("feddraw.flower.client")
+        globals().update(Site=found.Site, client=found.client)  # else the import leaves the module under the name
+        return globals()[name]
     raise AttributeError(f"module 'feddraw.flower' has no '{name}'")
