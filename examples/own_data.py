@@ -38,8 +38,10 @@ def main() -> None:
     if "--only-write" in sys.argv:
         print(f"{FOLDER}/labels.csv and {len(HOSPITALS)} images are written")
         return
-    experiment = Experiment(data=str(FOLDER / "labels.csv"), scenario="by_site", rounds=3, engine="serial")
-    for result in run(experiment.with_settings({"data.normalize": "measured", "training.batch_size": 8})):
+    experiment = Experiment(data=str(FOLDER / "labels.csv"), scenario="by_site", rounds=2, engine="serial")
+    for result in run(
+        experiment.with_settings({"data.normalize": "measured", "training.batch_size": 16, "training.epochs": 1})
+    ):
         print(result.round, {hospital: round(weight, 3) for hospital, weight in result.weights.items()})
     for finding, area in result.metrics["test"]["auc"]["per_class"].items():
         print(f"{finding}: test AUC {area:.3f}")
