@@ -101,7 +101,7 @@ MISTAKES = [
     ({"rounds": True}, "rounds must be a whole number, not True"),
     ({"seed": -1}, "seed must be zero or more"),
     ({"workers": -1}, "workers must be zero or more"),
-    ({"engine": "ray"}, "engine must be one of serial, processes, not ray"),
+    ({"engine": "ray"}, "engine must be one of serial, processes, flower, not ray"),
     ({"holdout": 1.0}, "holdout must be a share"),
     ({"training.lr": 0.0}, "training.lr must be a positive number, not 0.0"),
     ({"training.lr": math.inf}, "training.lr must be a positive number"),

@@ -25,8 +25,8 @@ from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
 from feddraw.flower._inprocess import InProcessGrid
-from feddraw.flower.client import Site, client
 from feddraw.flower.records import to_arrays, to_model
+from feddraw.flower.site import Site, client
 from feddraw.gate import Gate
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -12,6 +13,19 @@ from feddraw import plots
 
 WEIGHTS = {"A": [0.1, 0.3, 0.25], "B": [0.1, 0.2, 0.25], "C": [0.4, 0.3, 0.25], "D": [0.4, 0.2, 0.25]}
 SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}
+
+
+@pytest.fixture(autouse=True)
+def our_look():
+    with plots.styled():
+        yield
+
+
+def test_a_users_own_look_of_figures_stays():
+    before = dict(mpl.rcParams)
+    with mpl.rc_context(before):
+        plots.critical_difference_figure({"AUC": ({"a": 1.0, "b": 2.0}, [["a", "b"]], 1.2)})
+        assert dict(mpl.rcParams) == before
 
 
 def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +25,33 @@ STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, MUTED, RULE = "#1d2329", "#59636e", "#dcdad5"
 
-mpl.rcParams.update(
-    {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "feddraw",
-        "text.parse_math": False,  # a client may be called $x$
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 10,
-        "legend.fontsize": 7,
-        "legend.frameon": False,
-    }
-)
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "feddraw",
+    "text.parse_math": False,  # a client may be called $x$
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+}
 
 Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to a value a round
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
 MANY = 30  # rows from which on names and numbers cannot be read
 PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
+
+
+def styled() -> AbstractContextManager[None]:
+    """Figures that are made and saved within have our look; a user's own settings of matplotlib stay as they are."""
+    return mpl.rc_context(STYLE)
 
 
 def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Axes]:
@@ -152,21 +156,22 @@ def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) ->
 
 def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """The two schedules, the reputations and the weights of `feddraw weights`."""
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    schedules, reputations, weights = figure.subplots(1, 3)
     names = [client["client"] for client in rows[0]["clients"]]
 
     def by_client(part: str) -> dict[str, list[float]]:
         return {name: [row["clients"][i][part] for row in rows] for i, name in enumerate(names)}
 
     beta = [float("nan") if row["beta"] is None else row["beta"] for row in rows]
-    draw_lines(schedules, {"gamma: trust in size": [row["gamma"] for row in rows], "beta: sharpness": beta})
-    schedules.set_title("the two schedules")
-    schedules.set_ylim(bottom=0)
-    draw_legend(schedules)
-    draw_lines(reputations, by_client("reputation"))
-    reputations.set_title("reputation")
-    draw_weights(weights, by_client("weight"), title="weight")
+    with styled():
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        schedules, reputations, weights = figure.subplots(1, 3)
+        draw_lines(schedules, {"gamma: trust in size": [row["gamma"] for row in rows], "beta: sharpness": beta})
+        schedules.set_title("the two schedules")
+        schedules.set_ylim(bottom=0)
+        draw_legend(schedules)
+        draw_lines(reputations, by_client("reputation"))
+        reputations.set_title("reputation")
+        draw_weights(weights, by_client("weight"), title="weight")
     return figure
 
 
@@ -304,11 +309,12 @@ def critical_difference_figure(
 ) -> Figure:
     """A diagram under another, each with its title: average ranks, groups and critical difference."""
     lines = max(len(ranks) / 2 + 0.5 * len(groups) for ranks, groups, _ in panels.values())
-    figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(panels)), layout="constrained")
-    rows = figure.subplots(len(panels), squeeze=False)[:, 0]
-    for axes, (title, (ranks, groups, cd)) in zip(rows, panels.items(), strict=True):
-        draw_critical_difference(axes, ranks, groups, cd)
-        axes.set_title(title, loc="left", fontsize=10)
+    with styled():
+        figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(panels)), layout="constrained")
+        rows = figure.subplots(len(panels), squeeze=False)[:, 0]
+        for axes, (title, (ranks, groups, cd)) in zip(rows, panels.items(), strict=True):
+            draw_critical_difference(axes, ranks, groups, cd)
+            axes.set_title(title, loc="left", fontsize=10)
     return figure
 
 
@@ -326,4 +332,5 @@ def save(figure: Figure, path: Path) -> None:
         if path.suffix.lower() == ".pdf"
         else {}
     )
-    figure.savefig(path, dpi=150, metadata=metadata)
+    with styled():
+        figure.savefig(path, dpi=150, metadata=metadata)

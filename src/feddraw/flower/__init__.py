@@ -18,7 +18,7 @@ from feddraw.flower.records import record, state_dict
 from feddraw.flower.strategy import FedDRAW, MethodStrategy, Round
 
 if TYPE_CHECKING:
-    from feddraw.flower.client import Site, client
+    from feddraw.flower.site import Site, client
 
 __all__ = ["FedDRAW", "MethodStrategy", "Round", "Site", "client", "record", "state_dict"]
 
@@ -26,7 +26,5 @@ __all__ = ["FedDRAW", "MethodStrategy", "Round", "Site", "client", "record", "st
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name in ("Site", "client"):
-        found = import_module("feddraw.flower.client")
-        globals().update(Site=found.Site, client=found.client)  # else the import leaves the module under the name
-        return globals()[name]
+        return getattr(import_module("feddraw.flower.site"), name)
     raise AttributeError(f"module 'feddraw.flower' has no '{name}'")

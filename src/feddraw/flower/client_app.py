@@ -19,8 +19,8 @@ from feddraw.data.catalog import open_dataset
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, Setting, make_method, make_trainer, prepare
 from feddraw.flower import settings
-from feddraw.flower.client import Site, client
 from feddraw.flower.memory import default_folder
+from feddraw.flower.site import Site, client
 
 
 def open_site(context: Context) -> Site:

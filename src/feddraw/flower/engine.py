@@ -23,8 +23,8 @@ from feddraw.experiment import Experiment, Setting, prepare
 from feddraw.flower import intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
-from feddraw.flower.client import Site, client
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
+from feddraw.flower.site import Site, client
 
 
 def open_engine(setting: Setting, workers: int) -> Engine:

@@ -104,8 +104,8 @@ class MethodStrategy(FedAvg):
             train_metrics_aggr_fn or weighted_means,
             evaluate_metrics_aggr_fn or weighted_means,
         )
-        if method.weighting.proxy:
-            raise UserError("this weighting needs labelled images at the server, which a strategy does not have")
+        if method.weighting.proxy and proxy is None:
+            raise UserError("this weighting needs labelled images at the server: give proxy=")
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
             raise UserError(f"rounds = {rounds} must be more than round_offset = {round_offset}, neither negative")
         self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed

@@ -13,7 +13,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from feddraw.errors import UserError
-from feddraw.plots import save
+from feddraw.plots import save, styled
 from feddraw.report import html, latex, markdown
 from feddraw.report.blocks import Block, Fold, Gallery, Only, Picture
 from feddraw.report.content import Report, Say, command_line, compose, examine
@@ -54,10 +54,12 @@ def write_report(
     report = examine(
         collection, alpha=alpha, replicates=replicates, command=command or command_line(folders, out), say=say
     )
-    document = compose(report, title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}", say)
+    heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     _make(target / FIGURES)
-    say("writing")
-    drawings = _write_figures(document.blocks, target / FIGURES)
+    with styled():
+        document = compose(report, heading, say)
+        say("writing")
+        drawings = _write_figures(document.blocks, target / FIGURES)
     files = {
         "report.md": markdown.render(document, FIGURES),
         "tables.tex": latex.render(document),
