@@ -8,11 +8,13 @@ they are pure: state comes in as an argument and goes out as a result. numpy onl
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,8 @@ Memory = dict[str, Vector]  # what a client remembers from one round to the next
 # a class, or the counts of `GROUP_COUNTS`.
 Extent = Literal["params", "model", "number", "classes", "groups"]
 Part = Literal["both", "weight", "bias"]
+P = TypeVar("P")
+R = TypeVar("R")
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
 Asked = Literal["loss", "accuracy", "labels", "gradient", "groups"]
@@ -48,6 +52,8 @@ ASKED: Mapping[Asked, Extent] = {
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
+_LONG_BLOCK = 1 << 16  # the same for one client
+_STRETCH = 1 << 20  # columns for one thread
 
 
 # ---------------------------------------------------------------------------------------------------- the model
@@ -78,6 +84,12 @@ class Layout:
 
     entries: tuple[Entry, ...]
     classifier: str
+
+    @cached_property
+    def variances(self) -> NDArray[np.intp]:
+        """Where in the buffers batch norm's variances are."""
+        places = [e.place for e in self.entries if e.kind == "buffer" and e.name.endswith("running_var")]
+        return np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
 
     def length(self, kind: str) -> int:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
@@ -288,10 +300,30 @@ def _cover(length: int, column: NDArray[np.float64], elsewhere: Sequence[Place])
 def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | None = None) -> Vector:
     """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
     total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
-    for start in range(0, rows.shape[1], _BLOCK):
-        block = slice(start, start + _BLOCK)
-        total[block] = coefficients @ rows[:, block].astype(np.float64)
+
+    def add(first: int) -> None:
+        block = np.empty((len(rows), _BLOCK))
+        for start in range(first, min(first + _STRETCH, len(total)), _BLOCK):
+            place = slice(start, min(start + _BLOCK, len(total)))
+            part = block[:, : place.stop - start]
+            np.copyto(part, rows[:, place])
+            total[place] = coefficients @ part
+
+    in_threads(add, range(0, len(total), _STRETCH))
     return total
+
+
+def in_threads(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
+    """Several pieces at once, since numpy lets go of the interpreter's lock; none depends on another."""
+    return [work(piece) for piece in pieces] if len(pieces) < 2 else list(_threads().map(work, pieces))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
 def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
@@ -306,13 +338,15 @@ def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
 def squared_distance(vector: Vector, origin: Vector) -> float:
     """|vector - origin|² for long float32 vectors; not finite if and only if an element is not."""
     total = 0.0
+    room = np.empty(_LONG_BLOCK, dtype=vector.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(vector), _BLOCK):
-            step = vector[start : start + _BLOCK] - origin[start : start + _BLOCK]
+        for start in range(0, len(vector), _LONG_BLOCK):
+            here, there = vector[start : start + _LONG_BLOCK], origin[start : start + _LONG_BLOCK]
+            step = np.subtract(here, there, out=room[: len(here)])
             square = float(step @ step)
             if not np.isfinite(square):  # too large for a float32 square, or really not finite
-                step = vector[start : start + _BLOCK].astype(np.float64) - origin[start : start + _BLOCK]
-                square = float(step @ step)
+                wide = here.astype(np.float64) - there
+                square = float(wide @ wide)
             total += square
     return total
 

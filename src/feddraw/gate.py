@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddraw.core import Extent, Model, Update, Vector, squared_distance
+from feddraw.core import Extent, Model, Update, Vector, in_threads, squared_distance
 from feddraw.errors import UserError, not_negative, one_of
 
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
@@ -139,9 +139,8 @@ def _first_bad(model: Model) -> str:
 
 def _statistics(model: Model, sent: Model) -> str:
     """Batch norm's: a variance below zero makes the next model's outputs no numbers, a counter only goes up."""
-    for entry in model.layout.entries:
-        if entry.kind == "buffer" and entry.name.endswith("running_var") and (model.buffers[entry.place] < 0).any():
-            return f"a variance is negative ({entry.name})"
+    if (model.buffers[model.layout.variances] < 0).any():
+        return "a variance is negative"
     taken = model.counters - sent.counters
     return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
 
@@ -154,10 +153,12 @@ def admit(
 ) -> tuple[list[Update], dict[int, Verdict]]:
     """The updates that count, clipped where that is asked for, and what was found about each client's."""
     times = Counter(update.client for update in updates)
-    verdicts = {}
-    for update in updates:
+
+    def judge(update: Update) -> Verdict:
         reason = _sender(update.client, times, clients)
-        verdicts[update.client] = Verdict(reason, math.nan) if reason else inspect(update, sent, sends, gate.max_size)
+        return Verdict(reason, math.nan) if reason else inspect(update, sent, sends, gate.max_size)
+
+    verdicts = {u.client: found for u, found in zip(updates, in_threads(judge, updates), strict=True)}
     whole = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
     verdicts |= compare(whole, gate)
     accepted = [update for update in updates if not verdicts[update.client].reason]
