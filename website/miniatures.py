@@ -76,3 +76,30 @@ def three_studies(folder: Path) -> None:
     for study, method in (("my-study", "feddraw"), ("my-study", "fedavg"), ("a", "feddraw"), ("b", "fedavg")):
         experiment = Experiment(method=method, engine="serial").with_settings(small)
         list(run(experiment, folder / "runs" / study / f"CHM-2-{method}-0"))
+
+
+def archives(folder: Path) -> None:
+    """`chestmnist_64.npz` in MedMNIST's layout, and a folder `CheXpert-v1.0-small`."""
+    from feddraw.data.phantom import phantom
+    from feddraw.data.tables import FOURTEEN
+
+    drawn = phantom(size=64, mix="chestmnist", train=400, validation=100, test=100, seed=1)
+    labels = np.zeros((len(drawn.images), len(FOURTEEN)), np.uint8)
+    labels[:, [FOURTEEN.index(name) for name in FINDINGS]] = drawn.labels.values
+    arrays = {}
+    for part, rows in zip(("train", "val", "test"), drawn.rows.values(), strict=True):
+        arrays |= {f"{part}_images": drawn.images[rows], f"{part}_labels": labels[rows]}
+    np.savez_compressed(folder / "chestmnist_64.npz", **arrays)
+
+    chexpert = folder / "CheXpert-v1.0-small"
+    release = phantom(size=64, mix="chexpert", train=400, validation=0, test=0, seed=2)
+    parts = ["train" if number < 300 else "valid" for number in range(400)]
+    names = [f"{part}/patient{number:05d}/study1/view1_frontal.jpg" for number, part in enumerate(parts)]
+    write_images(release, chexpert, names)
+    header = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *FINDINGS]
+    rows = [
+        [f"{chexpert.name}/{name}", "Female", 60, "Frontal", "AP", *(f"{value}.0" for value in values)]
+        for name, values in zip(names, release.labels.values, strict=True)
+    ]
+    write_table(chexpert / "train.csv", header, rows[:300])
+    write_table(chexpert / "valid.csv", header, rows[300:])
