@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 APP = Path(__file__).parent / "app"
@@ -82,14 +82,19 @@ class Federation:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def stop(self) -> None:
-        """End what was started, nodes first: politely, then not."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            for process in reversed(self.processes.values()):
-                if process.poll() is None:
-                    os.killpg(process.pid, how)
-            deadline = time.monotonic() + 10
-            while any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline:
-                time.sleep(0.1)
+        """End what was started and all that this has started, nodes first: politely, then not."""
+        family = descendants([process.pid for process in self.processes.values()])  # Flower's apps leave the group
+        for process in reversed(self.processes.values()):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
 
     # ------------------------------------------------------------------------------------------ the parts
 
@@ -129,6 +134,16 @@ def federation(folder: Path, *, secure: bool = True) -> Iterator[Federation]:
         yield made
     finally:
         made.stop()
+
+
+def descendants(parents: list[int]) -> list[int]:
+    """These processes, their children, and theirs."""
+    lines = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.splitlines()
+    family = list(parents)
+    pairs = [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
+    for older in family:  # grows while it is read
+        family += [pid for pid, parent in pairs if parent == older and pid not in family]
+    return family
 
 
 # ---------------------------------------------------------------------------------------------------- keys and ports
