@@ -53,7 +53,7 @@ GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 _LONG_BLOCK = 1 << 16  # the same for one client
-_STRETCH = 1 << 20  # columns for one thread
+_STRETCH = 1 << 18  # columns for one thread at a time
 
 
 # ---------------------------------------------------------------------------------------------------- the model
