@@ -52,6 +52,7 @@ ASKED: Mapping[Asked, Extent] = {
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
+_SUM_BLOCK = 1 << 15
 _LONG_BLOCK = 1 << 16  # the same for one client
 _STRETCH = 1 << 18  # columns for one thread at a time
 
@@ -302,9 +303,9 @@ def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | 
     total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
 
     def add(first: int) -> None:
-        block = np.empty((len(rows), _BLOCK))
-        for start in range(first, min(first + _STRETCH, len(total)), _BLOCK):
-            place = slice(start, min(start + _BLOCK, len(total)))
+        block = np.empty((len(rows), _SUM_BLOCK))
+        for start in range(first, min(first + _STRETCH, len(total)), _SUM_BLOCK):
+            place = slice(start, min(start + _SUM_BLOCK, len(total)))
             part = block[:, : place.stop - start]
             np.copyto(part, rows[:, place])
             total[place] = coefficients @ part

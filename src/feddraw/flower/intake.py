@@ -10,13 +10,14 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from feddraw.core import Extent, Model, Update
+from feddraw.core import Extent, Model, Update, in_threads
 from feddraw.flower.records import Reader, Refused, extras
 from feddraw.states import blank, row_of
 
@@ -118,17 +119,33 @@ def decode(
     fresh = room is None or len(room.params) != len(replies)
     matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
     assert matrices is not None
-    updates: list[Update] = []
-    refused = {}
-    for reply in replies:
-        into = row_of(matrices, len(updates))
+
+    def attempt(number: int) -> Update | Refused:
+        reply, into = replies[number], row_of(matrices, number)
         try:
-            updates.append(_update(reply, places[reply.name], into, reader, sends, size_key, arrays_key))
+            return _update(reply, places[reply.name], into, reader, sends, size_key, arrays_key)
         except Refused as reason:
-            refused[reply.name] = str(reason)
-        if fresh:
-            _give_back()
-    return updates, refused, matrices
+            return reason
+        finally:
+            if fresh:
+                _give_back()
+
+    numbers = range(len(replies))
+    found = [attempt(number) for number in numbers] if fresh else in_threads(attempt, numbers)
+    refused = {r.name: str(one) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
+    updates = [one for one in found if isinstance(one, Update)]
+    return _moved_up(updates, matrices) if refused else updates, refused, matrices
+
+
+def _moved_up(updates: Sequence[Update], matrices: Model) -> list[Update]:
+    """In the first rows of the matrices, one after the other, so that no row of a refused reply is between them."""
+    moved = []
+    for number, update in enumerate(updates):
+        into = row_of(matrices, number)
+        for name in ("params", "buffers", "counters"):
+            np.copyto(getattr(into, name), getattr(update.model, name))
+        moved.append(replace(update, model=into))
+    return moved
 
 
 @lru_cache(maxsize=1)
