@@ -128,3 +128,16 @@ def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=r"--set model.weights=FILE") as caught:
         models.build("densenet121", 5, {}, pretrained=True)
     assert "\n" not in str(caught.value)
+
+
+def test_a_saved_densenet121_loads_into_monais_own() -> None:
+    """Anyone can use the model without this package: the grey image repeated three times gives the same logits."""
+    from monai.networks.nets.densenet import DenseNet121
+
+    ours, _ = models.build("densenet121", 5, {"weights": "none"})
+    theirs = DenseNet121(spatial_dims=2, in_channels=3, out_channels=5)
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        same = torch.equal(ours.eval()(images), theirs.eval()(images.expand(-1, 3, -1, -1)))
+    assert same
