@@ -28,7 +28,7 @@ demo: .venv/installed
 	.venv/bin/feddraw demo --resume
 
 test: lint types
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check .
