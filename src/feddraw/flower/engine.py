@@ -7,6 +7,7 @@ remember travels with the messages here, so that a checkpoint holds it and any e
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -25,6 +26,8 @@ from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
 from feddraw.flower.site import Site, client
+
+WAIT = 120.0  # seconds for simulated nodes to come up
 
 
 def open_engine(setting: Setting, workers: int) -> Engine:
@@ -65,11 +68,20 @@ class OverGrid:
 
     def _roll_call(self) -> dict[int, int]:
         """Client to node: simulated nodes get new ids with every start."""
-        nodes = list(self._grid.get_node_ids())
+        nodes = self._everyone()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
         replies, failures = intake.read(self._grid.send_and_receive(asked), nodes, "roll call")
         self._complain(failures, {node: f"node {node}" for node in nodes})
         return {self._places[reply.name]: reply.node for reply in replies}
+
+    def _everyone(self) -> list[int]:
+        """All nodes: simulated ones come up while the server already runs."""
+        deadline = time.monotonic() + WAIT
+        while len(nodes := list(self._grid.get_node_ids())) < len(self._places):
+            if time.monotonic() > deadline:
+                raise RunFailed(f"only {len(nodes)} of {len(self._places)} nodes came up within {WAIT:g} s")
+            time.sleep(0.05)
+        return nodes
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         """All replies are there at once, so in turn saves no memory here."""
