@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from scipy import stats
 
 from feddraw import cli, statistics
 from feddraw.errors import UserError
-from feddraw.statistics import Table, compare
+from feddraw.statistics import Table, against, compare
 
 SHAPES = [(3, 3), (5, 4), (12, 8), (20, 12), (60, 5)]
 
@@ -263,6 +264,13 @@ MISTAKES = {
     "alpha": (TIDY, ("--alpha", "1"), "alpha must be below 1"),
     "alpha zero": (TIDY, ("--alpha", "0"), "alpha must be a positive number"),
     "plot": (TIDY, ("--plot", "x.gif"), "cannot draw to x.gif"),
+    "against nobody": (TIDY, ("--against", "x", "--over", "auc_std", "--value", "auc"), "x"),
+    "against without seeds": (TIDY, ("--against", "a"), "name their column with --over"),
+    "against twice": (
+        TIDY + "S1,b,.4,0.1\n",
+        ("--against", "a", "--over", "auc_std"),
+        "more than one row for S1 b 0.1",
+    ),
     "seed missing": ("scenario,method,seed,v\nS,a,0,1\nS,a,1,1\nS,b,0,1\n", ("--over", "seed"), "no row for S b 1"),
 }
 
@@ -298,3 +306,46 @@ def test_stats_as_json_is_one_document_and_repeats_are_averaged(stats_of: Callab
     assert loss["friedman"]["iman_davenport"]["statistic"] is None  # infinite: all scenarios agree
     assert loss["pairs"][0]["mean_difference"] == pytest.approx(-1)
     assert set(document) == {"alpha", "lower_is_better", "values"}
+
+
+def test_differences_are_paired_by_seed_and_their_interval_is_students() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(2, 3, 6))  # scenario, method, seed
+    rows = [
+        (f"s{s}", f"m{m}", str(r), float(values[s, m, r]))
+        for s in range(2)
+        for m in range(3)
+        for r in reversed(range(6))
+    ]
+    found = {(one.scenario, one.method): one for one in against(rows, "m0")}
+    pairs = {"s0": values[0, 2] - values[0, 0], "": (values[:, 2] - values[:, 0]).mean(axis=0)}
+    for scenario, pair in pairs.items():
+        one, expected = found[scenario, "m2"], stats.ttest_1samp(pair, 0).confidence_interval(0.95)
+        assert (one.mean, one.low, one.high) == pytest.approx((pair.mean(), expected.low, expected.high))
+        assert (one.wins, one.repeats) == ((pair > 0).sum(), 6)
+    assert not any(method == "m0" for _, method in found)
+
+
+def test_an_unfinished_study_is_compared_where_both_methods_were_run() -> None:
+    rows = [("a", "x", "0", 0.7), ("a", "x", "1", 0.8), ("a", "y", "1", 0.7), ("b", "x", "1", 0.5)]
+    (one,) = against(rows, "x")
+    assert (one.scenario, one.method, one.repeats, one.wins) == ("a", "y", 1, 0)
+    assert one.mean == pytest.approx(-0.1)
+    assert one.low == -math.inf
+    with pytest.raises(UserError, match="uniform"):
+        against(rows, "uniform")
+
+
+def test_stats_against_a_method_prints_draws_and_documents_differences(
+    stats_of: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    lines = [f"{s},{m},{r},{0.7 + 0.01 * (m == 'b') + 0.001 * r}" for s in "pq" for m in "ab" for r in range(3)]
+    table, picture = "\n".join(["scenario,method,seed,auc", *lines]), tmp_path / "differences.svg"
+    code, out, _ = stats_of(table, "--over", "seed", "--against", "a", "--plot", str(picture))
+    assert code == 0
+    assert "auc less that of a" in out
+    assert out.count("+0.0100*") == 3
+    assert "3 of 3" in out
+    assert "less that of a" in picture.read_text()
+    out = stats_of(table, "--over", "seed", "--against", "a", "--json")[1]
+    assert [one["scenario"] for one in json.loads(out)["values"]["auc"]] == ["p", "q", ""]

@@ -85,6 +85,13 @@ def test_cases_are_alternatives_on_top_of_what_they_share(file):
     assert found[2].experiment.scenario["scale"] == 1.0
 
 
+def test_the_label_of_a_case_is_what_tables_call_it(file):
+    text = 'method = "uniform"\n[[case]]\nlabel = "far apart"\nscenario = {name = "dirichlet", alpha = 0.1}\n'
+    plain, labelled = (read_study(file(t))[0] for t in (text.replace('label = "far apart"\n', ""), text))
+    assert (labelled.name, labelled.label["scenario"]) == ("far-apart_uniform_seed=0", "far apart")
+    assert labelled.key == plain.key
+
+
 def test_a_list_inside_a_list_is_a_value(file):
     (only,) = read_study(file('[data]\nname = "chestmnist"\nfindings = [["Edema", "Hernia"]]'))
     assert only.experiment.data["findings"] == ["Edema", "Hernia"]

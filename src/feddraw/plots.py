@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,6 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
+
+if TYPE_CHECKING:
+    from feddraw.statistics import Difference
 
 # The colours of our pages, told apart by colour-blind readers; line styles and markers tell them apart in grey.
 COLOURS = ("#0b5fa5", "#c8520a", "#007a5e", "#a63d7f", "#86690a", "#2b86b5", "#3c3c3c")
@@ -254,6 +258,29 @@ def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], labe
     axes.set_ylim(len(gains) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel(label)
+
+
+def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str) -> Figure:
+    """Methods less the reference: a row of panels for each value, a panel for each scenario and one for all."""
+    everything = [one for of in found.values() for one in of]
+    scenarios = sorted(dict.fromkeys(one.scenario for one in everything), key=lambda name: not name)  # "" comes last
+    methods = list(dict.fromkeys(one.method for one in everything))
+    size = 1.4 + 1.8 * len(scenarios), (0.7 + 0.22 * len(methods)) * len(found)
+    with styled():
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(found), len(scenarios), squeeze=False, sharex="row", sharey=True)
+        for row, of in zip(grid, found.values(), strict=True):
+            for axes, scenario in zip(row, scenarios, strict=True):
+                by_method = {one.method: one for one in of if one.scenario == scenario}
+                draw_gains(axes, {m: _ends(by_method.get(m)) for m in methods}, "")
+                axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
+        figure.supxlabel(f"{', '.join(found)} less that of {reference}", fontsize=9)
+    return figure
+
+
+def _ends(one: Difference | None) -> tuple[float, float, float]:
+    """Estimate and interval; nothing is drawn of what is not there."""
+    return (one.mean, one.low, one.high) if one is not None and math.isfinite(one.low) else (math.nan,) * 3
 
 
 def draw_critical_difference(

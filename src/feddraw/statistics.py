@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from feddraw.errors import UserError, positive
+from feddraw.errors import UserError, positive, unknown
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
@@ -56,16 +56,21 @@ def tabulate(rows: Iterable[tuple[str, str, float]]) -> Table:
 
 def average_repeats(rows: Iterable[tuple[str, str, str, float]]) -> list[tuple[str, str, float]]:
     """The mean over repeats (seeds) of rows (scenario, method, repeat, value); all must have the same repeats."""
+    cells = _by_repeat(rows)
+    repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
+    missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
+    _refuse("no row for", missing, "complete the table")
+    return [(*names, float(np.mean(list(cell.values())))) for names, cell in cells.items()]
+
+
+def _by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, str], dict[str, float]]:
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for scenario, method, repeat, value in rows:
         cell = cells.setdefault((scenario, method), {})
         if repeat in cell:
             raise UserError(f"more than one row for {scenario} {method} {repeat}: give one")
         cell[repeat] = value
-    repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
-    missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
-    _refuse("no row for", missing, "complete the table")
-    return [(*names, float(np.mean(list(cell.values())))) for names, cell in cells.items()]
+    return cells
 
 
 def _refuse(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
@@ -246,8 +251,7 @@ class Comparison:
 
 def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False) -> Comparison:
     """Rank, test, and compare every pair."""
-    if positive("alpha", alpha) >= 1:
-        raise UserError(f"alpha must be below 1, not {alpha}")
+    _check_level(alpha)
     ranks = rank(table.values, lower_is_better=lower_is_better)
     scenarios, methods = ranks.shape
     overall = friedman(ranks)
@@ -257,6 +261,11 @@ def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False)
     names = tuple(tuple(table.methods[method] for method in group) for group in joined)
     pairs = tuple(_pairs(table, ranks, reach, lower_is_better))
     return Comparison(table, alpha, lower_is_better, ranks, overall, difference, names, pairs)
+
+
+def _check_level(alpha: float) -> None:
+    if positive("alpha", alpha) >= 1:
+        raise UserError(f"alpha must be below 1, not {alpha}")
 
 
 def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> Iterator[Pair]:
@@ -283,6 +292,57 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
             ties=len(ranks) - better - worse,
             losses=worse,
         )
+
+
+# ---------------------------------------------------------------------------------------------------- one against all
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a method has over the reference in a scenario: the mean of paired differences over repeats (seeds)."""
+
+    scenario: str  # empty: the mean over all of several scenarios, repeat by repeat
+    method: str
+    mean: float
+    low: float  # Student's interval; infinite for a single repeat
+    high: float
+    wins: int
+    repeats: int
+
+
+def against(rows: Iterable[tuple[str, str, str, float]], reference: str, *, alpha: float = 0.05) -> list[Difference]:
+    """Every method less the reference, from rows (scenario, method, repeat, value), by scenario and over all of them.
+
+    Each difference has a Student's interval, which five seeds suffice for where a bootstrap's is too narrow.
+    Repeats that only one of the two has are left out, so that an unfinished study can be looked at.
+    """
+    _check_level(alpha)
+    cells = _by_repeat(rows)
+    scenarios = list(dict.fromkeys(scenario for scenario, _ in cells))
+    methods = list(dict.fromkeys(method for _, method in cells))
+    _enough("method", methods)
+    if reference not in methods:
+        raise unknown("methods", reference, methods)
+    found = []
+    for method in (name for name in methods if name != reference):
+        by_scenario = {s: _paired(cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
+        whole = set.intersection(*(set(pairs) for pairs in by_scenario.values())) if len(scenarios) > 1 else ()
+        overall = {repeat: float(np.mean([by_scenario[s][repeat] for s in scenarios])) for repeat in whole}
+        for scenario, pairs in {**by_scenario, "": overall}.items():
+            if pairs:
+                found.append(_difference(scenario, method, np.array(list(pairs.values())), alpha))
+    return found
+
+
+def _paired(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {repeat: first[repeat] - second[repeat] for repeat in first if repeat in second}
+
+
+def _difference(scenario: str, method: str, values: Floats, alpha: float) -> Difference:
+    mean, repeats, reach = float(values.mean()), len(values), math.inf
+    if repeats > 1:
+        reach = float(stats.t.ppf(1 - alpha / 2, repeats - 1) * stats.sem(values))
+    return Difference(scenario, method, mean, mean - reach, mean + reach, int((values > 0).sum()), repeats)
 
 
 # ---------------------------------------------------------------------------------------------------- bootstrap

@@ -60,8 +60,9 @@ class Planned:
 def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[Planned]:
     """All runs of a study's file: an experiment file in which any value may be a list.
 
-    `[[case]]` tables are alternatives: each is combined with what stands outside of them. `preset` names what the
-    settings start from. A list inside a list is a value.
+    `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
+    one, is what tables call it in place of its scenario. `preset` names what the settings start from. A list inside a
+    list is a value.
     """
     table = read_toml(path)
     preset = table.pop("preset", "laptop")
@@ -69,8 +70,8 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
         raise UserError(f"{path}: a case is a table with two brackets: [[case]]")
     found = [
-        _planned(Experiment.preset(preset), settings, label, changes or {})
-        for case in cases
+        _planned(Experiment.preset(preset), settings, label | called, changes or {})
+        for case, called in map(_called, cases)
         for settings, label in _combinations(table | case)
     ]
     for planned in found:
@@ -79,6 +80,13 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     found.sort(key=lambda planned: planned.experiment.seed)
     _require_different_names(found, path)
     return found
+
+
+def _called(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A case's settings, and the name that it gives itself."""
+    settings = dict(case)
+    name = settings.pop("label", None)
+    return settings, {} if name is None else {"scenario": str(name)}
 
 
 def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.data.tables import Sheet
-    from feddraw.statistics import Comparison, Table
+    from feddraw.statistics import Comparison, Difference, Table
 
 Option = typer.Option
 SPREADS = ("_std", "_sd", "_sem", "_var")  # columns that describe another one
@@ -30,8 +30,13 @@ def stats(
     over: Annotated[str, Option(help="Column of repeats, such as seed, to take the mean over first.")] = "",
     alpha: Annotated[float, Option(help="Significance level.")] = 0.05,
     lower_is_better: Annotated[bool, Option("--lower-is-better", help="Rank the smallest value first.")] = False,
+    against: Annotated[
+        str, Option(help="Instead of ranks: each method less this one, paired by --over, with intervals.")
+    ] = "",
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-    plot: Annotated[Path | None, Option(help="Draw the critical difference to this file (.png, .svg or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Draw the critical difference, or the differences, to this file (.png, .svg, .pdf).")
+    ] = None,
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
     from feddraw.data.tables import Sheet
@@ -39,6 +44,9 @@ def stats(
 
     sheet = Sheet.of(table)
     columns = value or _value_columns(sheet, {scenario, method, over})
+    if against:
+        differences(sheet, (scenario, method, over), columns, against, alpha, json, plot)
+        return
     tables = {column: read_table(sheet, scenario, method, column, over) for column in columns}
     found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
     if plot is not None:
@@ -64,6 +72,16 @@ def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str =
     """One column of values as a table; a field that is no number is named with its line."""
     from feddraw.statistics import average_repeats, tabulate
 
+    rows = read_rows(sheet, scenario, method, value, over)
+    try:
+        return tabulate(average_repeats(rows) if over else [(where, who, number) for where, who, _, number in rows])
+    except UserError as mistake:
+        hint = " (for repeats such as seeds: --over COLUMN)" if str(mistake).startswith("more than one") else ""
+        raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
+
+
+def read_rows(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> list[tuple[str, str, str, float]]:
+    """Scenario, method, repeat and value of every line."""
     places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
     rows: list[tuple[str, str, str, float]] = []
     for line, fields in sheet.rows():
@@ -71,11 +89,7 @@ def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str =
         if not where or not who:
             raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
         rows.append((where, who, repeat, _number(text, f"{sheet.path}, line {line}: {value} of {where} {who}")))
-    try:
-        return tabulate(average_repeats(rows) if over else [(where, who, number) for where, who, _, number in rows])
-    except UserError as mistake:
-        hint = " (for repeats such as seeds: --over COLUMN)" if str(mistake).startswith("more than one") else ""
-        raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
+    return rows
 
 
 def _number(text: str, what: str) -> float:
@@ -102,6 +116,67 @@ def draw(found: Mapping[str, Comparison], path: Path) -> None:
         for name, one in found.items()
     }
     save(critical_difference_figure(panels), path)
+
+
+# ---------------------------------------------------------------------------------------------------- one against all
+
+
+def differences(
+    sheet: Sheet,
+    names: tuple[str, str, str],
+    columns: Sequence[str],
+    reference: str,
+    alpha: float,
+    json: bool,
+    plot: Path | None,
+) -> None:
+    """Each method less the reference, by scenario: printed, drawn, or as a document."""
+    from feddraw.statistics import against
+
+    scenario, method, over = names
+    if not over:
+        raise UserError("--against compares repeats in pairs: name their column with --over, for instance --over seed")
+    rows = {column: read_rows(sheet, scenario, method, column, over) for column in columns}
+    found = {column: against(of, reference, alpha=alpha) for column, of in rows.items()}
+    if plot is not None:
+        from feddraw.plots import differences_figure, save
+
+        save(differences_figure(found, reference), plot)
+    if json:
+        from feddraw.cli.show import as_json
+
+        documents = {column: [_finite(asdict(one)) for one in of] for column, of in found.items()}
+        as_json({"alpha": alpha, "against": reference, "values": documents})
+        return
+    for column, of in found.items():
+        show_differences(column, of, reference, alpha)
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: null stands for the ends of an interval that a single repeat cannot have."""
+    return {name: None if value in (math.inf, -math.inf) else value for name, value in row.items()}
+
+
+def show_differences(column: str, found: Sequence[Difference], reference: str, alpha: float) -> None:
+    from feddraw.cli.show import console, table
+
+    scenarios = dict.fromkeys(one.scenario for one in found if one.scenario)
+    ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
+    rows = [_difference_row(one) for one in ordered]
+    parts = [
+        f"{column} less that of {reference}",
+        compact(table(["scenario", "method", "difference", "low", "high", "ahead in"], rows, left=2)),
+        f"* the {1 - alpha:.0%} interval (Student's, over repeats) leaves out 0. Each interval stands for itself: of "
+        f"{len(rows)}, about {alpha * len(rows):.1f} would do so by chance alone.",
+    ]
+    for part in parts:
+        console().print(part, "", sep="\n", markup=False)
+
+
+def _difference_row(one: Difference) -> list[str]:
+    mark = "*" if one.low > 0 or one.high < 0 else " "
+    ends = [f"{end:+.4f}" if math.isfinite(end) else "—" for end in (one.low, one.high)]
+    return [one.scenario or "all", one.method, f"{one.mean:+.4f}{mark}", *ends, f"{one.wins} of {one.repeats}"]
 
 
 # ---------------------------------------------------------------------------------------------------- as a document
