@@ -63,10 +63,9 @@ fuzz: .venv/installed-dev
 test-federation: .venv/installed-federation
 	FEDDRAW_FEDERATION=1 .venv/bin/python -m pytest tests/federation tests/test_flower_deployment.py
 
+# Beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see `feddraw bench --help`).
 bench: .venv/installed-dev
-	.venv/bin/python benchmarks/rounds.py
-	.venv/bin/python benchmarks/data.py
-	.venv/bin/python benchmarks/flower.py
+	.venv/bin/feddraw bench --out runs/bench
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

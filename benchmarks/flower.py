@@ -12,6 +12,7 @@ import argparse
 import gc
 import logging
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +26,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from feddraw import models
+from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.gate import Gate, admit
 from feddraw.methods.fedavg import fedavg
-from interleaved import heading, ratio, show, timed
 
 CLIENTS = 10
 
@@ -141,26 +142,26 @@ def main() -> None:
     blocks = parser.parse_args().blocks
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print(heading(blocks), f"{CLIENTS} replies of DenseNet121", sep=", ")
+    print(f"load {os.getloadavg()[0]:.2f} at the start, {blocks} alternating blocks, {CLIENTS} replies of DenseNet121")
     theirs, ours = FedAvg(fraction_evaluate=0.0), FedDRAW(fraction_evaluate=0.0)
     plain = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     replies = replies_to(ours)
     replies_to(plain)
-    slow = partial(whole, theirs, replies)
-    show(
-        "Flower's FedAvg ÷ FedDRAW, with gate and ledger", ratio(slow, partial(whole, ours, replies), blocks), "bar: 3"
-    )
-    show(
-        "Flower's FedAvg ÷ our FedAvg, with gate and ledger",
-        ratio(slow, partial(whole, plain, replies), blocks),
-        "bar: 3",
-    )
-    bare = ratio(slow, partial(without_gate, ours, replies), blocks)
-    show("Flower's FedAvg ÷ FedDRAW, without the gate", bare, "bar: 5")
+    works = {
+        "Flower's FedAvg": partial(whole, theirs, replies),
+        "FedDRAW, with gate and ledger": partial(whole, ours, replies),
+        "our FedAvg, with gate and ledger": partial(whole, plain, replies),
+        "FedDRAW, without the gate": partial(without_gate, ours, replies),
+    }
+    slow, *others = works
+    samples = Session(blocks).interleave("", works)
+    for name in others:
+        one = ratio(samples[slow], samples[name])
+        print(f"{slow} ÷ {name:<34} {one['median']:6.2f}  [{one['low']:.2f}, {one['high']:.2f}]")
     found = [stages(ours, replies) for _ in range(blocks)]
     for name in found[0]:
         print(f"  {name:<16} {1e3 * float(np.median([one[name] for one in found])):7.1f} ms")
-    print(f"  {'Flower, all':<16} {1e3 * float(np.median([slow() for _ in range(5)])):7.1f} ms")
+    print(f"  {'Flower, all':<16} {1e3 * float(np.median(samples[slow])):7.1f} ms")
     for which in ("FedAvg", "FedDRAW"):
         print(f"peak extra memory, {which}: {peak(which):.0f} MB")
 

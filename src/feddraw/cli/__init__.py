@@ -10,6 +10,7 @@ import click
 import typer
 
 from feddraw.cli import (
+    bench,
     data,
     demo,
     explain,
@@ -49,6 +50,7 @@ app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)
 app.command("verify")(verify.verify)
 app.command("list")(listing.show)
+app.command("bench")(bench.bench)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,192 @@
+"""The parts of the bench and the one document that they make, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddraw.bench import growth, memory, preparation, rivals, rounds, server
+from feddraw.bench.ratios import Session
+from feddraw.errors import UserError, unknown
+from feddraw.results import environment, write_whole
+
+Part = Callable[[Session], dict[str, Any]]
+Line = tuple[str, str, str, str]  # what, the figure, its interval, the bar
+
+PARTS: Mapping[str, Part] = {
+    "rounds": rounds.measure,
+    "steps": rounds.measure_steps,
+    "server": server.measure,
+    "memory": memory.measure,
+    "preparation": preparation.measure,
+    "growth": growth.measure,
+    **{name: partial(rivals.measure, name=name) for name in rivals.RIVALS},
+}
+TITLES = {"rounds": "a round", "steps": "a training step", "memory": "memory", "preparation": "preparing images"}
+FILE = "bench.json"
+
+
+def chosen(only: Sequence[str]) -> list[str]:
+    """The parts that are named, in our order; `rivals` are all of them."""
+    for name in only:
+        if name not in PARTS and name != "rivals":
+            raise unknown("parts of the bench", name, [*PARTS, "rivals"])
+    wanted = {*only, *(rivals.RIVALS if "rivals" in only else ())}
+    return [name for name in PARTS if not only or name in wanted]
+
+
+def measure(session: Session, names: Sequence[str], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document of some parts, beside those that were measured before."""
+    parts = dict(before or {})
+    torch.set_num_threads(1)
+    for name in names:
+        load = os.getloadavg()[0]
+        parts[name] = {"blocks": session.blocks, "load_at_start": round(load, 2)} | PARTS[name](session)
+    return document({name: parts[name] for name in PARTS if name in parts})
+
+
+def document(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of first interest, machine and versions, and every part by its name."""
+    small = parts.get("rounds", {}).get("small", {})
+    flower = parts.get("flower", {}).get("theirs_over_ours", {})
+    floor = parts.get("server", {}).get("over_floor", {})
+    return {
+        "machine": environment() | {"memory_gb": _memory()},
+        "overhead_serial": small.get("overhead_serial"),
+        "speedup_two_workers": small.get("speedup_two_workers"),
+        "server_over_floor": {name: floor.get(name) for name in ("fedavg", "feddraw")},
+        "flower_over_ours": next(iter(flower.values()), None),
+        "missing": {name: parts[name]["missing"] for name in rivals.RIVALS if "missing" in parts.get(name, {})},
+        "parts": dict(parts),
+    }
+
+
+def _memory() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The parts that a folder has from an earlier call."""
+    path = folder / FILE
+    if not path.is_file():
+        return {}
+    try:
+        parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a document of feddraw bench: remove it, or choose another --out") from None
+    return dict(parts)
+
+
+def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
+    """bench.json, bench.md and the figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(folder / "bench.md", markdown(found).encode())
+    drawn = growth.draw(_only_lines(found["parts"]["growth"]), folder) if "growth" in found["parts"] else []
+    return [folder / FILE, folder / "bench.md", *drawn]
+
+
+def _only_lines(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in growth.GROWING if name in part}
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    rows = [f"| {' | '.join(line)} |" for line in lines(found["parts"])]
+    return "\n".join(["| what | median | 95 % interval | bar |", "|---|---|---|---|", *rows]) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+
+
+def lines(parts: Mapping[str, Any]) -> list[Line]:
+    """A line for every figure, also for those that could not be had."""
+    found: list[Line] = []
+    for name, part in parts.items():
+        found += LINES[name](part) if name in LINES else []
+        if name in rivals.RIVALS:
+            found += _rival(part, name)
+    return found
+
+
+def _line(what: str, found: Mapping[str, float] | None, bar: str = "") -> Line:
+    if found is None:
+        return what, "–", "", bar
+    return what, f"{found['median']:.3g}", f"{found['low']:.3g} to {found['high']:.3g}", bar
+
+
+def _workloads(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in part.items() if isinstance(one, Mapping)}
+
+
+def _rounds(part: Mapping[str, Any]) -> list[Line]:
+    found = []
+    for name, one in _workloads(part).items():
+        serial, speedup = ("at most 1.03", "at least 1.85") if name == "small" else ("", "")
+        title = one["title"]
+        found.append(_line(f"a round, serial ÷ a bare loop ({title})", one["overhead_serial"], serial))
+        found.append(_line(f"a round, serial ÷ two workers ({title})", one["speedup_two_workers"], speedup))
+    return found
+
+
+def _steps(part: Mapping[str, Any]) -> list[Line]:
+    found = []
+    for one in _workloads(part).values():
+        title = one["title"]
+        found.append(_line(f"a step as examples write it ÷ ours ({title})", one["plain_over_ours"]))
+        found.append(_line(f"augmenting a batch ÷ a step ({title})", one["augment_over_step"]))
+        found.append(_line(f"reading a batch from the cache ÷ a step ({title})", one["read_over_step"]))
+    return found
+
+
+def _server(part: Mapping[str, Any]) -> list[Line]:
+    floor, title = part["over_floor"], part["title"]
+    return [
+        _line(f"server, FedAvg with the gate ÷ reading once ({title})", floor["fedavg"], "at most 2.0"),
+        _line("server, FedDRAW with the gate ÷ reading once", floor["feddraw"], "at most 2.2"),
+        _line("server, FedDRAW with gate and ledger ÷ reading once", floor["round"]),
+        _line("server, the sum ÷ reading once", floor["sum"]),
+        _line("server, Flower's FedAvg ÷ our sum", part.get("flower_sum_over_ours"), "at least 8"),
+        _line("server, a loop over state dicts ÷ our sum", part["naive_sum_over_ours"]),
+    ]
+
+
+def _memory_lines(part: Mapping[str, Any]) -> list[Line]:
+    found: list[Line] = [
+        (f"server's peak memory, streaming, {int(clients):,} clients", f"{one['megabytes']:.0f} MB", "", "")
+        for clients, one in part["clients"].items()
+    ]
+    return [*found, ("the last ÷ the first", f"{part['most_over_fewest']:.3f}", "", "at most 1.1")]
+
+
+def _preparation(part: Mapping[str, Any]) -> list[Line]:
+    speed = part["images_per_second"]
+    return [
+        (f"{part['title']}, one worker", f"{speed['one']:.0f} images/s", "", ""),
+        _line(f"{part['title']}, one worker ÷ two", part["speedup_two_workers"], "at least 1.7"),
+    ]
+
+
+def _rival(part: Mapping[str, Any], name: str) -> list[Line]:
+    if "missing" in part:
+        return [(f"{part['title']} ÷ ours", "not here", part["missing"], "")]
+    own = "serial" if part["cores"] == 1 else "two workers"
+    title = f"{part['title']} {part['version']} ÷ ours, {own}"
+    return [_line(f"{title}: {key}", one, "more than 1") for key, one in part["theirs_over_ours"].items()]
+
+
+LINES: Mapping[str, Callable[[Mapping[str, Any]], list[Line]]] = {
+    "rounds": _rounds,
+    "steps": _steps,
+    "server": _server,
+    "memory": _memory_lines,
+    "preparation": _preparation,
+}

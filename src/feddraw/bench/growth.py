@@ -1,0 +1,112 @@
+"""Time and memory as clients, rounds, images and models grow, each point in a process of its own; and the figure.
+
+python -m feddraw.bench.growth '{"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32, "stream": true}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feddraw.bench.memory import child, peak
+from feddraw.bench.ratios import Session, timed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+USUAL = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}  # a point that all lines go through, or nearly
+GROWING: Mapping[str, Sequence[int]] = {
+    "clients": (10, 30, 100, 300, 1000),
+    "rounds": (1, 3, 10, 30),
+    "pixels": (28, 56, 112, 224),
+    "hidden": (32, 320, 1000, 4400),
+}
+LABELS = {"clients": "clients", "rounds": "rounds", "pixels": "pixels across", "hidden": "million parameters"}
+WAYS = {"all at once": False, "streaming": True}
+
+
+def measure(session: Session) -> dict[str, Any]:
+    """Seconds of the run and peak megabytes, by what grows and how updates are summed."""
+    kinds = {name: values[::2] if session.quick else values for name, values in GROWING.items()}
+    points = [(name, way, value) for name, values in kinds.items() for way in WAYS for value in values]
+    found: dict[str, Any] = {name: {way: [] for way in WAYS} for name in kinds}
+    for place, (name, way, value) in enumerate(points):
+        session.told("growth: time and memory of the serial engine", place, len(points))
+        wanted = USUAL | {name: value, "stream": WAYS[way]}
+        found[name][way].append({"value": value} | child("feddraw.bench.growth", json.dumps(wanted)))
+    session.told("growth: time and memory of the serial engine", len(points), len(points))
+    return found
+
+
+def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
+    """A run of the serial engine, a step of twenty images a client and round."""
+    from feddraw.engines.serial import Serial
+    from feddraw.experiment import initial_model
+    from feddraw.federation import federate
+    from feddraw.methods.feddraw import feddraw
+    from feddraw.training import Examples, Trainer, Training
+
+    rng, total = np.random.default_rng(0), 20 * clients
+    images = rng.integers(0, 256, (total, pixels, pixels), dtype=np.uint8)
+    examples = Examples(images, rng.integers(0, 2, (total, 14)).astype(np.float32))
+    shards, build = np.split(np.arange(total), clients), partial(_build, hidden, pixels)
+    trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
+    model, names = initial_model(build, 0), [f"C{number + 1}" for number in range(clients)]
+    sizes = [20] * clients if stream else None
+    work = federate(model, feddraw(), Serial(trainer), names, rounds=rounds, seed=0, sizes=sizes)
+    seconds = timed(lambda: [None for _ in work])
+    return {"seconds": seconds, "megabytes": peak(), "parameters": len(model.params)}
+
+
+def _build(hidden: int, pixels: int) -> Any:
+    from feddraw.bench.peers.work import Net
+
+    net = Net(hidden, pixels)
+    return net, net.classifier_name
+
+
+# ---------------------------------------------------------------------------------------------------- the figure
+
+
+def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
+    """growth.svg and growth.png: time above, memory below."""
+    from matplotlib.figure import Figure
+
+    from feddraw.plots import draw_legend, save, styled
+
+    paths = [folder / "growth.svg", folder / "growth.png"]
+    with styled():
+        figure = Figure(figsize=(11, 5.2), layout="constrained")
+        grid = figure.subplots(2, len(found), squeeze=False)
+        for column, (name, ways) in enumerate(found.items()):
+            for row, (key, label) in enumerate({"seconds": "seconds", "megabytes": "peak MB"}.items()):
+                _panel(grid[row][column], name, ways, key, label if column == 0 else "")
+        draw_legend(grid[0][0])
+        for path in paths:
+            save(figure, path)
+    return paths
+
+
+def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
+    from feddraw.plots import look
+
+    for place, (way, points) in enumerate(ways.items()):
+        values = [point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points]
+        axes.plot(values, [point[key] for point in points], label=way, markersize=4, **look(place))
+    axes.set_xscale("log")
+    if key == "seconds":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(LABELS[name])
+    axes.set_ylabel(label)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(**json.loads(sys.argv[1]))))

@@ -1,0 +1,104 @@
+"""Workloads of random images, and the training loops of scripts that ours stands beside.
+
+These are the only gradients outside `training`, and no client's data comes here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import nn
+
+from feddraw import models
+from feddraw.core import Local, Model
+from feddraw.experiment import initial_model
+from feddraw.training import Examples, Rows, Trainer, Training, batches, one_thread
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Equal clients on one of our networks."""
+
+    title: str
+    model: str
+    pixels: int
+    clients: int
+    steps: int
+    batch: int
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def trainer(self, local: Local) -> Trainer:
+        rng = np.random.default_rng(0)
+        total = self.clients * self.steps * self.batch
+        pixels = rng.integers(0, 256, (total, self.pixels, self.pixels), dtype=np.uint8)
+        examples = Examples(pixels, rng.integers(0, 2, (total, 5)).astype(np.float32))
+        build = partial(models.build, self.model, 5, dict(self.settings))
+        how = Training(epochs=1, batch_size=self.batch)
+        return Trainer(build, examples, np.split(np.arange(total), self.clients), how, local)
+
+
+WORKLOADS = {
+    "small": Workload("compact, 32 px, 10 clients × 3 steps of 64", "compact", 32, 10, 3, 64),
+    "medium": Workload("compact, 64 px, 10 clients × 2 steps of 64", "compact", 64, 10, 2, 64),
+    "densenet121": Workload(
+        "DenseNet121, 64 px, 4 clients × 2 steps of 16", "densenet121", 64, 4, 2, 16, (("weights", "none"),)
+    ),
+}
+
+
+def workloads(quick: bool) -> dict[str, Workload]:
+    """Those that can be had here: DenseNet121 only with MONAI, and not in a hurry."""
+    chosen = ["small"] if quick else ["small", "medium"]
+    if not quick and find_spec("monai"):
+        chosen.append("densenet121")
+    return {name: WORKLOADS[name] for name in chosen}
+
+
+def bare_loop(trainer: Trainer, model: Model) -> float:
+    """Seconds of the same steps as a careful script would write them: channels last, fused Adam, gathered batches."""
+    module = trainer.build()[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    state = {name: torch.from_numpy(array) for name, array in model.arrays().items()}
+    with one_thread():
+        start = time.perf_counter()
+        for shard in trainer.shards:
+            module.load_state_dict(state)
+            optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, fused=True)
+            module.train()
+            for rows in batches(shard, trainer.training.batch_size, np.random.default_rng(0)):
+                images, targets = trainer.examples.batch(rows)
+                optimizer.zero_grad()
+                loss = nn.functional.binary_cross_entropy_with_logits(module(images), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return time.perf_counter() - start
+
+
+class PlainLoop:
+    """Training steps as peers' examples write them: plain layout, an optimiser that goes through the layers one by one,
+    gradients clipped likewise."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._module, self._trainer = trainer.build()[0], trainer
+        self._optimizer = torch.optim.Adam(self._module.parameters(), lr=1e-3, foreach=False, fused=False)
+
+    def __call__(self, rows: Rows) -> float:
+        """Seconds of one step."""
+        with one_thread():
+            start = time.perf_counter()
+            images, targets = self._trainer.examples.batch(rows)
+            self._module.train()
+            self._optimizer.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(self._module(images.contiguous()), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self._module.parameters(), 5.0, foreach=False)
+            self._optimizer.step()
+            return time.perf_counter() - start
+
+
+def start_of(trainer: Trainer) -> Model:
+    return initial_model(trainer.build, 0)

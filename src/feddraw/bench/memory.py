@@ -1,0 +1,88 @@
+"""What a server holds at its peak while updates stream in, each number of clients in a process of its own.
+
+    python -m feddraw.bench.memory CLIENTS
+
+The clients are made of nothing but their answers, so that the process is a server's alone; it does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddraw.bench.ratios import Session, timed
+from feddraw.bench.server import network
+from feddraw.core import Job, Memory, Model, Update
+from feddraw.engines import Rows, Scores
+from feddraw.errors import RunFailed
+from feddraw.federation import federate
+from feddraw.methods.feddraw import feddraw
+
+COUNTS = (10, 100, 1000)
+
+
+def measure(session: Session, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
+    """Peak megabytes and seconds of the server's part of a round, by the number of clients."""
+    found = {}
+    for place, clients in enumerate(counts):
+        session.told("memory: a server of 7 million parameters, streaming", place, len(counts))
+        found[str(clients)] = child("feddraw.bench.memory", str(clients))
+    session.told("memory: a server of 7 million parameters, streaming", len(counts), len(counts))
+    peaks = [one["megabytes"] for one in found.values()]
+    return {"clients": found, "most_over_fewest": peaks[-1] / peaks[0]}
+
+
+def child(module: str, *arguments: str) -> Any:
+    """What a module of ours prints as JSON when it is run by itself."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunFailed(f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    return json.loads(done.stdout)
+
+
+def peak() -> float:
+    """Megabytes that this process has held at its most."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # a child's ru_maxrss begins at what its parent held
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Answers:
+    """An engine whose clients answer at once: each moves the sent model a little, into the one row there is."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Memory] = {}
+
+    def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
+        row = np.empty_like(jobs[0].model.params)
+        for job in jobs:
+            np.multiply(job.model.params, np.float32(1 + 1e-6 * (job.client + 1)), out=row)
+            yield Update(job.client, replace(job.model, params=row), 100, 1, {"loss": 0.5})
+
+    def predict(self, model: Model, rows: Rows) -> Scores:
+        raise NotImplementedError("these clients have no images")
+
+    def close(self) -> None:
+        pass
+
+
+def serve(clients: int, model: Model) -> dict[str, float]:
+    """One round of FedDRAW over so many clients."""
+    names, sizes = [f"C{number + 1}" for number in range(clients)], [100] * clients
+    rounds = federate(model, feddraw(), Answers(), names, rounds=15, seed=0, sizes=sizes)
+    seconds = timed(lambda: next(rounds))
+    return {"megabytes": peak(), "seconds": seconds}
+
+
+if __name__ == "__main__":
+    print(json.dumps(serve(int(sys.argv[1]), network())))

@@ -1,0 +1,50 @@
+"""How many images a second are decoded, resized and equalised: phantoms, saved as JPEG files larger than wanted."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from PIL import Image
+
+from feddraw.bench.ratios import Session, ratio, timed
+from feddraw.data.cache import Files, prepare
+from feddraw.data.imaging import Recipe
+from feddraw.data.phantom import phantom
+from feddraw.data.preparation import stamp
+
+PIXELS, DRAWN = 224, 48
+
+
+def measure(session: Session) -> dict[str, Any]:
+    """Images a second with one worker and with two, starting the workers included, and the ratio."""
+    images = 480 if session.quick else 2400
+    with tempfile.TemporaryDirectory() as folder:
+        files = _jpegs(Path(folder), images)
+        works = {"one": partial(_prepare, files, 1), "two": partial(_prepare, files, 2)}
+        what = f"preparation: {images:,} images at {PIXELS} px with CLAHE"
+        samples = session.interleave(what, works, max(1, session.blocks // 3))
+    return {
+        "title": what.partition(": ")[2],
+        "images_per_second": {name: images / float(np.median(seconds)) for name, seconds in samples.items()},
+        "speedup_two_workers": ratio(samples["one"], samples["two"]),
+    }
+
+
+def _jpegs(folder: Path, images: int) -> Files:
+    drawn = phantom(PIXELS, train=DRAWN, validation=0, test=0).images
+    names = tuple(f"{number}.jpg" for number in range(images))
+    for number, name in enumerate(names):
+        Image.fromarray(drawn[number % DRAWN]).resize((390, 320)).save(folder / name, quality=90)
+    return Files(folder, names, tuple(found for name in names if (found := stamp(folder / name))))
+
+
+def _prepare(files: Files, workers: int) -> float:
+    """Into a cache that is thrown away."""
+    with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
+        return timed(lambda: prepare(files, Recipe(PIXELS, clahe=True), "bench", workers))

@@ -1,0 +1,255 @@
+"""The same round in other systems, each in a process of its own that begins a round when it is told to.
+
+Peers that use two cores stand beside our two workers, those that use one beside our serial engine. All their rounds
+begin in a system that is up and warm; what they need to start is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from feddraw.bench.peers import work
+from feddraw.bench.ratios import Ratio, Session, Timed, ratio, timed
+from feddraw.engines import Engine
+from feddraw.engines.processes import Processes
+from feddraw.engines.serial import Serial
+from feddraw.errors import RunFailed
+from feddraw.experiment import initial_model
+from feddraw.federation import federate
+from feddraw.methods.fedavg import fedavg
+from feddraw.training import Examples, Trainer, Training
+
+PATIENCE = 240.0  # seconds for a peer to start, or to do a round
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A system, how to run it, and what it can be asked."""
+
+    title: str
+    environment: str  # the name that an interpreter is given under
+    script: str
+    package: str
+    cores: int
+    settings: tuple[str, ...] = tuple(work.SETTINGS)
+    arguments: tuple[str, ...] = ()
+    note: str = ""
+
+
+RIVALS = {
+    "flower": Rival("Flower on Ray, two CPUs", "flower", "with_flower.py", "flwr", 2),
+    "pfl": Rival("pfl-research, one process", "pfl", "with_pfl.py", "pfl", 1),
+    "pfl_two": Rival("pfl-research, two processes", "pfl", "with_pfl.py", "pfl", 2, arguments=("two",)),
+    "fedlab": Rival("FedLab, one process", "fedlab", "with_fedlab.py", "fedlab", 1),
+    "nvflare": Rival(
+        "NVIDIA FLARE's simulator, ten threads",
+        "nvflare",
+        "with_nvflare.py",
+        "nvflare",
+        2,
+        settings=("tiny 10 × 10", "wide 10 × 1"),
+        note="a process a client: a hundred do not fit",
+    ),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- ours
+
+
+def trainer_of(setting: work.Setting) -> Trainer:
+    """The peers' work for our engines, from the images as they lie on a disk."""
+    examples = Examples(*work.pictures(setting.clients * setting.images))
+    shards = np.split(np.arange(len(examples.images)), setting.clients)
+    how = Training(epochs=1, batch_size=work.BATCH, lr=work.LR, optimizer="sgd")
+    return Trainer(partial(_build, setting.hidden), examples, shards, how, fedavg().local)
+
+
+def _build(hidden: int) -> tuple[torch.nn.Module, str]:
+    return work.Net(hidden), work.Net.classifier_name
+
+
+def one_round(engine: Engine, trainer: Trainer) -> float:
+    """Seconds of a round of FedAvg."""
+    model, names = initial_model(trainer.build, 0), names_of(trainer)
+    return timed(lambda: next(federate(model, fedavg(), engine, names, rounds=15, seed=0)))
+
+
+def names_of(trainer: Trainer) -> list[str]:
+    return [f"C{number + 1}" for number in range(len(trainer.shards))]
+
+
+def bare_round(data: list[tuple[torch.Tensor, torch.Tensor]], net: torch.nn.Module) -> float:
+    """Seconds of the same steps in a plain loop that averages nothing."""
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+    def loop() -> None:
+        for x, y in data:
+            net.load_state_dict(state)
+            work.train(net, x, y)
+
+    return timed(loop)
+
+
+@contextmanager
+def ours(setting: work.Setting, cores: int) -> Iterator[Timed]:
+    """Our round on so many cores."""
+    trainer = trainer_of(setting)
+    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(trainer))
+    try:
+        yield partial(one_round, engine, trainer)
+    finally:
+        engine.close()
+
+
+# ---------------------------------------------------------------------------------------------------- theirs
+
+
+class Visitor:
+    """A peer's process and the socket to it."""
+
+    def __init__(self, rival: Rival, python: str, setting: work.Setting, folder: Path) -> None:
+        self._log = folder / "log"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(folder / "socket"))
+        listening.listen()
+        told = {work.SOCKET: str(folder / "socket"), work.SETTING: json.dumps(asdict(setting))}
+        script = Path(__file__).parent / "peers" / rival.script
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [python, script, *rival.arguments],
+                env=environment | ENVIRONMENT | told,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._lines = self._accept(listening)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            listening.close()
+
+    def _accept(self, listening: socket.socket) -> TextIO:
+        listening.settimeout(0.5)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                self._socket, _ = listening.accept()
+            except TimeoutError:
+                if self._process.poll() is not None:
+                    break
+            else:
+                self._socket.settimeout(PATIENCE)
+                return self._socket.makefile("rw", encoding="utf-8")
+        raise RunFailed(self._last_words())
+
+    def round(self) -> float:
+        """Ask for one, and hear how long it took. In between its processes stand still: some are busy when idle."""
+        self._signal(signal.SIGCONT)
+        print("round", file=self._lines, flush=True)
+        try:
+            return float(self._lines.readline())
+        except (ValueError, OSError):
+            raise RunFailed(self._last_words()) from None
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in descendants(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def _last_words(self) -> str:
+        """What went wrong, from what it printed: the last line that names an error."""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
+        return (errors or lines or ["it ended without a word"])[-1][:200]
+
+    def close(self) -> None:
+        """It has nothing to save: end it and all that it has started."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        if hasattr(self, "_lines"):
+            with suppress(OSError):
+                self._lines.close()
+            self._socket.close()
+
+
+def descendants(process: int) -> list[int]:
+    """A process and all that came of it, as Linux lists them."""
+    parents: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    family = [process]
+    for member in family:
+        family += parents.get(member, [])
+    return family
+
+
+@contextmanager
+def visiting(rival: Rival, python: str, setting: work.Setting) -> Iterator[Visitor]:
+    with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
+        visitor = Visitor(rival, python, setting, Path(folder))
+        try:
+            yield visitor
+        finally:
+            visitor.close()
+
+
+# ---------------------------------------------------------------------------------------------------- side by side
+
+
+def measure(session: Session, name: str) -> dict[str, Any]:
+    """Theirs ÷ ours for every setting; where a system cannot be run here, why."""
+    rival = RIVALS[name]
+    python = session.pythons.get(rival.environment, sys.executable)
+    found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
+    try:
+        found["version"] = _version(python, rival.package)
+        settings = rival.settings[:1] if session.quick else rival.settings
+        return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
+    except RunFailed as failure:
+        return found | {"missing": str(failure)}
+
+
+def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:
+    setting = work.SETTINGS[key]
+    session.told(f"{rival.title}: starting for {key}", 0, 1)
+    with visiting(rival, python, setting) as visitor, ours(setting, rival.cores) as own:
+        samples = session.interleave(f"{rival.title}, {key}", {"theirs": visitor.round, "ours": own})
+    return ratio(samples["theirs"], samples["ours"])
+
+
+def _version(python: str, package: str) -> str:
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    try:
+        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        raise RunFailed(f"{python}: {error.strerror}") from None
+    if asked.returncode:
+        raise RunFailed(f"{package} is not installed")
+    return asked.stdout.strip()

@@ -1,0 +1,121 @@
+"""How much a federated round takes beyond its training, and a training step beside the usual way to write one."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddraw.bench.loops import PlainLoop, Workload, bare_loop, start_of, workloads
+from feddraw.bench.ratios import Session, Timed, ratio, timed
+from feddraw.core import Correction, Method, Model
+from feddraw.data.augment import augment
+from feddraw.engines import Engine
+from feddraw.engines.processes import Processes
+from feddraw.engines.serial import Serial
+from feddraw.federation import federate
+from feddraw.methods.feddraw import feddraw
+from feddraw.training import Examples, Network, Rows, Trainer, fit, make_optimizer, one_thread
+
+
+def measure(session: Session) -> dict[str, Any]:
+    """By workload: serial ÷ a bare loop, and serial ÷ two workers."""
+    return {name: _rounds(session, workload) for name, workload in workloads(session.quick).items()}
+
+
+def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
+    method = feddraw()
+    trainer = workload.trainer(method.local)
+    model, names = start_of(trainer), [f"C{number + 1}" for number in range(workload.clients)]
+    workers = Processes(trainer, 2, names)
+    try:
+        works = {
+            "bare": partial(bare_loop, trainer, model),
+            "serial": partial(_round, Serial(trainer), model, method, names),
+            "workers": partial(_round, workers, model, method, names),
+        }
+        samples = session.interleave(f"rounds: {workload.title}", works)
+    finally:
+        workers.close()
+    return {
+        "title": workload.title,
+        "overhead_serial": ratio(samples["serial"], samples["bare"]),
+        "overhead_two_workers": ratio(samples["workers"], samples["bare"]),
+        "speedup_two_workers": ratio(samples["serial"], samples["workers"]),
+        "seconds_serial": float(np.median(samples["serial"])),
+    }
+
+
+def _round(engine: Engine, model: Model, method: Method, names: list[str]) -> float:
+    return timed(lambda: next(federate(model, method, engine, names, rounds=15, seed=0)))
+
+
+# ---------------------------------------------------------------------------------------------------- steps
+
+
+def measure_steps(session: Session) -> dict[str, Any]:
+    """By workload: a step as peers' examples write it ÷ ours; what augmentation and reading add to ours."""
+    return {name: _steps(session, workload) for name, workload in workloads(session.quick).items()}
+
+
+def _steps(session: Session, workload: Workload) -> dict[str, Any]:
+    trainer = workload.trainer(feddraw().local)
+    rows = np.arange(workload.batch)
+    images, _ = trainer.examples.batch(rows)
+    generator = torch.Generator().manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        works: dict[str, Timed] = {
+            "plain": partial(PlainLoop(trainer), rows),
+            "ours": partial(_Step(trainer), rows),
+            "augment": partial(_alone, lambda: augment(images, generator)),
+            "read": _Reading(trainer.examples, workload.batch, Path(folder)),
+        }
+        samples = session.interleave(f"steps: {workload.title}", works, 2 * session.blocks)
+    seconds = float(np.median(samples["ours"]))
+    return {
+        "title": f"{workload.model}, {workload.pixels} px, batches of {workload.batch}",
+        "plain_over_ours": ratio(samples["plain"], samples["ours"]),
+        "augment_over_step": ratio(samples["augment"], samples["ours"]),
+        "read_over_step": ratio(samples["read"], samples["ours"]),
+        "images_per_second": workload.batch / seconds,
+    }
+
+
+class _Step:
+    """Our loop, one step at a time, with the same clipping."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._network, self._trainer = Network(*trainer.build()), trainer
+        self._optimizer = make_optimizer(self._network, trainer.training)
+        self._training = replace(trainer.training, clip=5.0)
+
+    def __call__(self, rows: Rows) -> float:
+        arguments = (self._training, Correction(), 0, self._trainer.smoothed_loss, self._optimizer)
+        return _alone(lambda: fit(self._network, self._trainer.examples, rows, *arguments))
+
+
+class _Reading:
+    """A batch of random rows from a file that is mapped to memory, as prepared images are."""
+
+    def __init__(self, examples: Examples, batch: int, folder: Path) -> None:
+        self._rng, self._batch = np.random.default_rng(0), batch
+        np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
+        self._images = np.load(folder / "images.npy", mmap_mode="r")
+
+    def __call__(self) -> float:
+        rows = self._rng.choice(len(self._images), self._batch, replace=False)
+        start = time.perf_counter()
+        self._images[rows].sum()
+        return time.perf_counter() - start
+
+
+def _alone(work: Callable[[], object]) -> float:
+    with one_thread():
+        return timed(work)

@@ -1,0 +1,102 @@
+"""`feddraw bench`: speed and memory beside a bare training loop and the peers that are installed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddraw.errors import UserError, unknown
+
+Option = typer.Option
+QUIET = 0.3  # load average above which ratios are not to be trusted
+PEERS = ("flower", "pfl", "fedlab", "nvflare")
+
+
+def bench(
+    quick: Annotated[bool, Option("--quick", help="Fewer blocks and one setting a peer: within five minutes.")] = False,
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[Path | None, Option(help="Folder for bench.json, bench.md and the figure.")] = None,
+    only: Annotated[
+        list[str] | None,
+        Option(
+            help="rounds, steps, server, memory, preparation, growth, rivals, or one of flower, pfl, pfl_two, fedlab, "
+            "nvflare; repeatable. With --out, the other parts stay as they are in the folder."
+        ),
+    ] = None,
+    python_of: Annotated[
+        list[str] | None, Option(help="PEER=PATH, the Python that has flower, pfl, fedlab or nvflare; repeatable.")
+    ] = None,
+    blocks: Annotated[int, Option(help="Alternating blocks a ratio (default: 20, or 6 with --quick).")] = 0,
+) -> None:
+    """Measure rounds, training steps, the server and memory, as ratios from one run, beside other systems."""
+    from feddraw.bench import document
+    from feddraw.bench.ratios import Session
+
+    names = document.chosen(only or [])
+    before = document.read(out) if out and only else {}
+    pythons = interpreters(python_of or [])
+    if (load := os.getloadavg()[0]) > QUIET:
+        warnings.warn(f"the machine is busy (load {load:.2f}): ratios will scatter", stacklevel=1)
+    with progress() as told:
+        session = Session(blocks or (6 if quick else 20), quick, told, pythons)
+        found = document.measure(session, names, before)
+    written = document.write(found, out) if out else []
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(found)
+        return
+    _show(found, written)
+
+
+def interpreters(given: Sequence[str]) -> dict[str, str]:
+    """Peer to interpreter, from PEER=PATH; for others FEDDRAW_PYTHON_OF_FLOWER and the like."""
+    named = {peer: path for peer in PEERS if (path := os.environ.get(f"FEDDRAW_PYTHON_OF_{peer.upper()}"))}
+    for text in given:
+        peer, equals, path = text.partition("=")
+        if peer not in PEERS:
+            raise unknown("peers", peer, PEERS)
+        if not equals or not Path(path).is_file():
+            raise UserError(f"--python-of {text}: PEER=PATH of a Python that is there")
+        named[peer] = path
+    return named
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """On standard error: a bar in a terminal, elsewhere a line for each thing that is measured."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    err = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task, last = bar.add_task("", total=1), ""
+
+        def told(what: str, done: int, total: int) -> None:
+            nonlocal last
+            if what != last and not err.is_terminal:
+                err.print(what, soft_wrap=True)
+            last = what
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield told
+
+
+def _show(found: dict[str, Any], written: Sequence[Path]) -> None:
+    from feddraw.bench.document import lines
+    from feddraw.cli.show import console, table
+
+    machine, out = found["machine"], console()
+    rows = [list(line) for line in lines(found["parts"])]
+    out.print(table(["what", "median", "95 % interval", "bar"], rows))
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    out.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")
+    if written:
+        out.print("written: " + ", ".join(map(str, written)))

@@ -1,0 +1,100 @@
+"""The bench's document has what its readers count on, and a system that is not there is said not to be there."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from feddraw.bench import document, growth, memory, rivals, server
+from feddraw.bench.peers import work
+from feddraw.bench.ratios import Session, interval, ratio
+from feddraw.cli import app
+from feddraw.errors import RunFailed, UserError
+
+TINY = work.Setting(hidden=8, clients=2, steps=1)
+
+
+def test_the_interval_of_a_median_leaves_out_what_the_binomial_law_allows():
+    assert interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15}  # 95.9 %; one more would make 88.5 %
+    assert interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6}
+    assert interval([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
+
+
+def test_blocks_alternate_and_the_first_only_warms_up():
+    order: list[str] = []
+
+    def work_of(name):
+        return lambda: order.append(name) or float(len(order))
+
+    samples = Session(blocks=3).interleave("", {"a": work_of("a"), "b": work_of("b")})
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert samples == {"a": [4, 5, 8], "b": [3, 6, 7]}
+    assert ratio([2, 4, 6], [1, 2, 3])["median"] == 2
+
+
+def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(monkeypatch):
+    monkeypatch.setattr("feddraw.bench.rivals._version", lambda python, package: (_ for _ in ()).throw(RunFailed("no")))
+    shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
+    found = json.loads(shown.stdout)
+    keys = {"machine", "overhead_serial", "speedup_two_workers", "server_over_floor", "flower_over_ours"}
+    assert keys <= found.keys()
+    assert found["server_over_floor"].keys() == {"fedavg", "feddraw"}
+    assert found["missing"] == {"flower": "no"}
+    assert ("Flower on Ray, two CPUs ÷ ours", "not here", "no", "") in document.lines(found["parts"])
+
+
+def test_figures_of_the_server_become_lines_and_files(tmp_path):
+    part = server.measure(Session(blocks=1), parameters=40_000)
+    found = document.document({"server": part})
+    for one in found["server_over_floor"].values():
+        assert one.keys() == {"median", "low", "high"}
+        assert 0 < one["low"] <= one["median"] <= one["high"] < math.inf
+    written = document.write(found, tmp_path)
+    assert document.read(tmp_path) == json.loads(json.dumps(found["parts"]))
+    assert "FedDRAW with the gate" in written[1].read_text()
+
+
+def test_growth_is_drawn(tmp_path):
+    point = growth.run(clients=2, rounds=1, pixels=28, hidden=8, stream=True)
+    part = {"clients": {way: [point | {"value": 2}] for way in growth.WAYS}}
+    found = document.document({"growth": {"blocks": 1} | part})
+    assert [path.name for path in document.write(found, tmp_path)[2:]] == ["growth.svg", "growth.png"]
+    assert all(point[key] > 0 for key in ("seconds", "megabytes", "parameters"))
+
+
+def test_our_round_does_the_peers_steps(monkeypatch):
+    trainer = rivals.trainer_of(TINY)
+    assert [len(shard) for shard in trainer.shards] == [work.BATCH] * 2
+    with rivals.ours(TINY, 1) as own:
+        assert own() > 0
+    pixels, targets = work.pictures(40)
+    (x, y), _ = work.tensors(TINY)
+    np.testing.assert_allclose(x[:, 0], (pixels[:20] / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
+    assert rivals.bare_round(work.tensors(TINY), work.Net(8)) > 0
+    assert np.array_equal(y, targets[:20])
+
+
+def test_a_peer_that_cannot_be_imported_says_so():
+    rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
+    with pytest.raises(RunFailed, match="No such file"), rivals.visiting(rival, sys.executable, TINY):
+        pass
+
+
+def test_a_server_of_many_streams_in_little_memory():
+    few, many = (memory.serve(clients, memory.network(40_000)) for clients in (2, 20))
+    assert few["megabytes"] > 0
+    assert many["megabytes"] < few["megabytes"] + 20
+
+
+def test_mistakes_are_one_line(tmp_path):
+    with pytest.raises(UserError, match="rounds"):
+        document.chosen(["round"])
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(UserError, match="not a document"):
+        document.read(tmp_path)
+    assert document.chosen(["rivals"]) == list(rivals.RIVALS)
