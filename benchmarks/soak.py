@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,27 +20,31 @@ from matplotlib.figure import Figure
 from feddraw.experiment import Experiment, run
 
 WARM = 0.1  # share of the rounds after which nothing should grow
+WAYS = {
+    "serial": {"engine": "serial"},
+    "serial, streaming": {"engine": "serial", "method": "ditto", "stream": True},
+    "one worker": {"engine": "processes", "workers": 1},
+    "Flower, in this process": {"engine": "flower"},
+}
 
 
-def tiny(rounds: int, engine: str) -> Experiment:
+def tiny(rounds: int, way: dict[str, Any]) -> Experiment:
     experiment = Experiment(
         data={"name": "phantom", "size": 28, "train": 48, "validation": 48, "test": 48},
         scenario={"name": "quantity", "clients": 3, "power": 0.5, "scale": 1.0},
         model={"name": "compact", "growth": 8},
-        method="scaffold",  # the one with most to remember
         rounds=rounds,
-        engine=engine,
-        workers=0 if engine == "serial" else 1,
+        **{"method": "scaffold", **way},  # the one with most to remember
     )
     return experiment.with_settings({"training.batch_size": 16, "training.epochs": 1})
 
 
-def soak(rounds: int, engine: str) -> np.ndarray:
+def soak(rounds: int, way: dict[str, Any]) -> np.ndarray:
     """(rounds, 2): megabytes and open files of this process and its workers."""
     here = psutil.Process()
     measured = []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in run(tiny(rounds, engine), Path(folder) / "run"):
+        for _ in run(tiny(rounds, way), Path(folder) / "run"):
             everyone = [here, *here.children(recursive=True)]
             memory = sum(process.memory_info().rss for process in everyone) / 2**20
             measured.append((memory, sum(process.num_fds() for process in everyone)))
@@ -56,16 +61,16 @@ def growth(values: np.ndarray) -> float:
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    for engine, values in found.items():
-        above.plot(values[:, 0], linewidth=1, label=engine)
-        below.plot(values[:, 1], linewidth=1, label=engine)
+    for name, values in found.items():
+        above.plot(values[:, 0], linewidth=1, label=name)
+        below.plot(values[:, 1], linewidth=1, label=name)
     above.set_ylabel("memory in MB")
     below.set_ylabel("open files")
     below.set_xlabel("round")
     for axes in (above, below):
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
-    above.legend(frameon=False, title="engine")
+    above.legend(frameon=False, ncols=2)
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -75,13 +80,13 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
     found = {}
-    for engine in ("serial", "processes"):
+    for name, way in WAYS.items():
         began = time.monotonic()
-        found[engine] = soak(chosen.rounds, engine)
-        memory, files = found[engine].T
+        found[name] = soak(chosen.rounds, way)
+        memory, files = found[name].T
         late = int(WARM * len(memory))
         print(
-            f"{engine}: {chosen.rounds} rounds in {time.monotonic() - began:.0f} s; "
+            f"{name}: {chosen.rounds} rounds in {time.monotonic() - began:.0f} s; "
             f"memory {memory[late]:.1f} MB at round {late}, {memory[-1]:.1f} MB at the end, "
             f"trend {growth(memory):+.2f} MB; open files {int(files[late:].min())} to {int(files[late:].max())}",
             flush=True,

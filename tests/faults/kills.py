@@ -103,9 +103,9 @@ class Subject:
 class Run(Subject):
     """`feddraw run`"""
 
-    def __init__(self, name: str, room: Path, method: str, engine: str) -> None:
+    def __init__(self, name: str, room: Path, method: str, *how: str) -> None:
         super().__init__(name, room)
-        self.how = (*SMALL, "--method", method, "--engine", engine, *(("--workers", "2") if engine != "serial" else ()))
+        self.how = (*SMALL, "--method", method, *how)
 
     def words(self, folder: Path, *, again: bool) -> Sequence[str]:
         return ("run", *self.how, "--out", str(folder), *(("--resume",) if again else ()))
@@ -133,7 +133,7 @@ def outcome_of_run(folder: Path) -> dict[str, bytes]:
 
 
 class Study(Subject):
-    """`feddraw study`"""
+    """`feddraw study`, which also adds to a table that other studies share"""
 
     def __init__(self, name: str, room: Path) -> None:
         super().__init__(name, room)
@@ -141,7 +141,7 @@ class Study(Subject):
         self.file.write_text(STUDY, encoding="utf-8")
 
     def words(self, folder: Path, *, again: bool) -> Sequence[str]:
-        return ("study", str(self.file), "--out", str(folder), "--workers", "1")
+        return ("study", str(self.file), "--out", str(folder), "--workers", "1", "--done", str(folder / "done.csv"))
 
     def progress(self, folder: Path) -> int:
         return sum(1 for _ in folder.glob("*/checkpoint/state.safetensors"))
@@ -151,10 +151,15 @@ class Study(Subject):
 
     def outcome(self, folder: Path) -> dict[str, bytes]:
         runs = sorted(file.parent for file in folder.glob("*/metrics.json"))
-        with (folder / "runs.csv").open(newline="", encoding="utf-8") as file:
-            rows = sorted(({**row, "seconds": ""} for row in csv.DictReader(file)), key=lambda row: row["run"])
         found = {f"{run.name}/{name}": data for run in runs for name, data in outcome_of_run(run).items()}
-        return found | {"runs.csv": json.dumps(rows).encode()}
+        return found | {name: rows_of(folder / name) for name in ("runs.csv", "done.csv")}
+
+
+def rows_of(path: Path) -> bytes:
+    """A study's table but for the seconds."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = sorted(({**row, "seconds": ""} for row in csv.DictReader(file)), key=lambda row: row["run"])
+    return json.dumps(rows).encode()
 
 
 class Preparation(Subject):
@@ -260,14 +265,17 @@ def choose(subject: Subject, rng: random.Random) -> Moment | None:
 def subjects(room: Path, rng: random.Random, *, quick: bool) -> list[tuple[Subject, int]]:
     """What is killed, and how often in comparison."""
     methods = ["scaffold", "feddyn"] if quick else catalog.names("methods")
-    found: list[tuple[Subject, int]] = []
-    for method in methods:
-        found.append((Run("run", place(room, method), method, "serial"), 1 if not quick else 3))
+    serial, stream = ("--engine", "serial"), ("--set", "stream=true")
+    found: list[tuple[Subject, int]] = [
+        (Run("run", place(room, method), method, *serial), 3 if quick else 1) for method in methods
+    ]
+    found.append((Run("run, streaming", place(room, "stream"), "ditto", *serial, *stream), 1 if quick else 4))
     if not quick:
-        found.append((Run("run, two workers", place(room, "workers"), "moon", "processes"), 2))
-    found.append((Preparation("preparing data", place(room, "data")), 2))
-    if "study" in command(("--help",), room / "help").said:
-        found.append((Study("study", place(room, "study")), 1 if quick else 3))
+        workers = ("--engine", "processes", "--workers", "2")
+        found.append((Run("run, two workers", place(room, "workers"), "moon", *workers), 4))
+        found.append((Run("run, workers, streaming", place(room, "both"), "feddraw", *workers, *stream), 3))
+    found.append((Preparation("preparing data", place(room, "data")), 2 if quick else 4))
+    found.append((Study("study", place(room, "study")), 1 if quick else 8))
     return found
 
 
