@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +24,19 @@ from feddraw.data.imaging import BadImage, decode
 from feddraw.data.tables import read_labels
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete
+from feddraw.participation import Participation
 from feddraw.runs import read_run
 from feddraw.study import read_study
 from run_folders import make_run
 
 NAMES = (
-    "experiment.toml", "study.toml", "label tables", "ChestX-ray14's table", "tables of results", "similarities",
-    "index lists", "run folders", "logs on resume", "checkpoints", "archives (.npz)", "pictures", "weights files",
+    "experiment.toml", "study.toml", "label tables", "ChestX-ray14's table", "tables of results", "tables of studies",
+    "tables for init", "similarities", "index lists", "run folders", "reports", "logs on resume", "checkpoints",
+    "archives (.npz)", "pictures", "weights files", "prepared images",
+    *(("Flower replies", "Flower requests") if find_spec("flwr") else ()),
 )  # fmt: skip
+SHORT = [name for name in NAMES if name != "reports"]  # half a second each; `make fuzz` has them
+INPUTS = {"Flower replies": 30}  # sixty seeds come first
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +53,16 @@ def test_every_reader_is_in_the_list(readers):
     assert tuple(readers) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT)
 def test_a_reader_reads_or_refuses_in_a_line(readers, room, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = fuzz(readers[name], room, random.Random(1), inputs=100)
+        found = fuzz(readers[name], room, random.Random(1), inputs=INPUTS.get(name, 100))
     assert found.escapes == []
     assert found.refused
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT)
 def test_good_files_are_read(readers, room, name):
     assert "read" in {attempt(readers[name], data, room) for data in readers[name].seeds}
 
@@ -133,6 +140,51 @@ def test_a_weights_file_without_tensors_by_name_is_one_line(tmp_path, state):
 
     torch.save(state, tmp_path / "w.pth")
     refused("it should hold tensors by name", models._weights_file, tmp_path / "w.pth")
+
+
+def test_a_ledger_in_which_every_line_is_another_client_and_round_asks_for_no_memory(tmp_path):
+    ledger = make_run(tmp_path / "run", rounds=2) / "weights.csv"
+    header = ledger.read_text().splitlines()[0]
+    ledger.write_text("\n".join([header, *(f"{n},C{n},1,1,,,,,,1,1,counted" for n in range(4000)), ""]))
+    refused("4000 clients in a ledger of 4000 lines", read_run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("old", "new"), [("0.25,counted", "inf,counted"), ("0.25,counted", "1e300,counted")])
+def test_a_ledger_with_numbers_that_no_run_gives_is_one_line(tmp_path, old, new):
+    ledger = make_run(tmp_path / "run", rounds=2) / "weights.csv"
+    ledger.write_text(ledger.read_text().replace(old, new))
+    refused("influence beyond 1e+18", read_run, tmp_path / "run")
+
+
+def test_an_auc_beyond_one_is_one_line(tmp_path):
+    metrics = make_run(tmp_path / "run", rounds=2, auc=0.8) / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"macro": 0.8', '"macro": Infinity'))
+    refused("auc outside 0 to 1", read_run, tmp_path / "run")
+
+
+def test_predictions_of_other_shapes_are_none(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    file = make_run(tmp_path / "run", rounds=2, images=4) / "predictions.safetensors"
+    arrays = load_file(file)
+    arrays["test.scores"] = arrays["test.scores"][:, :1].copy()
+    about = {"classes": ["Atelectasis", "Cardiomegaly", "Effusion"], "test": "x"}
+    save_file(arrays, file, {"feddraw": json.dumps(about)})
+    assert read_run(tmp_path / "run").predictions() is None
+
+
+def test_a_round_in_other_digits_is_one_line():
+    refused("must read like 'C4=5, C2=3'", Participation(joins="C1=²").check, ("C1",), 3)
+
+
+def test_a_file_name_that_is_longer_than_any_is_left_out(readers, room):
+    table = b"path,Edema\n" + b"n" * 300 + b".png,1\na.png,0\nb.png,1\n"
+    assert attempt(readers["tables for init"], table, room) == "read"
+
+
+def test_prepared_images_with_a_spoilt_header_are_made_again(readers, room):
+    data = next(data for data in readers["prepared images"].seeds if data[:1] == b"0")
+    assert attempt(readers["prepared images"], data.replace(b", }", b"}}}"), room) == "refused"
 
 
 def test_a_ledger_that_names_a_round_far_away_asks_for_no_memory(tmp_path):

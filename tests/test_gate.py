@@ -17,12 +17,13 @@ from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, make_method
 from feddraw.federation import federate as federate_without
+from feddraw.federation import settle_stream
 from feddraw.gate import Gate, admit
 from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, train
 
 federate = partial(federate_without, proxy=server_images())
 METHODS = catalog.names("methods")
-IN_WORKERS = METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]  # a worker takes seconds to start
+TRIED = METHODS if os.environ.get("FEDDRAW_LONG") else ["feddraw", "scaffold"]  # all in the long version
 
 
 def method_of(name):
@@ -164,7 +165,7 @@ def test_fewer_updates_than_clients_are_missing(good):
     assert [entry.status for entry in one_round(good[:2]).ledger] == ["counted", "counted", "missing", "missing"]
 
 
-@pytest.mark.parametrize("name", IN_WORKERS)
+@pytest.mark.parametrize("name", TRIED)
 def test_no_bad_update_from_a_worker_process_is_averaged(name):
     """The serial engine's are tried in the battery."""
     method = method_of(name)
@@ -183,6 +184,59 @@ def test_no_bad_update_from_a_worker_process_is_averaged(name):
         result = next(federate(initial(), method, Canned([spoilt(first), *others]), NAMES, **options))
         assert result.ledger[0].status.startswith(f"refused: {reason}"), how
         assert same(result.model, without.model), how
+
+
+def second_round(method):
+    """What four clients send in their second round, the model that they got, and the server's state."""
+    kept = []
+    engine = Altered(bench(method), lambda updates: kept.append([*map(copied, updates)]) or updates)
+    first, _ = train(method, rounds=2, engine=engine)
+    return kept[1], first.next_model, first.state
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if method_of(name).streams])
+def test_no_bad_update_enters_a_running_sum(name):
+    method = method_of(name)
+    (bad, *others), sent, state = second_round(method)
+    sizes = {update.client: update.size for update in (bad, *others)}
+    streamed = partial(settle_stream, 1, 3, sent, method, state)
+    without = streamed(others, NAMES, sizes)
+    for how, (spoilt, reason) in BAD.items():
+        result = streamed([spoilt(bad), *others], NAMES, sizes)
+        assert result.ledger[0].status.startswith(f"refused: {reason}"), how
+        assert same(result.model, without.model), how
+    again = streamed([*others, others[0], replace(bad, client=7)], NAMES, sizes)
+    assert [entry.client for entry in again.ledger if entry.status.startswith("refused: not a client")] == [
+        "stranger 7"
+    ]
+    assert again.ledger[1].status == "counted: answered again, its first answer counts"
+    assert same(again.model, without.model)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_no_bad_reply_over_flower_is_averaged(name):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, answered, reply, server, spoilt
+
+    method = method_of(name)
+    updates, sent, state = second_round(method)
+    contents = [reply(update, NAMES[update.client]) for update in updates]
+    kinds = BAD_REPLIES | (BAD_BESIDE if method.sends else {})
+
+    def settled(first):
+        strategy = server(method, sent, state, server_images())
+        replies = [reply(update, NAMES[update.client]) for update in updates[1:]]
+        strategy.aggregate_train(1, [answered(node, one) for node, one in zip(NODES, [first, *replies], strict=True)])
+        return strategy
+
+    without = settled(spoilt(contents[0], BAD_REPLIES["nothing"][0])).model
+    for how, (change, reason) in kinds.items():
+        found = settled(spoilt(contents[0], change))
+        status = {entry.client: entry.status for entry in found.history[0].ledger}
+        assert status[NAMES[0]].startswith(f"refused: {reason}"), how
+        assert "\n" not in status[NAMES[0]], how
+        assert [status[other] for other in NAMES[1:]] == ["counted"] * 3, how
+        assert same(found.model, without), how
 
 
 # ---------------------------------------------------------------------------------------------------- settings

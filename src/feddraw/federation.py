@@ -169,11 +169,13 @@ def settle_stream(
     """The same for updates that come one by one, in client order, from clients that have said their sizes before."""
     gate = gate or Gate()
     stream = Stream(method, Cohort(round, rounds, model, (), len(clients)), sizes)
-    verdicts, came = {}, []
+    verdicts: dict[int, Verdict] = {}
+    came = []
     for update in updates:
-        verdict = inspect(update, model, method.sends, gate.max_size)
-        if not verdict.reason and update.size != sizes[update.client]:
-            verdict = Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
+        if update.client in verdicts:  # what is in the sum stays there
+            verdicts[update.client] = replace(verdicts[update.client], note="answered again, its first answer counts")
+            continue
+        verdict = _alone(update, model, method, sizes, gate)
         if not verdict.reason:
             stream.take(update)
         verdicts[update.client] = verdict
@@ -182,6 +184,16 @@ def settle_stream(
     aggregate = stream.aggregate(state) if stream.updates else None
     ledger = _ledger(round, clients, sizes, came, verdicts, aggregate)
     return _settled(aggregate, Settled(model, state, ledger, (), math.nan), stream.updates, clients)
+
+
+def _alone(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
+    """What can be said of an update before the others are there."""
+    if update.client not in sizes:
+        return Verdict("not a client of this federation, or not asked", math.nan)
+    verdict = inspect(update, model, method.sends, gate.max_size)
+    if not verdict.reason and update.size != sizes[update.client]:
+        return Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
+    return verdict
 
 
 def _settled(

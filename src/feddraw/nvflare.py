@@ -94,15 +94,16 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """A client's model, or nothing if it cannot be one."""
         model = self._models[name]
         size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
+        client = self._clients.index(name)
         try:
             if name in self._twice:
                 raise ValueError("it answered twice")
             params = plain(model.params)
             if model.params_type == ParamsType.DIFF:
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
-            return Update(self._clients.index(name), flatten(params, layout), int(size), int(steps) or 1, {"loss": 0.0})
-        except (KeyError, ValueError, TypeError) as error:
-            self._refused[name] = str(error)
+            return Update(client, flatten(params, layout), int(size), int(steps) or 1, {"loss": 0.0})
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            self._refused[name] = " ".join(str(error).split())[:200]
             return None
 
     def _write(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
@@ -130,7 +131,10 @@ def flatten(params: Arrays, layout: Layout) -> Model:
     model = blank(layout)
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     for entry in layout.entries:
-        if params[entry.name].shape != entry.shape:
-            raise ValueError(f"{entry.name} of shape {params[entry.name].shape} where {entry.shape} was sent")
-        vectors[entry.kind][entry.place] = params[entry.name].ravel()
+        values = params[entry.name]
+        if values.shape != entry.shape:
+            raise ValueError(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
+        if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
+            raise ValueError(f"{entry.name} of type {values.dtype} where {entry.dtype} was sent")
+        vectors[entry.kind][entry.place] = values.ravel()
     return model

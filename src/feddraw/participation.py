@@ -7,6 +7,7 @@ resumed run goes on with them. Keys come from the raw bits of PCG64, which are t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -89,7 +90,7 @@ def _rounds_of(what: str, text: str) -> dict[str, int]:
     found = {}
     for item in filter(str.strip, text.split(",")):
         name, _, number = item.rpartition("=")
-        if not number.strip().isdigit():
+        if not re.fullmatch(r" *[0-9]{1,9} *", number):
             raise UserError(f"participation.{what} must read like 'C4=5, C2=3' (client = round), not '{text}'")
         found[name.strip()] = int(number)
     return found

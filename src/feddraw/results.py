@@ -309,6 +309,16 @@ def reporting(path: Path) -> Iterator[None]:
         raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
 
 
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with what a file holds is said in one line."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+        detail = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of a log up to the first that is torn."""
     lines = read_text(path, MAX_LOG).split("\n") if path.is_file() else []

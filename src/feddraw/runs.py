@@ -9,7 +9,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
-from feddraw.results import RunFolder, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.results import RunFolder, as_written, flat, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 
@@ -32,10 +31,13 @@ METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
 HOW = ("engine", "workers", "tensorboard", "test_every_round", "data.path")  # no part of what comes out
 CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
+RATES = ("sensitivity", "specificity", "thresholds")
 UNTESTED: dict[str, Any] = {
     metric: {"macro": None, "per_class": {}} for metric in METRICS
 }  # a federation without test images
 OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
+HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
+MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 
 
@@ -54,8 +56,8 @@ class Ledger:
     def of(lines: Sequence[Mapping[str, str]]) -> Ledger:
         clients = tuple(dict.fromkeys(line["client"] for line in lines))
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
-        if not 0 <= rounds <= len(lines):
-            raise ValueError(f"round {rounds - 1} in a ledger of {len(lines)} lines")
+        if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
+            raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
         columns = {name: np.full((rounds, len(clients)), np.nan) for name in PARTS}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
@@ -64,6 +66,9 @@ class Ledger:
             status[t][i] = line["status"]
             for name in PARTS:
                 columns[name][t, i] = float(line[name]) if line[name] else math.nan
+        for name, column in columns.items():
+            if (np.abs(column) > HUGE).any():
+                raise ValueError(f"{name} beyond {HUGE:g}")
         return Ledger(clients, columns, tuple(map(tuple, status)))
 
     def __getitem__(self, name: str) -> Floats:
@@ -90,6 +95,14 @@ class Predictions:
     patients: NDArray[np.int64] | None
     classes: tuple[str, ...]
     tested: str  # a hash of what was tested: equal for the same images
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arrays belong together."""
+        images, classes = self.truth.shape if self.truth.ndim == 2 else (0, 0)
+        owned = self.patients is None or (self.patients.shape == (images,) and self.patients.dtype.kind in "iu")
+        scored = self.scores.ndim in (2, 3) and self.scores.shape[-2:] == (images, classes) and len(self.scores) > 0
+        return scored and owned and classes == len(self.classes) and set(np.unique(self.truth)) <= {0, 1}
 
     @property
     def by_model(self) -> Floats:
@@ -158,8 +171,12 @@ class Run:
         """Weights (rounds × clients) of each finding's row of the classifier, where the method has such weights."""
         lines = read_csv(self.path / "pieces.csv")
         place = {client: i for i, client in enumerate(self.ledger.clients)}
-        found = {name: np.full((len(self.ledger.status), len(place)), np.nan) for name in self.findings}
-        with _as_written(self.path / "pieces.csv"):
+        pieces, shape = {line.get("piece") for line in lines}, (len(self.ledger.status), len(place))
+        names = [name for name in self.findings if name in pieces]
+        with as_written(self.path / "pieces.csv"):
+            if len(names) * math.prod(shape) > MOST_CELLS:
+                raise ValueError(f"{len(names)} findings")
+            found = {name: np.full(shape, np.nan) for name in names}
             for line in lines:
                 if line["piece"] in found:
                     found[line["piece"]][int(line["round"]), place[line["client"]]] = float(line["weight"])
@@ -177,7 +194,8 @@ class Run:
                 scores = file.get_tensor("test.scores").astype(np.float64)
                 truth = file.get_tensor("test.truth")
                 patients = file.get_tensor("test.patients") if "test.patients" in names else None
-            return Predictions(scores, truth, patients, tuple(map(str, about["classes"])), str(about["test"]))
+            found = Predictions(scores, truth, patients, tuple(map(str, about["classes"])), str(about["test"]))
+            return found if found.whole else None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
             return None
 
@@ -191,21 +209,21 @@ def read_run(path: Path) -> Run:
     """A run's folder, finished or not; a file in it that is not as a run writes it is named."""
     folder = RunFolder(path)
     settings = read_toml(folder.settings)
-    with _as_written(folder.settings):
+    with as_written(folder.settings):
         _ = [str(settings[section]["name"]) for section in ("data", "scenario", "model", "method")]
         _ = int(settings["seed"]), int(settings["rounds"])
-    with _as_written(folder.ledger):
+    with as_written(folder.ledger):
         ledger = Ledger.of(read_csv(folder.ledger))
-    with _as_written(folder.rounds):
+    with as_written(folder.rounds):
         rounds = [dict(entry) for entry in read_jsonl(folder.rounds)]
     environment, metrics = _json(folder.environment), _json(folder.metrics)
     if "validation" in metrics:
         metrics.setdefault("test", UNTESTED)
     if metrics:
-        with _as_written(folder.metrics):
+        with as_written(folder.metrics):
             _check(metrics)
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
-    with _as_written(folder.rounds):
+    with as_written(folder.rounds):
         _ = run.curve("validation"), run.curve("test")
     return run
 
@@ -213,7 +231,7 @@ def read_run(path: Path) -> Run:
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with _as_written(path):
+    with as_written(path):
         return read_json(path)
 
 
@@ -222,16 +240,11 @@ def _check(metrics: Mapping[str, Any]) -> None:
     clients = metrics.get("clients", {}).values()
     for scores in (metrics["test"], *(client[part] for client in clients for part in OF_CLIENTS if part in client)):
         for metric in METRICS:
-            _ = number(scores[metric]["macro"]), list(map(number, scores[metric]["per_class"].values()))
-
-
-@contextmanager
-def _as_written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        detail = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path.name} is not as a run writes it ({detail[:80]})") from None
+            values = [number(scores[metric]["macro"]), *map(number, scores[metric]["per_class"].values())]
+            if not all(math.isnan(value) or 0 <= value <= 1 for value in values):
+                raise ValueError(f"{metric} outside 0 to 1")
+        for rate in RATES:
+            _ = list(map(number, scores.get(rate, {}).values()))
 
 
 # ---------------------------------------------------------------------------------------------------- many runs

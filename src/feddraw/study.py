@@ -27,7 +27,18 @@ from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, complete, open_data, run
-from feddraw.results import RunFolder, append, csv_text, flat, read_csv, read_json, read_jsonl, read_toml, write_whole
+from feddraw.results import (
+    RunFolder,
+    append,
+    as_written,
+    csv_text,
+    flat,
+    read_csv,
+    read_json,
+    read_jsonl,
+    read_toml,
+    write_whole,
+)
 
 ALWAYS_NAMED = ("scenario", "method")
 
@@ -158,8 +169,13 @@ def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
 def row_of(planned: Planned, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
-    found = read_json(folder.metrics)
-    rounds = read_jsonl(folder.rounds)
+    with as_written(folder.path):
+        return _row(planned, folder, read_json(folder.metrics), read_jsonl(folder.rounds))
+
+
+def _row(
+    planned: Planned, folder: RunFolder, found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
     own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
     row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}

@@ -13,7 +13,7 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, run
 from feddraw.federation import RoundResult
-from feddraw.results import RunFolder, environment, read_csv, read_json, read_jsonl, read_toml
+from feddraw.results import RunFolder, as_written, environment, read_csv, read_json, read_jsonl, read_toml
 
 LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 
@@ -78,8 +78,9 @@ def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock."""
     found: dict[int, list[Any]] = {}
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
-    for entry in entries:
-        found.setdefault(int(entry["round"]), []).append({k: v for k, v in entry.items() if k != "seconds"})
+    with as_written(folder.path / name):
+        for entry in entries:
+            found.setdefault(int(entry["round"]), []).append({k: v for k, v in entry.items() if k != "seconds"})
     return found
 
 

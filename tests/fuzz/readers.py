@@ -6,12 +6,15 @@ import functools
 import gzip
 import io
 import json
+import math
+import os
 import random
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from inspect import getmembers, isclass, isfunction
 from pathlib import Path
@@ -26,14 +29,15 @@ from safetensors.numpy import save
 from torch import nn
 
 import tiny
-from feddraw import catalog, models, results, runs, study
+from feddraw import catalog, explain, models, participation, report, results, runs, study, survey, verification
 from feddraw.cli import stats, weights
-from feddraw.data import Labels, chexpert, folder, imaging, nih, npz, tables
+from feddraw.data import Labels, cache, chexpert, folder, imaging, nih, npz, tables
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete
+from feddraw.report import content, evidence, html, latex, markdown
 from feddraw.results import Checkpoint, RunFolder
 from feddraw.scenarios import index_list
-from run_folders import make_run
+from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
 
@@ -74,7 +78,14 @@ EXPERIMENTS += [
     line.encode()
     for line in (
         "rounds = 0", "seed = -1", "holdout = 2.0", "folds = 1", "workers = -1", "method = 5", "training = 3", "x = 1",
-        "method = {}", 'engine = "none"', "gate = {factor = 0}", "rounds = 1.5", "training = {lr = true}",
+        "method = {}", "proxy = 1", "stream = true", 'stream = true\nmethod = "krum"', "gate = {x = 1}",
+        "stream = true\ngate = {clip = 1.0}", "a" + ".a" * 40 + " = 1",
+        'engine = "none"', "gate = {factor = 0}", "rounds = 1.5", "training = {lr = true}",
+        'participation = {sampler = "plan", plan = "C1, C2; C3", joins = "C3=0", leaves = "C2=9"}',
+        'participation = {joins = "C1=\u00b2"}', "participation = {effort = 2.0}",
+        'participation = {sampler = "by_size", fraction = 0.5, stragglers = 1.0}',
+        'participation = {sampler = "plan"}', 'participation = {leaves = "C1=0,C2=0,C3=0"}',
+        'participation = {sampler = "uniform", joins = "Z=1"}',
         'method = {name = "fedavg", mu = 1}', 'scenario = {name = "iid", clients = "x"}', "data = {name = 3}",
     )
 ]  # fmt: skip
@@ -103,7 +114,11 @@ SETTINGS = [
 
 
 def read_experiment(data: bytes, room: Path) -> object:
-    return complete(Experiment.read(written(data, room / "experiment.toml")))
+    """Also who takes part, which is text within the settings."""
+    experiment = complete(Experiment.read(written(data, room / "experiment.toml")))
+    who, rounds = experiment.participation, min(experiment.rounds, 20)
+    who.check(("C1", "C2", "C3"), rounds)
+    return [who.efforts(0, round, ("C1", "C2", "C3"), (3, 2, 1)) for round in range(rounds)]
 
 
 def read_study(data: bytes, room: Path) -> object:
@@ -165,7 +180,56 @@ def read_nih(data: bytes, room: Path) -> object:
     return table
 
 
+DONE = [
+    b"run,key,method,auc\na,0011,fedavg,0.5\nb,0022,feddraw,\n",
+    b"key\n0011\n",
+    b"run,auc\na,0.5\n",
+    b'key,key,"a\nb"\n1,2,3\n',
+]
+
+
+def read_done(data: bytes, room: Path) -> object:
+    """A study's table, and what it is after a run has been added."""
+    path = written(data, room / "runs.csv")
+    study.ResultTable(path).add([{"key": "new", "run": "c", "auc": 0.5, "gm": math.nan}])
+    again = study.ResultTable(path)
+    assert "new" in again.rows
+    return again.rows
+
+
+SURVEYS = [
+    b"path,Edema,site\na.png,1,North\nb.png,0,South\na.png,0,North\n",
+    b"image,label,patient\na.png,Edema|Mass,1\nb.png,No Finding,2\n",
+    b"image,class\na.png,Edema\nmissing.png,Mass\n",
+    b"x,y\n1,2\n",
+    b"label,x\nEdema,1\nMass,2\n",
+    b"path,Edema,site\n"
+    + b"".join(b"%s.png,%d,%s\n" % (name, name == b"a", site) for name in (b"a", b"b") for site in (b"N", b"S")),
+    b"path,Edema,site\n"
+    + b"".join(b"%d.png,%d,%s\n" % (i, i % 3 == 0, (b"N", b"S")[i % 2]) for i in range(60))
+    + b"a.png,1,N\n",
+    b"Image Index,Finding Labels\na.png,Edema\n",
+    b"path,label\na.png,\nb.png,none\n",
+    b"path,Edema\nnowhere.png,1\n",
+    b"label\nEdema\n",
+]
+
+
+def read_survey(data: bytes, room: Path) -> object:
+    """What `feddraw init` makes of a table: an experiment file that can be read."""
+    place = room / "survey"
+    place.mkdir(exist_ok=True)
+    for name in ("a.png", "b.png"):
+        if not (place / name).exists():
+            written(picture("PNG"), place / name)
+    found = survey.look(written(data, place / "table.csv"), place / "out.toml")
+    _ = survey.rare(found), survey.complaints(found)
+    text = survey.document(found, survey.plan(found, 2), "feddraw init table.csv", "out.toml")
+    return Experiment.read(written(text.encode(errors="surrogateescape"), room / "surveyed.toml"))
+
+
 STATISTICS = [
+    b"scenario,method\nA,feddraw\n",
     b"scenario,method,auc,gm\nA,feddraw,.8,.7\nA,fedavg,.7,.6\nB,feddraw,.9,.8\nB,fedavg,.8,.9\n",
     b"scenario,method,seed,auc\nA,x,0,.1\nA,x,1,.2\nA,y,0,.3\nA,y,1,.3\n",
 ]
@@ -223,6 +287,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
 # ---------------------------------------------------------------------------------------------------- run folders
 
 FILES = (
+    "pieces.csv",
     "experiment.toml",
     "weights.csv",
     "rounds.jsonl",
@@ -234,8 +299,10 @@ FILES = (
 
 @functools.cache
 def finished(room: Path) -> Path:
-    target = room / "finished"
-    return make_run(target, images=4, rounds=2)
+    target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
+    lines = [f"{round},C{client},{piece},0.9,0.3,0.25" for round in (0, 1) for client in (1, 2) for piece in FINDINGS]
+    (target / "pieces.csv").write_text("\n".join([",".join(results.PIECES), *lines, ""]), encoding="utf-8")
+    return target
 
 
 def run_seeds(room: Path) -> list[bytes]:
@@ -243,7 +310,30 @@ def run_seeds(room: Path) -> list[bytes]:
     place = finished(room)
     return [
         bytes([number]) + (place / name).read_bytes() for number, name in enumerate(FILES) if (place / name).is_file()
+    ] + odd_ledgers()
+
+
+def odd_ledgers() -> list[bytes]:
+    """Ledgers of other methods and of rounds that did not go well."""
+
+    def ledger(*lines: str) -> bytes:
+        return b"\2" + "\n".join([",".join(results.LEDGER), *lines, ""]).encode()
+
+    alone = "0,C1,10,2,,,,,,1,1,counted"
+    return [
+        ledger(),
+        ledger(alone),
+        ledger(alone, "1,C1,10,2,,,,,,1,1,missing"),
+        ledger(
+            alone, "0,C2,5,1,,,,,,-3,2,counted: clipped", "1,C1,10,2,,,,,,0,,refused: NaN", "1,C2,0,0,,,,,,0,,missing"
+        ),
+        ledger("0,C1,10,2,0.5,0.9,,,0.1,0.5,0.5,counted", "0,C2,10,2,0.5,0.9,,,0.1,0.5,0.5,counted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,0.9,0.9,counted", "0,C2,1,2,0.1,0.9,1,,,0.1,0.1,counted"),
+        ledger("0,C1,10,2,0.9,0.9,1,,,inf,nan,counted", "0,C2,1,2,0.1,0.9,1,,,0,0,not asked"),
     ]
+
+
+verification.environment = functools.cache(verification.environment)  # asks git each time
 
 
 def read_folder(data: bytes, room: Path) -> object:
@@ -254,12 +344,50 @@ def read_folder(data: bytes, room: Path) -> object:
     try:
         run = runs.read_run(place)
         runs.collect([place])
-        if (found := run.predictions()) is not None:
-            _ = found.by_model
-        RunFolder(place).begin({}, resume=True, how=()) if name != "experiment.toml" else None
+        found = explain.explain(run)
+        _ = list(explain.sentences(found)), explain.document(found)
+        _ = list(verification._pairs(RunFolder(place), RunFolder(place), 2, True))
+        _ = list(verification._moved(RunFolder(place)))
+        if (kept := run.predictions()) is not None:
+            _ = kept.by_model
+        with suppress(UserError):  # other settings
+            RunFolder(place).begin({}, resume=True, how=())
         return run
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
+
+
+@functools.cache
+def reported(room: Path) -> Path:
+    """Two finished runs, whose report has most of its parts."""
+    settings = {"alone": (0.7, 0.7, 0.7, 0.6), "images": 12, "rounds": 2}
+    for method in ("feddraw", "fedavg"):
+        make_run(room / "reported" / method, method=method, **settings)
+    (room / "reported" / "feddraw" / "pieces.csv").write_bytes((finished(room) / "pieces.csv").read_bytes())
+    return room / "reported"
+
+
+def read_report(data: bytes, room: Path) -> object:
+    """Everything of a report but the drawing of figures: one file of one of its runs is replaced."""
+    place = reported(room) / ("feddraw", "fedavg")[len(data) % 2]
+    name = FILES[data[0] % len(FILES)] if data else FILES[0]
+    before = (place / name).read_bytes() if (place / name).is_file() else None
+    (place / name).write_bytes(data[1:])
+    try:
+        found = runs.collect([place.parent])
+        made = content.examine(found, alpha=0.05, replicates=5, command="", say=str)
+        document = content.compose(made, "A report", str)
+        page = html.render(document, {picture.name: "<svg></svg>" for picture in report._pictures(document.blocks)})
+        assert "<script>alert" not in page
+        return page, markdown.render(document, ""), latex.render(document), report._tidy(found)
+    finally:
+        (place / name).write_bytes(before) if before is not None else (place / name).unlink()
+
+
+def report_seeds(room: Path) -> list[bytes]:
+    """Also with a name that is markup."""
+    found = run_seeds(room)
+    return found + [data.replace(b"C1", b"<script>alert(1)</script>") for data in found[:4]]
 
 
 def read_log(data: bytes, room: Path) -> object:
@@ -405,7 +533,7 @@ def picture(kind: str, mode: str = "L") -> bytes:
     return file.getvalue()
 
 
-def dicom() -> list[bytes]:
+def dicom(side: int = 8) -> list[bytes]:
     if find_spec("pydicom") is None:
         return []
     from pydicom.dataset import FileDataset, FileMetaDataset
@@ -415,7 +543,7 @@ def dicom() -> list[bytes]:
     meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, "1.2.840.10008.5.1.4.1.1.1"
     meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=["fuzz"])
     file = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    file.Rows = file.Columns = 8
+    file.Rows = file.Columns = side
     file.BitsAllocated, file.BitsStored, file.HighBit, file.SamplesPerPixel = 16, 12, 11, 1
     file.PixelRepresentation, file.PhotometricInterpretation = 0, "MONOCHROME1"
     file.RescaleSlope, file.RescaleIntercept, file.WindowCenter, file.WindowWidth = "1", "0", "100", "50"
@@ -437,7 +565,7 @@ def more_pictures() -> list[bytes]:
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0))
     bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    found = [bomb, b"", b"not a picture", b"\0" * 128 + b"DICM"]
+    found = [bomb, b"", b"not a picture", b"\0" * 128 + b"DICM", *dicom(60_000)]
     for file in dicom():
         deflated = file.replace(b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.1.99")
         found += [
@@ -450,7 +578,8 @@ def more_pictures() -> list[bytes]:
 
 def weight_seeds() -> list[bytes]:
     found = []
-    for state in (network().state_dict(), {"features.0.weight": 1, "x": [1, 2]}, [1, 2], {1: torch.zeros(2)}):
+    other = {"features.0.weight": torch.zeros(2)}
+    for state in (network().state_dict(), other, {"features.0.weight": 1, "x": [1, 2]}, [1, 2], {1: torch.zeros(2)}):
         file = io.BytesIO()
         torch.save(state, file)
         found.append(file.getvalue())
@@ -467,6 +596,30 @@ def read_weights(data: bytes, room: Path) -> object:
     state = models._weights_file(written(data, room / "weights.pth"))
     models.load_imagenet(network(), state)
     return None
+
+
+# ---------------------------------------------------------------------------------------------------- our own files
+
+
+def entry_seeds() -> list[bytes]:
+    """The first byte says which file of a prepared entry it is: the array, bad rows, or the log."""
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 4, 4), np.uint8))
+    log = b'{"start": 0, "bad": {"1": "gone"}}\n{"start": 16, "bad": {}}\n{"sta'
+    return [b"0" + file.getvalue(), b'1{"2": "not an image"}', b"2" + log, b"2"]
+
+
+def read_entry(data: bytes, room: Path) -> object:
+    """What is spoilt is made again, so nothing is refused in words."""
+    place = room / "entry"
+    place.mkdir(exist_ok=True)
+    for number, seed in enumerate(entry_seeds()[:3]):
+        name = ("images.npy", "bad.json", "progress.jsonl")[number]
+        written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
+    found = cache.opened(place, (3, 4, 4)), cache.read_log(place / "progress.jsonl")
+    if found[0] is None:
+        raise UserError("it is made again")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- odd calls
@@ -493,6 +646,20 @@ def no_file(read: Read) -> list[Read]:
     return [read, lambda room: read(room / "nowhere"), lambda room: read(room / "zero\0byte")]
 
 
+def huge_dicom(room: Path) -> object:
+    """One that says what it is, and is larger than any."""
+    path = written(bytes(128) + b"DICM", room / "huge.dcm")
+    os.truncate(path, imaging.MAX_FILE + 1)
+    try:
+        return imaging.decode(path)
+    finally:
+        path.unlink()
+
+
+def flat_picture(_: Path) -> object:
+    return imaging.Recipe(8, clahe=True).apply(np.zeros((8, 8), np.uint8))
+
+
 def trusted(read: Callable[..., object], data: bytes) -> Read:
     return lambda room: read(written(data, room / "trusted.toml"), trust=True)
 
@@ -509,6 +676,16 @@ def odd_folders(room: Path) -> object:
     return runs.collect([room / "odd"])
 
 
+def crowded(room: Path) -> object:
+    """A ledger in which every line names another client and another round."""
+    place = room / "crowded"
+    if not place.exists():
+        make_run(place)
+    lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
+    (place / "weights.csv").write_text("\n".join([",".join(results.LEDGER), *lines, ""]), encoding="utf-8")
+    return runs.read_run(place)
+
+
 def odd_log(room: Path) -> object:
     """A run with weights by piece of the model, and without a checkpoint."""
     place = RunFolder(room / "pieces")
@@ -516,6 +693,33 @@ def odd_log(room: Path) -> object:
     place.pieces.write_text(",".join(results.PIECES) + "\n", encoding="utf-8")
     place.forget_from(0)
     return place.load_checkpoint(tiny.initial().layout)
+
+
+def look(name: str, room: Path) -> object:
+    """What is no table: nothing, an archive, a folder of folders, an empty one."""
+    (room / "classes" / "train" / "Edema").mkdir(parents=True, exist_ok=True)
+    (room / "empty").mkdir(exist_ok=True)
+    written(b"", room / "x.npz")
+    written(picture("PNG"), room / "classes" / "train" / "Edema" / "a.png")
+    found = survey.look(room / name, room / "out.toml")
+    return survey.document(found, survey.plan(found), "x", "y")
+
+
+def named_columns(room: Path) -> object:
+    """Columns, findings and shares as somebody set them, and paths that are absolute."""
+    lines = ["path,Edema,Mass,x", f"{room.resolve()}/a.png,1,0,p", "b.png,0,1,q", "c.png,1,1,r", "d.png,,,q"]
+    path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
+    read: Callable[..., object] = partial(folder.read_sheet, path, root=room)
+    for wrong in ({"findings": "paper"}, {"findings": 3}, {"columns": {"site": "y"}}, {"shares": (1, 1, 1)}):
+        with suppress(UserError):
+            read(**wrong)
+    return read(findings=["Mass"], columns={"site": "x"})
+
+
+def added_twice(room: Path) -> object:
+    table = study.ResultTable(room / "new.csv")
+    table.add([{"key": "a"}])
+    return table.add([{"key": "a"}])
 
 
 def odd_similarities(room: Path) -> object:
@@ -526,7 +730,7 @@ def odd_similarities(room: Path) -> object:
 
 PLAN = "read_study _combinations _choices _label _planned _require_different_names"
 SHEET = "read_sheet column inside dealt guess place_of holding_paths holds_marks"
-RUNS = "read_run _json _check _as_written number collect find"
+RUNS = "read_run _json _check number collect find"
 
 
 def targets(room: Path) -> list[Target]:
@@ -536,11 +740,12 @@ def targets(room: Path) -> list[Target]:
     settings = [
         *functions(catalog, without="outside names find call"),
         *named(Experiment, "of read __post_init__ section"),
+        *functions(participation),
     ]
     sheet = functions(tables, without="carve part_rows numbers examples read_labels policy policies")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
-    pictures = [
+    images = [
         picture("PNG"),
         picture("JPEG"),
         picture("PNG", "RGBA"),
@@ -561,12 +766,22 @@ def targets(room: Path) -> list[Target]:
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
             [*sheet, *named(folder, SHEET), *release], TABLE_WORDS,
-            odd=[*no_file(tables.read_labels), huge("x.csv", tables.read_labels)],
+            odd=[*no_file(tables.read_labels), huge("x.csv", tables.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
         Target(
             "tables of results", read_statistics, ONE_LINE, STATISTICS,
             [*named(stats, "read_table _number _value_columns"), *named(tables.Sheet, "rows column of")], TABLE_WORDS,
+        ),
+        Target(
+            "tables of studies", read_done, ONE_LINE, DONE,
+            [*named(study.ResultTable, "__init__ add"), study._cell, *lines], TABLE_WORDS,
+            odd=[huge("runs.csv", study.ResultTable), added_twice, lambda room: results.read_text(room, 1)],
+        ),
+        Target(
+            "tables for init", read_survey, ONE_LINE, SURVEYS,
+            functions(survey, without="classes_of positives sites sizes"), TABLE_WORDS,
+            odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
             "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric"),
@@ -578,8 +793,17 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
-            [*named(runs, RUNS), *functions(runs.Ledger), *named(runs.Run, "predictions curve"), results.read_json],
-            [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders],
+            [
+                *named(runs, RUNS), *functions(runs.Ledger), *named(runs.Run, "predictions curve by_class"),
+                *named(results, "read_json as_written"), *named(verification, "_pairs _lines _moved"),
+                *functions(explain),
+            ],
+            [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
+        ),
+        Target(
+            "reports", read_report, ONE_LINE, report_seeds(room),
+            [*functions(evidence), *named(runs, "_label _differing _is_crossed _notes _once _bracketed _text")],
+            [b",", b"\n", b"null", b"<script>alert(1)</script>", b"$\\input{x}$", b"|"],
         ),
         Target(
             "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
@@ -595,9 +819,26 @@ def targets(room: Path) -> list[Target]:
             [*named(npz.Archive, "open read column table columns problems images"), npz.member], (), reshape_npz,
             [*no_file(npz.Archive.open), bomb],
         ),
-        Target("pictures", read_picture, (imaging.BadImage,), pictures, functions(imaging, without="clahe")),
+        Target(
+            "pictures", read_picture, (imaging.BadImage,), images, functions(imaging, without="clahe"),
+            odd=[lambda room: imaging.decode(room / "nowhere"), huge_dicom, flat_picture],
+        ),
         Target(
             "weights files", read_weights, ONE_LINE, weight_seeds(), named(models, "_weights_file load_imagenet"),
             odd=no_file(models._weights_file),
         ),
+        Target(
+            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(cache, "opened read_log"),
+            odd=[lambda room: cache.read_log(room / "nowhere")],
+        ),
+        *messages(),
     ]  # fmt: skip
+
+
+def messages() -> list[Target]:
+    """Those of a federation, where Flower is installed."""
+    if find_spec("flwr") is None:
+        return []
+    from federated import targets as of_flower
+
+    return of_flower()

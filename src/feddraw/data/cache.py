@@ -169,7 +169,7 @@ def opened(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
         bad = json.loads((entry / "bad.json").read_text()) if (entry / "bad.json").exists() else {}
         reasons = {int(row): str(why) for row, why in bad.items()}
-    except (OSError, ValueError, EOFError, AttributeError, RecursionError):  # not there, or spoilt: it is made again
+    except Exception:  # not there, or spoilt in whatever way numpy and json do not foresee: it is made again
         return None
     return Prepared(images, reasons, entry) if images.shape == shape and images.dtype == np.uint8 else None
 

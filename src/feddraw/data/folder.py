@@ -131,12 +131,13 @@ def column(rows: Sequence[Sequence[str]], place: int | None) -> list[str] | None
 
 
 def inside(path: str, root: Path | None) -> str | None:
-    """A path relative to the folder; nothing if it leads out of it."""
+    """A path relative to the folder; nothing if it leads out of it, or can be no file's."""
     posix = PurePosixPath(path.strip().replace("\\", "/"))
     if posix.is_absolute() and root is not None and posix.is_relative_to(root.resolve().as_posix()):
         posix = posix.relative_to(root.resolve().as_posix())
     leaves = posix.is_absolute() or ".." in posix.parts or ":" in posix.parts[0] if posix.parts else True
-    return None if leaves or "\0" in path else str(posix)
+    long = any(len(part.encode(errors="replace")) > 255 for part in posix.parts) or len(path) > 2000
+    return None if leaves or long or "\0" in path else str(posix)
 
 
 def dealt(labels: Labels, part: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:

@@ -15,6 +15,7 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw import metrics
+from feddraw.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
 Counts = NDArray[np.int64]  # (2, classes, bins): negative and positive images
@@ -43,15 +44,17 @@ def pool(contents: Sequence[RecordDict], part: str, classes: int) -> Counts:
     total = np.zeros(2 * classes * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
-            places, counts = (np.asarray(record.get(f"{part}-{what}", []), np.int64) for what in ("places", "counts"))
-            if (
-                places.shape == counts.shape
-                and (counts >= 0).all()
-                and (places >= 0).all()
-                and (places < len(total)).all()
-            ):
+            places, counts = (_whole(record.get(f"{part}-{what}", [])) for what in ("places", "counts"))
+            if places.shape == counts.shape and (places < len(total)).all() and counts.sum() <= classes * MOST_IMAGES:
                 np.add.at(total, places, counts)
     return total.reshape(2, classes, BINS)
+
+
+def _whole(given: Any) -> NDArray[np.int64]:
+    """Whole numbers that no sum can carry beyond 64 bits; of anything else an array that is as long as nothing."""
+    numbers = given if isinstance(given, list) else [given]
+    good = all(isinstance(number, int) and 0 <= number <= MOST_IMAGES for number in numbers)
+    return np.array(numbers if good else [], np.int64)
 
 
 def auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:

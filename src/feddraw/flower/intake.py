@@ -57,15 +57,16 @@ def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tup
 def _reply(node: int, content: RecordDict) -> Reply:
     announced = content.get("client")
     name = announced.get("name") if isinstance(announced, ConfigRecord) else None
+    given = one_line(name) if isinstance(name, str) else ""
     number = announced.get("number") if isinstance(announced, ConfigRecord) else None
     if number is None:
         number = next((m["partition-id"] for m in of_kind(content, MetricRecord).values() if "partition-id" in m), None)
     if isinstance(number, int | float) and not math.isfinite(number):
         number = None
     if isinstance(number, int | float):
-        label = one_line(name) if isinstance(name, str) and name else f"partition {int(number)}"
+        label = given or f"partition {int(number)}"
         return Reply(node, label, (0, int(number), label), content)
-    label = one_line(name) if isinstance(name, str) and name else f"node {node}"
+    label = given or f"node {node}"
     return Reply(node, label, (1, 0, label), content)
 
 
@@ -93,9 +94,9 @@ def _equal(one: RecordDict, other: RecordDict) -> bool:
     return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
 
 
-def one_line(text: Any) -> str:
+def one_line(text: Any, most: int = 80) -> str:
     """A stranger's words, fit for a log and a table."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))[:80].strip()
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()
 
 
 # ---------------------------------------------------------------------------------------------------- updates
@@ -132,7 +133,7 @@ def decode(
 
     numbers = range(len(replies))
     found = [attempt(number) for number in numbers] if fresh else in_threads(attempt, numbers)
-    refused = {r.name: str(one) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
+    refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
     updates = [one for one in found if isinstance(one, Update)]
     return _moved_up(updates, matrices) if refused else updates, refused, matrices
 

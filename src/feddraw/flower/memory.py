@@ -11,9 +11,11 @@ import os
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from feddraw.core import Memory
+from feddraw.errors import UserError
 from feddraw.results import write_whole
 
 
@@ -30,14 +32,21 @@ class Shelf:
 
     def _kept(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""
-        return {int(file.stem): file for file in sorted(self.path.glob("*.safetensors"))}
+        return {int(file.stem): file for file in sorted(self.path.glob("[0-9]*.safetensors")) if file.stem.isdecimal()}
 
     def load(self, round: int) -> Memory:
         """What the client remembered when it was last asked before this round."""
         before = [number for number in self._kept() if number < round]
         if not before:
             return {}
-        return {name: np.array(vector) for name, vector in load_file(self._kept()[max(before)]).items()}
+        file = self._kept()[max(before)]
+        try:
+            return {name: np.array(vector) for name, vector in load_file(file).items()}
+        except (SafetensorError, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"what this client remembers is damaged ({file}: {reason:.80}); without the file it begins anew"
+            ) from None
 
     def save(self, round: int, memory: Memory) -> None:
         if not memory:

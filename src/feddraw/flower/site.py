@@ -12,12 +12,13 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddraw.core import Job, Memory, Model
+from feddraw.core import Job, Memory, Model, Vector
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
 from feddraw.flower.histograms import count, to_metrics
+from feddraw.flower.intake import one_line
 from feddraw.flower.memory import Shelf, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
 from feddraw.training import Trainer
@@ -72,18 +73,13 @@ def announcement(site: Site) -> ConfigRecord:
 
 def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
-    config = _config(content)
-    round = int(config.get("round", config.get("server-round", 1) - 1))
-    seed = config.get("client-seed") or seed_of(int(config.get("seed", 0)), round, site.seed_number)
-    broadcast = arrays_to_vectors(content.array_records["broadcast"]) if "broadcast" in content else {}
-    rounds, effort = int(config.get("rounds", round + 1)), float(config.get("effort", 1.0))
-    job = Job(round, rounds, site.shard, seed, _model(site, content), broadcast, effort)
-    shelf = Shelf(site.memory, str(config.get("run", "")), site.name)
+    job = read_job(site, content)
+    shelf = Shelf(site.memory, str(_config(content).get("run", "")), site.name)
     carried = "memory" in content  # in a simulation, where the server's process keeps it
-    memory: Memory = arrays_to_vectors(content.array_records["memory"]) if carried else shelf.load(round)
+    memory: Memory = _vectors(content, "memory") if carried else shelf.load(job.round)
     update, memory = site.trainer.work(job, memory)
     if not carried:
-        shelf.save(round, memory)
+        shelf.save(job.round, memory)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
     reply = RecordDict(
         {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
@@ -93,6 +89,18 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     if carried:
         reply["memory"] = vectors_to_arrays(memory)
     return reply
+
+
+def read_job(site: Site, content: RecordDict) -> Job:
+    """What the server asks for."""
+    config = _config(content)
+    try:
+        round = int(config.get("round", config.get("server-round", 1) - 1))
+        seed = int(config.get("client-seed") or seed_of(int(config.get("seed", 0)), round, site.seed_number))
+        rounds, effort = int(config.get("rounds", round + 1)), float(config.get("effort", 1.0))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
+    return Job(round, rounds, site.shard, seed, _model(site, content), _vectors(content, "broadcast"), effort)
 
 
 def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
@@ -111,9 +119,17 @@ def _config(content: RecordDict) -> Mapping[str, Any]:
     return next(iter(content.config_records.values()), {})
 
 
+def _vectors(content: RecordDict, name: str) -> dict[str, Vector]:
+    """A record of vectors beside the model; none where it is not there."""
+    try:
+        return arrays_to_vectors(content.array_records[name]) if name in content.array_records else {}
+    except Refused as error:
+        raise UserError(f"what the server sends as {name} cannot be read: {one_line(error)}") from None
+
+
 def _model(site: Site, content: RecordDict) -> Model:
     names = [name for name in content.array_records if name not in BESIDE]
     try:
         return to_model(content.array_records[names[0]], site.trainer.network.layout)
     except (Refused, IndexError) as error:
-        raise UserError(f"the server's model is not this site's network: {error}") from None
+        raise UserError(f"the server's model is not this site's network: {one_line(error)}") from None

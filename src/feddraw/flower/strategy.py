@@ -337,7 +337,7 @@ class MethodStrategy(FedAvg):
         for node, why in (failures | impostors).items():
             reasons.setdefault(self._name(node, impostors), why)
         asked = {self._name(node, impostors) for node in self._asked} | reasons.keys()
-        lines = {entry.client: entry for entry in settled if entry.client in self.clients}
+        lines = {entry.client: entry for entry in settled[: len(self.clients)]}  # those after them never answered
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
         whole = lines | missing
         return tuple(

@@ -153,14 +153,18 @@ def _by_client(drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[Run]])
 
 
 def _usable(run: Run, found: Predictions) -> bool:
-    models, images, classes = found.by_model.shape
+    models, images, _ = found.by_model.shape
     own = models == 1 or models == len(run.ledger.clients)
-    return own and found.truth.shape == (images, classes) and found.classes == run.findings and images > 0
+    return own and found.classes == run.findings and images > 0
 
 
 def _has_all(kept: Mapping[Run, Predictions], repeat: str, methods: Sequence[str]) -> bool:
     """Every method was tested on the same images in this repeat."""
-    there = {run.method: found.tested for run, found in kept.items() if run.repeat == repeat}
+    there = {
+        run.method: (found.tested, found.classes, len(found.truth), found.patients is None)
+        for run, found in kept.items()
+        if run.repeat == repeat
+    }
     return set(there) == set(methods) and len(set(there.values())) == 1
 
 
@@ -183,7 +187,7 @@ def _outputs(metric: str, members: Sequence[tuple[Run, Predictions]]) -> list[Fl
 def _calls(run: Run, found: Predictions) -> Floats:
     models = found.by_model
     if len(models) == 1:
-        tables = [run.metrics["test"]["thresholds"]]
+        tables = [run.metrics["test"].get("thresholds", {})]
     else:
         tables = [run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {}) for c in run.ledger.clients]
     limits = np.array([[number(table.get(name)) for name in found.classes] for table in tables])[:, None, :]

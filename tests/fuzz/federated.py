@@ -1,0 +1,234 @@
+"""Messages of a federation as targets: what a client answers to the server, and what a server asks of a client.
+
+Inputs are the bytes of Flower's own messages. What Flower itself cannot read counts as refused; the rest passes the
+strategy beside three honest replies, and must leave those counted and the model finite.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as Wire
+from flwr.supercore.task_identity import TaskIdentity
+from guided import Target, mutate
+
+import tiny
+from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked, copied, reply, server, spoilt
+from feddraw.core import Update
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, make_method
+from feddraw.flower import histograms, intake, records, site, strategy
+from feddraw.flower.histograms import merge, to_metrics
+from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
+from feddraw.flower.site import Site
+from feddraw.training import Trainer
+
+CLASSES = ("bright", "left")
+WORDS = (b"num-examples", b"arrays", b"extra", b"client", b"\x93NUMPY\x01\x00", b"(2, 6)", b"<f8", b"|O", b"PK\x03\x04")
+logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
+@cache
+def round_of_four() -> tuple[list[Update], Any, Any, Any]:
+    """SCAFFOLD's, which sends most: updates, the model that was sent, the method and its state."""
+    method = make_method(Experiment(method="scaffold"))
+    kept: list[list[Update]] = []
+    engine = tiny.Altered(tiny.bench(method), lambda updates: kept.append([*map(tiny.copied, updates)]) or updates)
+    first, _ = tiny.train(method, rounds=2, engine=engine)
+    return kept[1], first.next_model, method, first.state
+
+
+def content(number: int) -> RecordDict:
+    return reply(round_of_four()[0][number], tiny.NAMES[number])
+
+
+def wire(message: Message) -> bytes:
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def received(data: bytes) -> Message:
+    """As Flower hands it on; what it cannot read never comes to us."""
+    try:
+        return message_from_proto(Wire.FromString(data))
+    except Exception as error:
+        raise UserError(f"Flower itself refuses it: {type(error).__name__}") from None
+
+
+# ---------------------------------------------------------------------------------------------------- replies
+
+
+@cache
+def template() -> Any:
+    _, sent, method, state = round_of_four()
+    return server(method, sent, state)
+
+
+def read_reply(data: bytes, _: Path) -> object:
+    message = received(data)
+    waiting = copy.copy(template())
+    waiting.clients, waiting._nodes, waiting.history, waiting._room = [], {}, [], None
+    honest = [answered(node, content(number)) for number, node in enumerate(NODES[1:], 1)]
+    waiting.aggregate_train(1, [message, *honest])
+    ledger = {entry.client: entry for entry in waiting.history[0].ledger}
+    check(ledger, waiting.model.params)
+    waiting.aggregate_evaluate(1, [message])
+    if message.has_content():
+        histograms.flat(merge([message.content], CLASSES))
+    refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
+    if refused:
+        raise UserError(refused[0])
+    return waiting.model
+
+
+def check(ledger: dict[str, Any], params: np.ndarray) -> None:
+    """One hostile client may take an honest one's name, and then neither counts; the others do, and all is finite."""
+    assert sum(entry.counted for entry in ledger.values()) >= 2, "honest clients do not count"
+    assert np.isfinite(params).all(), "the model is not finite"
+    assert not any("\n" in text for name, entry in ledger.items() for text in (name, entry.status)), "not one line"
+
+
+def evaluated() -> RecordDict:
+    counts = histograms.count(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
+    return RecordDict({"metrics": MetricRecord({"num-examples": 4, **to_metrics("validation", counts)})})
+
+
+def reply_seeds() -> list[bytes]:
+    good = content(0)
+    kinds = {**BAD_REPLIES, **BAD_BESIDE}
+    odd: list[dict[str, Any]] = [
+        {"validation-places": [0, 1], "validation-counts": [1.5, float("nan")], "num-examples": 2},
+        {"test-places": [-1], "test-counts": [2**62], "num-examples": 1},
+        {"num-examples": 5, "partition-id": float("nan")},
+    ]
+    contents = [
+        good,
+        evaluated(),
+        *(spoilt(good, change) for change, _ in kinds.values()),
+        *(RecordDict({"metrics": MetricRecord(numbers)}) for numbers in odd),
+        RecordDict({"client": ConfigRecord({"name": tiny.NAMES[2], "number": 1.5})}),
+        RecordDict({"client": ConfigRecord({"name": "absent 0\n", "number": "x"})}),
+        in_bfloat16(good),
+    ]
+    late, stranger = answered(NODES[0], good, group="0"), answered(7, good)
+    again, other = answered(NODES[1], content(1)), answered(NODES[1], good)
+    failed = [Message(Error(0, "went\nwrong"), reply_to=asked(node)) for node in (NODES[0], 7)]
+    return [
+        wire(one) for one in (*(answered(NODES[0], one) for one in contents), late, stranger, again, other, *failed)
+    ]
+
+
+def in_bfloat16(good: RecordDict) -> RecordDict:
+    """Half of each number, under that type's name."""
+    halved = copied(good)
+    arrays: Any = halved["arrays"]
+    arrays[TENSOR] = pack(unpack(arrays[TENSOR]), "bfloat16")
+    return halved
+
+
+def reshape(data: bytes, rng: random.Random) -> bytes:
+    """A message that Flower reads: one tensor's bytes or one number changed, or records mixed from two replies."""
+    message = Wire.FromString(data)
+    items = message.content.items
+    if not items:
+        return mutate(data, [data], WORDS, rng)
+    item = rng.choice(list(items))
+    if item.HasField("array_record") and item.array_record.items:
+        array = rng.choice(list(item.array_record.items)).value
+        array.data = mutate(array.data[:4096], [array.data], WORDS, rng)
+        array.dtype = rng.choice((array.dtype, array.dtype, "bfloat16", "float16", "x\ny"))
+    elif item.HasField("metric_record") and item.metric_record.items:
+        value = rng.choice(list(item.metric_record.items)).value
+        change_number(value, rng)
+    item.key = rng.choice((item.key, item.key, item.key, "extra", "arrays", "client", "metrics"))
+    return bytes(message.SerializeToString())
+
+
+def change_number(value: Any, rng: random.Random) -> None:
+    whole, real = rng.choice((0, -1, 1, 2**63 - 1, -(2**63))), rng.choice((0.5, 1e308, float("nan"), float("-inf")))
+    match rng.randrange(5):
+        case 0:
+            value.sint64 = whole
+        case 1:
+            value.double = real
+        case 2:
+            value.sint_list.vals[:] = [whole, 1]
+        case 3:
+            value.double_list.vals[:] = [real, 1.0]
+        case _:
+            value.uint64 = 2**64 - 1
+
+
+# ---------------------------------------------------------------------------------------------------- requests
+
+
+@cache
+def own_site(room: Path) -> Site:
+    method = round_of_four()[2]
+    trainer = Trainer(tiny.build, tiny.examples(), tiny.shards(), tiny.TRAINING, method.local, asks=method.asks)
+    return Site(trainer, "North", 0, 0, room / "memory")
+
+
+def read_request(data: bytes, room: Path) -> object:
+    message = received(data)
+    if not message.has_content():
+        raise UserError("no content")
+    site._vectors(message.content, "memory")
+    return site.read_job(own_site(room), message.content)
+
+
+def request_seeds() -> list[bytes]:
+    _, sent, method, state = round_of_four()
+    numbers: list[dict[str, Any]] = [
+        {"round": 1, "rounds": 3, "client-seed": 5, "effort": 0.5},
+        {"server-round": 2, "seed": 0, "run": "abc"},
+        {"round": "x"},
+        {"server-round": "y"},
+        {"round": -1},
+        {"effort": [1.0]},
+        {},
+    ]
+    found = []
+    for config in numbers:
+        request = RecordDict({"arrays": to_arrays(sent), "config": ConfigRecord(config)})
+        request["broadcast"] = vectors_to_arrays(method.broadcast(state))
+        request["memory"] = vectors_to_arrays({"control": sent.params})
+        found.append(request)
+    spoilt_one, empty = copied(found[0]), RecordDict({"config": ConfigRecord({})})
+    spoilt_one["broadcast"] = ArrayRecord({"x": records.Array("float32", (1,), records.NUMPY, b"")})
+    spoilt_one["arrays"] = ArrayRecord()
+    kinds = ("turned", "integers", "an archive", "another kind", "a tensor too many")
+    others = [*(spoilt(found[0], BAD_REPLIES[kind][0]) for kind in kinds), in_bfloat16(found[0]), spoilt_one, empty]
+    return [wire(answered(NODES[0], one)) for one in (*found, *others)]
+
+
+# ---------------------------------------------------------------------------------------------------- all
+
+
+def targets() -> list[Target]:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    inside = "read _reply _once of_kind _equal one_line decode _moved_up _update _metrics _size _arrays_name"
+    reading = [getattr(intake, name) for name in inside.split()]
+    tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
+    tensors.append(records.Reader.read)
+    counting = [histograms.pool, histograms._whole, strategy.weighted_means, strategy._weight, strategy._numbers]
+    asking = [site.read_job, site._vectors, site._model, site._config]
+    return [
+        Target(
+            "Flower replies",
+            read_reply,
+            (UserError,),
+            reply_seeds(),
+            [*reading, *tensors, records.extras, *counting],
+            WORDS,
+            reshape,
+        ),
+        Target("Flower requests", read_request, (UserError,), request_seeds(), [*asking, *tensors], WORDS, reshape),
+    ]
