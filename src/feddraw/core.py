@@ -8,18 +8,17 @@ they are pure: state comes in as an argument and goes out as a result. numpy onl
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, unknown
+from feddraw.fused import fused, in_threads, squared_distance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +34,6 @@ Memory = dict[str, Vector]  # what a client remembers from one round to the next
 # a class, or the counts of `GROUP_COUNTS`.
 Extent = Literal["params", "model", "number", "classes", "groups"]
 Part = Literal["both", "weight", "bias"]
-P = TypeVar("P")
-R = TypeVar("R")
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
 Asked = Literal["loss", "accuracy", "labels", "gradient", "groups"]
@@ -53,8 +50,7 @@ GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 _SUM_BLOCK = 1 << 15
-_LONG_BLOCK = 1 << 16  # the same for one client
-_STRETCH = 1 << 18  # columns for one thread at a time
+_STRETCH = 1 << 16  # columns for one thread at a time
 
 
 # ---------------------------------------------------------------------------------------------------- the model
@@ -87,10 +83,10 @@ class Layout:
     classifier: str
 
     @cached_property
-    def variances(self) -> NDArray[np.intp]:
-        """Where in the buffers batch norm's variances are."""
-        places = [e.place for e in self.entries if e.kind == "buffer" and e.name.endswith("running_var")]
-        return np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
+    def variances(self) -> NDArray[np.bool_]:
+        """Which of the buffers are batch norm's variances."""
+        kinds = [np.full(e.size, e.name.endswith("running_var")) for e in self.entries if e.kind == "buffer"]
+        return np.concatenate([np.zeros(0, bool), *kinds])
 
     def length(self, kind: str) -> int:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
@@ -252,28 +248,27 @@ class Cohort:
         """(clients,): what each sent as a single number."""
         return np.asarray(self.extra(name)[:, 0].astype(np.float64))
 
-    @property
+    @cached_property
     def distances(self) -> NDArray[np.float64]:
-        """(clients,): how far each moved."""
-        return np.sqrt([squared_distance(params, self.model.params) for params in self.params])
+        """(clients,): how far each moved; `combine` finds it on its way."""
+        return np.sqrt([squared_distance(update.model.params, self.model.params) for update in self.updates])
 
     def metric(self, name: str) -> NDArray[np.float64]:
         return np.array([update.metrics[name] for update in self.updates], dtype=np.float64)
 
     def combine(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
         """The sent parameters plus each client's move times its coefficient; `elsewhere` other coefficients hold."""
-        total = self.sum(coefficients, elsewhere)
+        sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
         for place, column in _cover(len(total), coefficients, elsewhere):
-            rest = 1.0 - float(column.sum())
-            if abs(rest) > 1e-9:  # not an average: part of the sent model stays, or more than all of it goes
-                total[place] += (rest * self.model.params[place].astype(np.float64)).astype(total.dtype)
+            squares += fused(self.params[:, place], sent[place], column, out=total[place])
+        vars(self).setdefault("distances", np.sqrt(squares))
         return total
 
     def sum(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
         """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
-        total = np.empty_like(self.model.params)
+        total = self.combine(coefficients, elsewhere)
         for place, column in _cover(len(total), coefficients, elsewhere):
-            weighted_sum(column, self.params[:, place], out=total[place])
+            total[place] += (float(column.sum()) - 1.0) * self.model.params[place]
         return total
 
 
@@ -314,41 +309,12 @@ def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | 
     return total
 
 
-def in_threads(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
-    """Several pieces at once, since numpy lets go of the interpreter's lock; none depends on another."""
-    return [work(piece) for piece in pieces] if len(pieces) < 2 else list(_threads().map(work, pieces))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
-
-
 def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
     """(clients, clients): the scalar products of the rows' moves from the origin, summed in float64 block by block."""
     total = np.zeros((len(rows), len(rows)))
     for start in range(0, rows.shape[1], _BLOCK):
         block = rows[:, start : start + _BLOCK].astype(np.float64) - origin[start : start + _BLOCK]
         total += block @ block.T
-    return total
-
-
-def squared_distance(vector: Vector, origin: Vector) -> float:
-    """|vector - origin|² for long float32 vectors; not finite if and only if an element is not."""
-    total = 0.0
-    room = np.empty(_LONG_BLOCK, dtype=vector.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(vector), _LONG_BLOCK):
-            here, there = vector[start : start + _LONG_BLOCK], origin[start : start + _LONG_BLOCK]
-            step = np.subtract(here, there, out=room[: len(here)])
-            square = float(step @ step)
-            if not np.isfinite(square):  # too large for a float32 square, or really not finite
-                wide = here.astype(np.float64) - there
-                square = float(wide @ wide)
-            total += square
     return total
 
 

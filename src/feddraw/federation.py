@@ -13,7 +13,7 @@ import numpy as np
 from feddraw.core import Aggregate, Cohort, Job, Method, Model, Proxy, State, Update
 from feddraw.engines import Engine
 from feddraw.errors import UserError
-from feddraw.gate import Gate, Verdict, admit, compare, inspect
+from feddraw.gate import Gate, Verdict, compare, inspect, judge, look_at_all
 from feddraw.streaming import Stream
 
 
@@ -144,15 +144,33 @@ def settle(
     proxy: Proxy | None = None,
 ) -> Settled:
     """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
-    updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    accepted, verdicts = admit(updates, model, method.sends, len(clients), gate or Gate())
     if method.weighting.proxy and proxy is None:
         raise UserError("this weighting needs labelled images at the server")
-    aggregate = None
-    if accepted:
-        aggregate = method.aggregate(Cohort(round, rounds, model, accepted, len(clients), proxy), state)
+    gate = gate or Gate()
+    updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
+    looked = look_at_all(updates, model, method.sends, len(clients), gate)
+    whole = [update for update in updates if not looked[update.client].reason]
+    cohort = Cohort(round, rounds, model, whole, len(clients), proxy)
+    aggregate = _hopeful(method, cohort, state)
+    accepted, verdicts = judge(cohort, looked, gate)
+    if accepted != whole or aggregate is None:
+        aggregate = method.aggregate(replace(cohort, updates=accepted), state) if accepted else None
     ledger = _ledger(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
     return _settled(aggregate, Settled(model, state, ledger, (), math.nan), accepted, clients)
+
+
+def _hopeful(method: Method, cohort: Cohort, state: State) -> Aggregate | None:
+    """What comes of the round if the gate refuses nobody: the sum finds the distances that the gate wants on its way.
+
+    Only for rules that weigh each client by itself, which numbers that are yet to be refused cannot mislead for long.
+    """
+    if not (method.streams and cohort.updates):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return method.aggregate(cohort, state)
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def settle_stream(
@@ -250,10 +268,8 @@ def _shares(
         "influence": lengths / total if total > 0 else math.nan,
     }
     columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
-    return {
-        client: {name: float(np.broadcast_to(column, len(counted))[place]) for name, column in columns.items()}
-        for place, client in enumerate(counted)
-    }
+    lists = {name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()}
+    return {client: {name: lists[name][place] for name in lists} for place, client in enumerate(counted)}
 
 
 def _pieces(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:

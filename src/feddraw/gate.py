@@ -1,8 +1,8 @@
 """The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged.
 
-`inspect` looks at one update alone. `admit` then compares how far the clients moved: one that moved many times the
-round's median is told, refused, or clipped to a number of medians (Sun et al., 2019, clip to a fixed length; a median
-needs no length that is known in advance). It knows nothing of directions: see docs/safety.md for what passes.
+`look` looks at all of an update but its parameters, `judge` at how far these have moved: to where no number is, or many
+times the round's median, which is told, refused, or clipped to a number of medians (Sun et al., 2019, clip to a fixed
+length; a median needs none that is known in advance). Directions are not looked at: see docs/safety.md for what passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddraw.core import Extent, Model, Update, Vector, in_threads, squared_distance
+from feddraw.core import Cohort, Extent, Model, Update, Vector
 from feddraw.errors import UserError, not_negative, one_of
 
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
@@ -64,19 +64,29 @@ class Verdict:
 
 def inspect(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int = MOST_IMAGES) -> Verdict:
     """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
+    verdict = look(update, sent, sends, max_size)
+    if verdict.reason:
+        return verdict
+    return measured(update, verdict, float(Cohort(0, 1, sent, [update], 1).distances[0]))
+
+
+def look(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
+    """The same but for the parameters themselves, which a server would rather read once only."""
     reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
     if reason:
         return Verdict(reason, math.nan)
-    distance = math.sqrt(squared_distance(update.model.params, sent.params))
-    if not distance < HUGE:
-        return Verdict(f"parameters are not finite ({_first_bad(update.model)})", math.nan)
     beside = {name: _length(update.extra[name]) for name in sends}
     if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
         return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}", math.nan)
-    if reason := _statistics(update.model, sent):
-        return Verdict(reason, math.nan)
     long = [name for name, extent in sends.items() if extent in ("params", "model")]
-    return Verdict("", distance, beside={name: beside[name] for name in long})
+    return Verdict(_statistics(update.model, sent), math.nan, beside={name: beside[name] for name in long})
+
+
+def measured(update: Update, verdict: Verdict, distance: float) -> Verdict:
+    """With how far the client moved."""
+    if distance < HUGE:
+        return replace(verdict, distance=distance)
+    return Verdict(f"parameters are not finite ({_first_bad(update.model)})", math.nan)
 
 
 def _form(update: Update, sent: Model) -> str:
@@ -139,7 +149,7 @@ def _first_bad(model: Model) -> str:
 
 def _statistics(model: Model, sent: Model) -> str:
     """Batch norm's: a variance below zero makes the next model's outputs no numbers, a counter only goes up."""
-    if (model.buffers[model.layout.variances] < 0).any():
+    if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
     taken = model.counters - sent.counters
     return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
@@ -152,17 +162,30 @@ def admit(
     updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
 ) -> tuple[list[Update], dict[int, Verdict]]:
     """The updates that count, clipped where that is asked for, and what was found about each client's."""
+    looked = look_at_all(updates, sent, sends, clients, gate)
+    whole = [update for update in updates if not looked[update.client].reason]
+    return judge(Cohort(0, 1, sent, whole, clients), looked, gate)
+
+
+def look_at_all(
+    updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
+) -> dict[int, Verdict]:
+    """By client: whether it may answer at all, and what a look at its update says."""
     times = Counter(update.client for update in updates)
-
-    def judge(update: Update) -> Verdict:
+    found = {}
+    for update in updates:
         reason = _sender(update.client, times, clients)
-        return Verdict(reason, math.nan) if reason else inspect(update, sent, sends, gate.max_size)
+        found[update.client] = Verdict(reason, math.nan) if reason else look(update, sent, sends, gate.max_size)
+    return found
 
-    verdicts = {u.client: found for u, found in zip(updates, in_threads(judge, updates), strict=True)}
-    whole = {client: verdict for client, verdict in verdicts.items() if not verdict.reason}
-    verdicts |= compare(whole, gate)
-    accepted = [update for update in updates if not verdicts[update.client].reason]
-    return [_clipped(update, sent, verdicts[update.client].keep) for update in accepted], verdicts
+
+def judge(cohort: Cohort, looked: Mapping[int, Verdict], gate: Gate) -> tuple[list[Update], dict[int, Verdict]]:
+    """By how far those moved that were found whole: the updates that count, and the verdicts on all."""
+    moves = zip(cohort.updates, cohort.distances.tolist(), strict=True)
+    found = {update.client: measured(update, looked[update.client], distance) for update, distance in moves}
+    found |= compare({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
+    accepted = [update for update in cohort.updates if not found[update.client].reason]
+    return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**looked, **found}
 
 
 def _sender(client: int, times: Mapping[int, int], clients: int) -> str:

@@ -43,7 +43,7 @@ CALLS = {
     "a step of training": ("feddraw.training", "gradient"),
     "aggregation": ("feddraw.core", "Method.aggregate"),
     "inside a weighted sum": ("feddraw.core", "weighted_sum"),
-    "the gate": ("feddraw.federation", "admit"),
+    "the gate": ("feddraw.federation", "judge"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
     "before the ledger": ("feddraw.results", "RunFolder.add_round"),
     "making a checkpoint": ("feddraw.results", "RunFolder.save_checkpoint"),

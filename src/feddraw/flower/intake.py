@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from feddraw.core import Extent, Model, Update, in_threads
+from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
+from feddraw.fused import in_threads
 from feddraw.states import blank, row_of
 
 LOSSES = ("loss", "train_loss", "train-loss")

@@ -36,8 +36,8 @@ class DualReputationAnnealing(Weighting):
 
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         """Of each client's layer to the one that was sent."""
-        sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
-        return cosine(cohort.piece(self.layer, self.part), sent)
+        place = cohort.model.layout.find(self.layer, self.part)
+        return cosine(cohort.params[:, place], cohort.model.params[place])
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
