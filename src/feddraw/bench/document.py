@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from feddraw.bench import growth, memory, preparation, rivals, rounds, server
+from feddraw.bench import growth, memory, paper, preparation, rivals, rounds, server
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
 from feddraw.results import environment, write_whole
@@ -26,19 +26,21 @@ PARTS: Mapping[str, Part] = {
     "memory": memory.measure,
     "preparation": preparation.measure,
     "growth": growth.measure,
+    "paper": paper.measure,
     **{name: partial(rivals.measure, name=name) for name in rivals.RIVALS},
 }
-TITLES = {"rounds": "a round", "steps": "a training step", "memory": "memory", "preparation": "preparing images"}
+SLOW = {"growth", "paper"}  # left out of a quick run
 FILE = "bench.json"
 
 
-def chosen(only: Sequence[str]) -> list[str]:
+def chosen(only: Sequence[str], quick: bool = False) -> list[str]:
     """The parts that are named, in our order; `rivals` are all of them."""
     for name in only:
         if name not in PARTS and name != "rivals":
             raise unknown("parts of the bench", name, [*PARTS, "rivals"])
     wanted = {*only, *(rivals.RIVALS if "rivals" in only else ())}
-    return [name for name in PARTS if not only or name in wanted]
+    usual = {name for name in PARTS if not (quick and name in SLOW)}
+    return [name for name in PARTS if name in (wanted or usual)]
 
 
 def measure(session: Session, names: Sequence[str], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def lines(parts: Mapping[str, Any]) -> list[Line]:
     for name, part in parts.items():
         found += LINES[name](part) if name in LINES else []
         if name in rivals.RIVALS:
-            found += _rival(part, name)
+            found += _rival(part)
     return found
 
 
@@ -175,7 +177,14 @@ def _preparation(part: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def _rival(part: Mapping[str, Any], name: str) -> list[Line]:
+def _paper(part: Mapping[str, Any]) -> list[Line]:
+    if "missing" in part:
+        return [("the paper's step", "not here", part["missing"], "")]
+    speeds = part["images_per_second"].items()
+    return [_line(f"{part['title']}, {name}, images/s", speed) for name, speed in speeds]
+
+
+def _rival(part: Mapping[str, Any]) -> list[Line]:
     if "missing" in part:
         return [(f"{part['title']} ÷ ours", "not here", part["missing"], "")]
     own = "serial" if part["cores"] == 1 else "two workers"
@@ -189,4 +198,5 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], list[Line]]] = {
     "server": _server,
     "memory": _memory_lines,
     "preparation": _preparation,
+    "paper": _paper,
 }

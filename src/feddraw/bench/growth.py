@@ -59,7 +59,9 @@ def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> di
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model, names = initial_model(build, 0), [f"C{number + 1}" for number in range(clients)]
     sizes = [20] * clients if stream else None
-    work = federate(model, feddraw(), Serial(trainer), names, rounds=rounds, seed=0, sizes=sizes)
+    engine = Serial(trainer)
+    next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))  # torch is slow at first
+    work = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
     seconds = timed(lambda: [None for _ in work])
     return {"seconds": seconds, "megabytes": peak(), "parameters": len(model.params)}
 
@@ -94,17 +96,23 @@ def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
+    from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
+
     from feddraw.plots import look
 
     for place, (way, points) in enumerate(ways.items()):
         values = [point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points]
         axes.plot(values, [point[key] for point in points], label=way, markersize=4, **look(place))
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(values))
     if key == "seconds":
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.set_xlabel(LABELS[name])
+    for axis, form in ((axes.xaxis, "{x:.2g}" if name == "hidden" else "{x:g}"), (axes.yaxis, "{x:g}")):
+        axis.set_major_formatter(StrMethodFormatter(form))  # powers of ten would be markup
+        axis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(label)
 
 

@@ -19,14 +19,16 @@ PEERS = ("flower", "pfl", "fedlab", "nvflare")
 
 
 def bench(
-    quick: Annotated[bool, Option("--quick", help="Fewer blocks and one setting a peer: within five minutes.")] = False,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer blocks, one setting a peer, no figure: within five minutes.")
+    ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     out: Annotated[Path | None, Option(help="Folder for bench.json, bench.md and the figure.")] = None,
     only: Annotated[
         list[str] | None,
         Option(
-            help="rounds, steps, server, memory, preparation, growth, rivals, or one of flower, pfl, pfl_two, fedlab, "
-            "nvflare; repeatable. With --out, the other parts stay as they are in the folder."
+            help="rounds, steps, server, memory, preparation, growth, paper, rivals, or one of flower, pfl, pfl_two, "
+            "fedlab, nvflare; repeatable. With --out, the other parts stay as they are in the folder."
         ),
     ] = None,
     python_of: Annotated[
@@ -38,7 +40,7 @@ def bench(
     from feddraw.bench import document
     from feddraw.bench.ratios import Session
 
-    names = document.chosen(only or [])
+    names = document.chosen(only or [], quick)
     before = document.read(out) if out and only else {}
     pythons = interpreters(python_of or [])
     if (load := os.getloadavg()[0]) > QUIET:
