@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,14 +44,18 @@ def chosen(only: Sequence[str], quick: bool = False) -> list[str]:
     return [name for name in PARTS if name in (wanted or usual)]
 
 
-def measure(session: Session, names: Sequence[str], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document of some parts, beside those that were measured before."""
-    parts = dict(before or {})
+def measure(session: Session, names: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """The document of some parts, written as it grows; with a folder, beside those that were measured before."""
+    parts = read(folder) if folder else {}
     torch.set_num_threads(1)
     for name in names:
-        load = os.getloadavg()[0]
-        parts[name] = {"blocks": session.blocks, "load_at_start": round(load, 2)} | PARTS[name](session)
-    return document({name: parts[name] for name in PARTS if name in parts})
+        load, start = os.getloadavg()[0], time.perf_counter()
+        found = PARTS[name](session)
+        about = {"blocks": session.blocks, "load_at_start": round(load, 2)}
+        parts[name] = about | {"seconds": round(time.perf_counter() - start, 1)} | found
+        if folder:
+            write(document(parts), folder)
+    return document(parts)
 
 
 def document(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "server_over_floor": {name: floor.get(name) for name in ("fedavg", "feddraw")},
         "flower_over_ours": next(iter(flower.values()), None),
         "missing": {name: parts[name]["missing"] for name in rivals.RIVALS if "missing" in parts.get(name, {})},
-        "parts": dict(parts),
+        "parts": {name: parts[name] for name in PARTS if name in parts},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,20 +42,23 @@ def bench(
     from feddraw.bench.ratios import Session
 
     names = document.chosen(only or [], quick)
-    before = document.read(out) if out and only else {}
     pythons = interpreters(python_of or [])
+    signal.signal(signal.SIGTERM, _stop)
     if (load := os.getloadavg()[0]) > QUIET:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will scatter", stacklevel=1)
     with progress() as told:
         session = Session(blocks or (6 if quick else 20), quick, told, pythons)
-        found = document.measure(session, names, before)
-    written = document.write(found, out) if out else []
+        found = document.measure(session, names, out)
     if json:
         from feddraw.cli.show import as_json
 
         as_json(found)
         return
-    _show(found, written)
+    _show(found, out)
+
+
+def _stop(_number: int, _frame: Any) -> None:
+    raise SystemExit(143)  # so that peers' processes are ended first
 
 
 def interpreters(given: Sequence[str]) -> dict[str, str]:
@@ -91,14 +95,14 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         yield told
 
 
-def _show(found: dict[str, Any], written: Sequence[Path]) -> None:
+def _show(found: dict[str, Any], out: Path | None) -> None:
     from feddraw.bench.document import lines
     from feddraw.cli.show import console, table
 
-    machine, out = found["machine"], console()
+    machine, say = found["machine"], console()
     rows = [list(line) for line in lines(found["parts"])]
-    out.print(table(["what", "median", "95 % interval", "bar"], rows))
+    say.print(table(["what", "median", "95 % interval", "bar"], rows))
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    out.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")
-    if written:
-        out.print("written: " + ", ".join(map(str, written)))
+    say.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")
+    if out:
+        say.print(f"written to {out}")
