@@ -157,9 +157,8 @@ def _steps(part: Mapping[str, Any]) -> list[Line]:
 def _server(part: Mapping[str, Any]) -> list[Line]:
     floor, title = part["over_floor"], part["title"]
     return [
-        _line(f"server, FedAvg with the gate ÷ reading once ({title})", floor["fedavg"], "at most 2.0"),
-        _line("server, FedDRAW with the gate ÷ reading once", floor["feddraw"], "at most 2.2"),
-        _line("server, FedDRAW with gate and ledger ÷ reading once", floor["round"]),
+        _line(f"server, FedAvg with gate and ledger ÷ reading once ({title})", floor["fedavg"], "at most 2.0"),
+        _line("server, FedDRAW with gate and ledger ÷ reading once", floor["feddraw"], "at most 2.2"),
         _line("server, the sum ÷ reading once", floor["sum"]),
         _line("server, Flower's FedAvg ÷ our sum", part.get("flower_sum_over_ours"), "at least 8"),
         _line("server, a loop over state dicts ÷ our sum", part["naive_sum_over_ours"]),
