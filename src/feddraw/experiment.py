@@ -435,7 +435,7 @@ def run(
     wanted = complete(experiment).table()
     if experiment.tensorboard:
         check_installed()
-    if folder is not None and folder.begin(wanted, resume=resume, how=HOW) == "finished":
+    if folder is not None and folder.begin(wanted, resume=resume, how=HOW, defaults=unnamed_defaults()) == "finished":
         return
     setting = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
@@ -452,6 +452,11 @@ def run(
             for result in _rounds(setting, engine, folder, checkpoint, told):
                 show(result)
                 yield result
+
+
+def unnamed_defaults() -> dict[str, Any]:
+    """The defaults of all settings that do not depend on a name."""
+    return {key: value for key, value in Experiment().table().items() if key not in NAMED}
 
 
 def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:

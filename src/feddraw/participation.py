@@ -54,7 +54,7 @@ class Participation:
         """Clients that could be asked: those that have joined and not left, in a plan those whose turn it is."""
         joins, leaves = _rounds_of("joins", self.joins), _rounds_of("leaves", self.leaves)
         turns = _turns(self.plan)
-        turn = turns[round % len(turns)] if turns else clients
+        turn = set(turns[round % len(turns)] if turns else clients)
         there = [name in turn and joins.get(name, 0) <= round < leaves.get(name, math.inf) for name in clients]
         return [client for client, present in enumerate(there) if present]
 
@@ -66,7 +66,7 @@ class Participation:
             weights = np.asarray(sizes, np.float64) if self.sampler == "by_size" else np.ones(len(clients))
             keys = np.log(chance) / weights  # the largest are a draw without replacement, by these weights
             asked = sorted(_largest(keys, there, max(1, math.floor(self.fraction * len(there) + 0.5))))
-        slow = _largest(pace, asked, math.floor(self.stragglers * len(asked) + 0.5))
+        slow = set(_largest(pace, asked, math.floor(self.stragglers * len(asked) + 0.5)))
         return {client: self.effort if client in slow else 1.0 for client in asked}
 
 

@@ -71,7 +71,7 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------ beginning
 
     def begin(
-        self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str]
+        self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str], defaults: Mapping[str, Any]
     ) -> Literal["new", "goes on", "finished"]:
         """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to."""
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
@@ -80,7 +80,7 @@ class RunFolder:
         if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
             raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
         if self.settings.is_file():
-            self._compare(table, how)
+            self._compare(table, how, defaults)
         if self.metrics.is_file():
             return "finished"
         self._check_writable()
@@ -90,8 +90,10 @@ class RunFolder:
         own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
         return any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir())
 
-    def _compare(self, table: Mapping[str, Any], how: Sequence[str]) -> None:
-        there = flat({k: v for k, v in read_toml(self.settings).items() if k not in (*how, "partition")})
+    def _compare(self, table: Mapping[str, Any], how: Sequence[str], defaults: Mapping[str, Any]) -> None:
+        """A setting that came after the run was written is at its default there."""
+        written = {k: v for k, v in read_toml(self.settings).items() if k not in (*how, "partition")}
+        there = flat({k: v for k, v in defaults.items() if k not in how}) | flat(written)
         here = flat({k: v for k, v in table.items() if k not in how})
         for name in sorted(there.keys() | here.keys()):
             if there.get(name) != here.get(name):

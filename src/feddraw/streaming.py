@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from feddraw.core import Aggregate, Cohort, Method, Model, Place, State, Update, Vector, Weights
 
+_BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
+
 
 class RunningSum:
     """Vectors times exp(score), in float64, under the running maximum of the scores."""
@@ -38,10 +40,14 @@ class RunningSum:
         weight = math.exp(score - self.top)
         self.total += weight
         for so_far, vector in zip(self.sums, vectors, strict=True):
-            np.add(so_far, np.multiply(vector, weight, dtype=np.float64), out=so_far)
+            for start in range(0, len(vector), _BLOCK):
+                place = slice(start, start + _BLOCK)
+                so_far[place] += np.multiply(vector[place], weight, dtype=np.float64)
 
     def averages(self) -> list[Vector]:
-        return [(so_far / self.total).astype(np.float32) for so_far in self.sums]
+        rooms = [np.empty(len(so_far), np.float32) for so_far in self.sums]
+        pairs = zip(self.sums, rooms, strict=True)
+        return [np.divide(so_far, self.total, out=room, casting="same_kind") for so_far, room in pairs]
 
 
 class Stream:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import HOW, Experiment, complete, open_data, run
+from feddraw.experiment import HOW, Experiment, complete, open_data, run, unnamed_defaults
 from feddraw.results import (
     RunFolder,
     append,
@@ -256,7 +256,7 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
     folder = RunFolder(out / planned.name)
     try:
         wanted = complete(planned.experiment).table()
-        if folder.begin(wanted, resume=True, how=HOW) == "finished":
+        if folder.begin(wanted, resume=True, how=HOW, defaults=unnamed_defaults()) == "finished":
             row = row_of(planned, out)
             for table in tables:
                 table.add([row])

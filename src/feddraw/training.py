@@ -7,6 +7,7 @@ corrections and the optimiser are single operations, whatever the number of laye
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +40,10 @@ from feddraw.errors import UserError, not_negative, one_of, positive
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss
 Rows = NDArray[np.intp]
 
+CPU = torch.device("cpu")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+RESIDENT = 0.5  # share of a GPU's free memory that the images may take; more are copied batch by batch
+
 
 @dataclass(frozen=True)
 class Training:
@@ -55,6 +60,9 @@ class Training:
     augment: bool = False  # rotation, translation, scaling of each batch
     steps: int = 0  # optimiser steps a round, instead of epochs, for clients that should all do the same work
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
+    device: str = "cpu"  # or cuda, cuda:1, mps
+    amp: Literal["off", "bf16", "fp16"] = "off"  # the network in half the precision; its parameters stay in float32
+    compile: bool = False  # the network by torch.compile, which takes time at the start and a C++ compiler
 
     def check(self) -> None:
         """Refuse values that cannot be trained with."""
@@ -70,22 +78,37 @@ class Training:
             if getattr(self, name) >= 1:
                 raise UserError(f"training.{name} must be below 1, not {getattr(self, name)}")
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
+        one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
+            raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
+
+    def there(self) -> torch.device:
+        """The device, if this machine has it."""
+        device = torch.device(self.device)
+        gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
+        if device.type != "cpu" and (device.index or 0) >= gpus:
+            raise UserError(f"training.device is {self.device}, but torch finds no such device here: use cpu")
+        return device
 
 
 class Network:
     """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`."""
 
-    def __init__(self, module: nn.Module, classifier: str) -> None:
-        self.module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    def __init__(self, module: nn.Module, classifier: str, training: Training | None = None) -> None:
+        how = training or Training()
+        self.device = how.there()
+        self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = layout_of(module, classifier)
-        self.params = torch.empty(self.layout.length("param"))
+        self.params = torch.empty(self.layout.length("param"), device=self.device)
         self.grads = torch.zeros_like(self.params)
-        self.buffers = torch.empty(self.layout.length("buffer"))
-        self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64)
+        self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
+        self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
+        self._half = HALVES.get(how.amp)
         self._pieces = _pieces([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: Tensor | None = None
         self._adopt()
         module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
+        self._forward = torch.compile(self.module) if how.compile else self.module
 
     def _adopt(self) -> None:
         """Make every tensor of the module a view of one of ours, keeping its values."""
@@ -107,11 +130,12 @@ class Network:
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifier's input."""
-        logits: Tensor = self.module(images)
+        with torch.autocast(self.device.type, self._half, enabled=self._half is not None):
+            logits: Tensor = self._forward(images)
         if self._features is None:
             raise UserError(f"the network does not use its classifier layer '{self.layout.classifier}'")
         features, self._features = self._features, None
-        return logits, features
+        return logits.float(), features.float()
 
     def load(self, model: Model) -> None:
         for here, there in self._both(self.params, model.params):
@@ -212,10 +236,31 @@ class Examples:
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
 
-    def batch(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        pixels = torch.from_numpy(self.images[rows]).unsqueeze(1).float()
-        images = pixels.sub_(255 * self.mean).div_(255 * self.std)
-        return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(self.targets[rows])
+    def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+        pixels, targets = self._gathered(rows, device)
+        images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
+        return images.contiguous(memory_format=torch.channels_last), targets
+
+    def _gathered(self, rows: Rows, device: torch.device) -> Sequence[Tensor]:
+        """From the device where everything lies there; else from here, pinned, so that a GPU need not wait for it."""
+        if device != CPU and (kept := self._kept_on(device)):
+            return [part[torch.from_numpy(rows).to(device)] for part in kept]
+        parts = [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
+        if device.type == "cuda":
+            parts = [part.pin_memory() for part in parts]
+        return [part.to(device, non_blocking=True) for part in parts]
+
+    @cached_property
+    def _kept(self) -> dict[torch.device, Sequence[Tensor]]:
+        return {}
+
+    def _kept_on(self, device: torch.device) -> Sequence[Tensor]:
+        """Images and targets, once for all, if there is room for them."""
+        if device not in self._kept:
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
+            arrays = (self.images, self.targets) if self.images.nbytes <= RESIDENT * free else ()
+            self._kept[device] = [torch.tensor(np.asarray(array), device=device) for array in arrays]
+        return self._kept[device]
 
 
 def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
@@ -253,15 +298,17 @@ def fit(
     )
     full = training.steps or training.epochs * steps_per_epoch(len(rows), training.batch_size)
     limit = max(1, math.floor(effort * full + 0.5))
-    steps, total = 0, torch.zeros(())
+    steps, total = 0, torch.zeros((), device=network.device)
+    scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
     while steps < limit:
         for batch in batches(rows, training.batch_size, rng):
-            images, targets = examples.batch(batch)
+            images, targets = examples.batch(batch, network.device)
             if training.augment:
                 images = augment(images, generator)
 
-            total += gradient(network, images, targets, loss, correction.penalty)
+            total += gradient(network, images, targets, loss, correction.penalty, scaler)
+            scaler.unscale_(optimizer)
 
             # what belongs to the loss comes before clipping
             if received is not None:
@@ -275,7 +322,8 @@ def fit(
             # what corrects the step comes after
             if shift is not None:
                 network.grads.add_(shift)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             if drift is not None:
                 network.params.sub_(drift, alpha=training.lr)
 
@@ -291,6 +339,7 @@ def gradient(
     targets: Tensor,
     loss: Loss,
     penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Tensor:
     """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
     network.grads.zero_()
@@ -298,7 +347,7 @@ def gradient(
     value = loss(logits, targets)
     if penalty is not None:
         value = value + penalty(images, features)
-    value.backward()  # type: ignore[no-untyped-call]
+    (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
     return value.detach()
 
 
@@ -315,7 +364,8 @@ def make_optimizer(network: Network, training: Training) -> torch.optim.Optimize
 def logits_of(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> Tensor:
     """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
-    return torch.cat([network(examples.batch(rows[i : i + batch_size])[0])[0] for i in range(0, len(rows), batch_size)])
+    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return torch.cat([network(examples.batch(part, network.device)[0])[0] for part in parts]).cpu()
 
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
@@ -346,7 +396,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
-        self.network = Network(*self.build())
+        self.network = Network(*self.build(), self.training)
         self._references: list[Network] = []  # made when a rule first asks for them
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -356,7 +406,7 @@ class Trainer:
     def reference(self, position: int) -> Network:
         """A network beside the one in training."""
         while len(self._references) <= position:
-            self._references.append(Network(*self.build()))
+            self._references.append(Network(*self.build(), self.training))
         return self._references[position]
 
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
@@ -398,7 +448,7 @@ class _Client:
         network.module.train()
         total, seen = torch.zeros_like(network.grads), 0
         for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
-            gradient(network, *trainer.examples.batch(batch), trainer.smoothed_loss)
+            gradient(network, *trainer.examples.batch(batch, network.device), trainer.smoothed_loss)
             total.add_(network.grads, alpha=len(batch))
             seen += len(batch)
         return network.values(total / seen)
@@ -526,6 +576,6 @@ def _restore(optimizer: torch.optim.Optimizer, network: Network, memory: Memory)
     if moments:
         (parameter,) = optimizer.param_groups[0]["params"]
         optimizer.state[parameter] = {
-            key: torch.tensor(float(value[0])) if key == "step" else network.vector(value)
+            key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)
             for key, value in moments.items()
         }

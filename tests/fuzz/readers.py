@@ -351,7 +351,7 @@ def read_folder(data: bytes, room: Path) -> object:
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
-            RunFolder(place).begin({}, resume=True, how=())
+            RunFolder(place).begin({}, resume=True, how=(), defaults={})
         return run
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()

@@ -31,6 +31,7 @@ from feddraw.experiment import (
     make_trainer,
     prepare,
     server_images,
+    unnamed_defaults,
 )
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
@@ -90,7 +91,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
     if folder is not None:
-        folder.begin(table, resume=federation.resume, how=HOW)
+        folder.begin(table, resume=federation.resume, how=HOW, defaults=unnamed_defaults())
     court = Court(experiment, federation.validation)
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
