@@ -1,6 +1,6 @@
 """What one hostile client among five does to each method, with and without the gate.
 
-    python benchmarks/hostile.py [--seeds 3] [--rounds 6]
+    python benchmarks/hostile.py [--seeds 3] [--rounds 6] [--methods feddraw,krum]
 
 Prints the macro test AUC on phantoms, mean over seeds, as a table in Markdown. The poison is put between the clients
 and the server here; the package has no such switch. Everything is synthetic.
@@ -24,7 +24,8 @@ from feddraw.experiment import Experiment, Setting, evaluate, prepare
 from feddraw.federation import federate
 from feddraw.gate import Gate
 
-METHODS = ("feddraw", "fedavg", "uniform", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn")
+PAPER = ("feddraw", "fedavg", "uniform", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn")
+ROBUST = ("median", "trimmed_mean", "krum")
 VILLAIN = 1  # the second largest of five
 GATES = {"off": Gate(norm="off"), "on": Gate(norm="refuse", factor=5.0, clip=2.0)}
 
@@ -114,12 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--methods", default=",".join((*PAPER, *ROBUST)), help="names with commas between")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     heads = [f"{attack}, gate {gate}" for attack in ATTACKS for gate in GATES]
     print(f"| method | {' | '.join(heads)} | weight when hugging |")
     print("|---" * (len(heads) + 2) + "|", flush=True)
-    for method in METHODS:
+    for method in chosen.methods.split(","):
         cells: list[str] = []
         for attack in ATTACKS:
             found = [both(method, seed, chosen.rounds, attack) for seed in range(chosen.seeds)]

@@ -69,3 +69,29 @@ def test_a_broken_model_is_refused_and_the_others_count() -> None:
     aggregator.aggregate_model()
     found = {entry.client: entry.status for entry in aggregator.history[0]}
     assert found == {"a": "counted", "b": "refused: its tensors have other names", "c": "counted"}
+
+
+@pytest.mark.parametrize(
+    ("change", "meta", "says"),
+    [
+        (lambda params: params | {"classifier.bias": params["classifier.bias"].astype("U8")}, {}, "of type <U8"),
+        (lambda params: params | {"classifier.bias": params["classifier.bias"].astype(object)}, {}, "of type object"),
+        (lambda params: params | {"classifier.bias": params["classifier.bias"][:1]}, {}, "of shape (1,)"),
+        (lambda params: params, {"num_examples": float("inf")}, "cannot convert float infinity"),
+        (lambda params: params, {"num_examples": "many"}, "invalid literal"),
+        (lambda params: params, {"num_examples": -1}, "size -1"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_a_line_and_the_others_count(change: Any, meta: Any, says: str) -> None:
+    aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
+    aggregator.reset_stats()
+    for client in ("a", "b", "c"):
+        params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        about = {"client_name": client, "num_examples": 5} | (meta if client == "b" else {})
+        aggregator.accept_model(FLModel(params=change(params) if client == "b" else params, meta=about))
+    aggregator.fl_ctx = Context(0, sent)
+    aggregator.aggregate_model()
+    found = {entry.client: entry.status for entry in aggregator.history[0]}
+    assert (found["a"], found["c"]) == ("counted", "counted")
+    assert found["b"].startswith("refused: ")
+    assert says in found["b"]

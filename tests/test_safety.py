@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,12 +21,15 @@ import feddraw
 from feddraw import models
 from feddraw.cli import app
 from feddraw.data.folder import inside, read_sheet
+from feddraw.data.imaging import BadImage, decode
 from feddraw.data.nih import read as read_nih
 from feddraw.data.npz import Archive
+from feddraw.data.tables import read_labels
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment
 from feddraw.results import plain, read_json, read_text
 from feddraw.runs import collect
+from feddraw.scenarios.index_list import _parsed
 from feddraw.study import read_study
 from run_folders import make_run
 
@@ -188,3 +193,23 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         experiment = Experiment.of(plain(table))
         assert Experiment.of(experiment.table()).table() == experiment.table() or "nan" in repr(experiment)
         assert tomli_w.dumps(plain(experiment.table()))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        Experiment.read,
+        read_study,
+        read_json,
+        read_sheet,
+        read_labels,
+        Archive.open,
+        _parsed,
+        decode,
+        models._weights_file,
+    ],
+)
+def test_a_pipe_is_no_file_and_nobody_waits_for_its_end(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((UserError, BadImage)):
+        read(tmp_path / "pipe")

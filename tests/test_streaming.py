@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddraw import catalog
@@ -14,9 +14,11 @@ from feddraw.core import Cohort, Model
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete, make_method, prepare, run
 from feddraw.federation import settle, settle_stream
+from feddraw.gate import Gate
+from feddraw.methods.feddraw import feddraw
 from feddraw.streaming import RunningSum, weighted_average
 from small import small
-from tiny import NAMES, Altered, bench, copied, train
+from tiny import NAMES, Altered, bench, cohort_of, copied, train
 
 STREAMING = [name for name in catalog.names("methods") if make_method(Experiment(method=name)).streams]
 every_streaming = pytest.mark.parametrize("name", STREAMING)
@@ -121,6 +123,24 @@ def test_a_running_softmax_is_the_softmax(scores, seed):
         sums.add(score, row)
     weights = np.exp(np.array(scores) - max(scores))
     np.testing.assert_allclose(sums.averages()[0], weights / weights.sum() @ rows, atol=1e-6)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 10**12), min_size=1, max_size=8),
+    when=st.integers(1, 400).flatmap(lambda rounds: st.tuples(st.integers(0, rounds - 1), st.just(rounds))),
+    strengths=st.fixed_dictionaries({name: st.floats(1e-6, 1e6) for name in ("eta", "lam", "beta_max")}),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths, seed):
+    sent, *rows = np.random.default_rng(seed).standard_normal((len(sizes) + 1, 6))
+    cohort = cohort_of(rows, sizes, sent=sent)
+    method, names = feddraw(**strengths), [f"C{number}" for number in range(len(sizes))]
+    fixed = (*when, cohort.model, method, method.init(cohort.model), cohort.updates, names)
+    at_once = settle(*fixed, Gate(max_size=10**12))
+    streamed = settle_stream(*fixed, dict(enumerate(sizes)), Gate(max_size=10**12))
+    assert [one.weight for one in streamed.ledger] == pytest.approx([one.weight for one in at_once.ledger], abs=1e-9)
+    np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-5)
 
 
 def test_weights_from_the_classifiers_alone_then_the_bodies_one_by_one():

@@ -41,6 +41,8 @@ class Recipe:
 def decode(path: Path) -> Grey:
     """The grey pixels of a PNG, JPEG or DICOM file, told apart by their content."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise BadImage("not a regular file")
         with path.open("rb") as file:
             dicom = file.read(132)[128:] == b"DICM"
         with warnings.catch_warnings():

@@ -60,6 +60,8 @@ class Archive:
     @classmethod
     def open(cls, path: Path) -> Archive:
         try:
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is not a regular file")
             with zipfile.ZipFile(path) as file:
                 arrays = [info for info in file.infolist() if info.filename.endswith(".npy")]
                 members = [member(file, info) for info in arrays]

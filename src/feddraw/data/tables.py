@@ -103,6 +103,8 @@ class Sheet:
 
 def open_text(path: Path) -> IO[str]:
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot read {path}: it is not a regular file")
         if path.suffix == ".gz":
             return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
         return path.open(encoding="utf-8-sig", newline="")

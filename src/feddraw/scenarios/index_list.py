@@ -73,6 +73,8 @@ def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:
 
 def _parsed(path: Path) -> tuple[str, float, str, dict[str, list[str]]]:
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file: no index list")
         if path.stat().st_size > MAX_LIST:
             raise UserError(f"{path} is larger than {MAX_LIST >> 20} MB: no index list")
         document: Any = json.loads(path.read_text(encoding="utf-8"))
