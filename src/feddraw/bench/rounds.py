@@ -107,7 +107,7 @@ class _Reading:
     def __init__(self, examples: Examples, batch: int, folder: Path) -> None:
         self._rng, self._batch = np.random.default_rng(0), batch
         np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
-        self._images = np.load(folder / "images.npy", mmap_mode="r")
+        self._images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
 
     def __call__(self) -> float:
         rows = self._rng.choice(len(self._images), self._batch, replace=False)
