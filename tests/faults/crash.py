@@ -208,7 +208,9 @@ def start(words: Sequence[str], output: Path, set_trap: Callable[[], None] = lam
 
 def wait(child: int, output: Path, began: float, limit: float = 120) -> Ended:
     """Until it has ended; whatever is left of its session ends with it."""
-    while time.monotonic() < began + limit:
+    late = False
+    while not late:
+        late = time.monotonic() > began + limit  # looked at once more after that: we may have been stopped meanwhile
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             await_session(child)
