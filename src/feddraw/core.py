@@ -273,6 +273,8 @@ class Cohort:
 
 
 def _stack(rows: Sequence[Vector]) -> Matrix:
+    if len(rows) == 1:  # of a stream: no copy each time
+        return rows[0][None]
     base = rows[0].base
     if isinstance(base, np.ndarray) and base.ndim == 2 and base.shape == (len(rows), len(rows[0])):
         own = [row.__array_interface__["data"] == base[i].__array_interface__["data"] for i, row in enumerate(rows)]

@@ -414,7 +414,7 @@ class Trainer:
         client = _Client(self, job)
         rows = self.shards[job.client]
         with torch.random.fork_rng(devices=[]), one_thread():
-            torch.manual_seed(job.seed)  # dropout and the like draw from the global generator
+            _seed(job.seed, self.network.device)  # dropout and the like draw from the global generator
             correction = self.local.begin(job, memory, client)
             self.network.load(self.local.start(job, memory))
             optimizer = make_optimizer(self.network, self.training)
@@ -545,11 +545,21 @@ class ServerImages:
 def one_thread() -> Iterator[None]:
     """Bits depend on the number of threads, and many are slow under load: all training and testing is done with one."""
     before = torch.get_num_threads()
+    if before == 1:  # setting it costs as much as a small layer
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which also writes down where it was called from, for GPUs that may not be there."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def memory_of(local: Local, training: Training) -> dict[str, Extent]:

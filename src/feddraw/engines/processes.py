@@ -156,17 +156,21 @@ class Processes:
         """Send the requests out, the next one to whoever is free, and yield the replies as they come.
 
         With a window the replies come in the order of the requests, and no request is sent out that lies so many
-        places behind the next reply: its row may still be in use.
+        places behind the next reply: its row may still be in use. While there are many, a worker also gets the request
+        after the one it is at, so that it need not wait for us between two.
         """
-        busy: dict[Connection, int] = {}
+        busy: dict[Connection, list[int]] = {}
         replies: dict[int, dict[str, Any]] = {}
         sent = taken = 0
         while taken < len(requests):
             limit = min(len(requests), taken + window) if window else len(requests)
-            for _, pipe in self._workers:
-                if pipe not in busy and sent < limit:
-                    self._send(pipe, requests[sent])
-                    busy[pipe], sent = sent, sent + 1
+            for depth in (1, 2):
+                for _, pipe in self._workers:
+                    ahead = depth == 1 or len(requests) - sent > 8 * len(self._workers)
+                    if len(busy.get(pipe, ())) < depth and sent < limit and ahead:
+                        self._send(pipe, requests[sent])
+                        busy.setdefault(pipe, []).append(sent)
+                        sent += 1
             number = taken if window else next(iter(replies), -1)
             if number in replies:
                 yield replies.pop(number)
@@ -174,18 +178,22 @@ class Processes:
             else:
                 replies |= self._hear(busy, requests)
 
-    def _hear(self, busy: dict[Connection, int], requests: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    def _hear(
+        self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
         """Wait for replies; the number of the request to each. A worker that has died is told of."""
         sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
         ready = wait([*busy, *sentinels])
         replies = {}
         for pipe in [p for p in ready if isinstance(p, Connection)]:
-            number = busy.pop(pipe)
+            number = busy[pipe].pop(0)
+            if not busy[pipe]:
+                del busy[pipe]
             replies[number] = self._receive(pipe, requests[number])
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
             process, pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
-                raise RunFailed(self._obituary(process, requests[busy[pipe]] if pipe in busy else None))
+                raise RunFailed(self._obituary(process, requests[busy[pipe][0]] if pipe in busy else None))
         return replies
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
