@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,3 +99,11 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match="not a document"):
         document.read(tmp_path)
     assert document.chosen(["rivals"]) == list(rivals.RIVALS)
+
+
+def test_the_page_shows_the_figures_of_the_file_beside_it():
+    docs = Path(__file__).parent.parent / "docs"
+    measured = json.loads((docs / "data" / "bench.json").read_text())
+    assert document.markdown(measured) in (docs / "scale.md").read_text()
+    for key in ("overhead_serial", "speedup_two_workers", "flower_over_ours"):
+        assert measured[key].keys() == {"median", "low", "high"}

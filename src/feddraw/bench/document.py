@@ -193,7 +193,8 @@ def _rival(part: Mapping[str, Any]) -> list[Line]:
         return [(f"{part['title']} ÷ ours", "not here", part["missing"], "")]
     own = "serial" if part["cores"] == 1 else "two workers"
     title = f"{part['title']} {part['version']} ÷ ours, {own}"
-    return [_line(f"{title}: {key}", one, "more than 1") for key, one in part["theirs_over_ours"].items()]
+    found = [_line(f"{title}: {key}", one, "more than 1") for key, one in part["theirs_over_ours"].items()]
+    return [*found, *((f"{title}: {key}", "–", why, "") for key, why in part["left_out"].items())]
 
 
 LINES: Mapping[str, Callable[[Mapping[str, Any]], list[Line]]] = {

@@ -231,6 +231,7 @@ def measure(session: Session, name: str) -> dict[str, Any]:
     try:
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
+        found["left_out"] = {key: rival.note for key in work.SETTINGS if key not in rival.settings}
         return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
