@@ -57,7 +57,7 @@ def test_figures_of_the_server_become_lines_and_files(tmp_path):
         assert 0 < one["low"] <= one["median"] <= one["high"] < math.inf
     written = document.write(found, tmp_path)
     assert document.read(tmp_path) == json.loads(json.dumps(found["parts"]))
-    assert "FedDRAW with the gate" in written[1].read_text()
+    assert "FedDRAW with gate and ledger" in written[1].read_text()
 
 
 def test_growth_is_drawn(tmp_path):
@@ -87,7 +87,7 @@ def test_a_peer_that_cannot_be_imported_says_so():
 
 
 def test_a_server_of_many_streams_in_little_memory():
-    few, many = (memory.serve(clients, memory.network(40_000)) for clients in (2, 20))
+    few, many = (memory.serve(clients, 1, memory.network(40_000)) for clients in (2, 20))
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
 

@@ -166,11 +166,13 @@ def _server(part: Mapping[str, Any]) -> list[Line]:
 
 
 def _memory_lines(part: Mapping[str, Any]) -> list[Line]:
-    found: list[Line] = [
-        (f"server's peak memory, streaming, {int(clients):,} clients", f"{one['megabytes']:.0f} MB", "", "")
-        for clients, one in part["clients"].items()
-    ]
-    return [*found, ("the last ÷ the first", f"{part['most_over_fewest']:.3f}", "", "at most 1.1")]
+    found: list[Line] = []
+    for engine, one in _workloads(part).items():
+        peaks = ", ".join(f"{peak['megabytes']:.0f}" for peak in one["clients"].values())
+        counts = ", ".join(f"{int(clients):,}" for clients in one["clients"])
+        what = f"server's peak memory, streaming ({engine}), for {counts} clients: {peaks} MB; the last ÷ the first"
+        found.append((what, f"{one['most_over_fewest']:.3f}", "", "at most 1.1"))
+    return found
 
 
 def _preparation(part: Mapping[str, Any]) -> list[Line]:

@@ -1,8 +1,9 @@
 """What a server holds at its peak while updates stream in, each number of clients in a process of its own.
 
-    python -m feddraw.bench.memory CLIENTS
+    python -m feddraw.bench.memory CLIENTS ROWS
 
-The clients are made of nothing but their answers, so that the process is a server's alone; it does not import torch.
+ROWS are those of the engine's inbox: one for the serial engine, three for two workers. The clients are made of nothing
+but their answers, so that the process is a server's alone; it does not import torch.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
 
 COUNTS = (10, 100, 1000)
+INBOXES = {"serial": 1, "two workers": 3}  # updates that there is room for
 
 
 def measure(session: Session, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
-    """Peak megabytes and seconds of the server's part of a round, by the number of clients."""
-    found = {}
-    for place, clients in enumerate(counts):
-        session.told("memory: a server of 7 million parameters, streaming", place, len(counts))
-        found[str(clients)] = child("feddraw.bench.memory", str(clients))
-    session.told("memory: a server of 7 million parameters, streaming", len(counts), len(counts))
-    peaks = [one["megabytes"] for one in found.values()]
-    return {"clients": found, "most_over_fewest": peaks[-1] / peaks[0]}
+    """Peak megabytes and seconds of the server's part of a round, by engine and number of clients."""
+    found: dict[str, Any] = {}
+    for engine, rows in INBOXES.items():
+        what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
+        for place, clients in enumerate(counts):
+            session.told(what, place, len(counts))
+            peaks[str(clients)] = child("feddraw.bench.memory", str(clients), str(rows))
+        session.told(what, len(counts), len(counts))
+        most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
+        found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
+    return found
 
 
 def child(module: str, *arguments: str) -> Any:
@@ -58,15 +63,16 @@ def peak() -> float:
 
 
 class Answers:
-    """An engine whose clients answer at once: each moves the sent model a little, in the one row of its inbox."""
+    """An engine whose clients answer at once: each moves the sent model a little, in a row of the inbox."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
         self.memory: dict[int, Memory] = {}
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
-        inbox = np.empty((1, len(jobs[0].model.params)), np.float32)
-        for job in jobs:
-            row = inbox[0]
+        inbox = np.empty((self._rows, len(jobs[0].model.params)), np.float32)
+        for number, job in enumerate(jobs):
+            row = inbox[number % self._rows]
             np.multiply(job.model.params, np.float32(1 + 1e-6 * (job.client + 1)), out=row)
             yield Update(job.client, replace(job.model, params=row), 100, 1, {"loss": 0.5})
 
@@ -77,13 +83,13 @@ class Answers:
         pass
 
 
-def serve(clients: int, model: Model) -> dict[str, float]:
+def serve(clients: int, rows: int, model: Model) -> dict[str, float]:
     """One round of FedDRAW over so many clients."""
     names, sizes = [f"C{number + 1}" for number in range(clients)], [100] * clients
-    rounds = federate(model, feddraw(), Answers(), names, rounds=15, seed=0, sizes=sizes)
+    rounds = federate(model, feddraw(), Answers(rows), names, rounds=15, seed=0, sizes=sizes)
     seconds = timed(lambda: next(rounds))
     return {"megabytes": peak(), "seconds": seconds}
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(int(sys.argv[1]), network())))
+    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]), network())))
