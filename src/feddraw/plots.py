@@ -273,6 +273,8 @@ def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str
             for axes, scenario in zip(row, scenarios, strict=True):
                 by_method = {one.method: one for one in of if one.scenario == scenario}
                 draw_gains(axes, {m: _ends(by_method.get(m)) for m in methods}, "")
+                axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+                axes.tick_params(axis="x", labelsize=7)
                 axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
         figure.supxlabel(f"{', '.join(found)} less that of {reference}", fontsize=9)
     return figure
