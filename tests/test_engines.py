@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +174,20 @@ def failing(classes: int) -> nn.Module:
     return Failing(classes)
 
 
-def test_shared_memory_is_freed() -> None:
-    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: PTH208, PTH112
+def test_shared_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def noted(*, create: bool, size: int) -> SharedMemory:
+        block = SharedMemory(create=create, size=size)
+        names.append(block.name)
+        return block
+
+    monkeypatch.setattr("feddraw.engines.shared.SharedMemory", noted)
     final(small(engine="processes", workers=2, rounds=1))
-    after = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()  # noqa: PTH208, PTH112
-    assert not [name for name in after - before if name.startswith("psm_")]
+    assert names
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
 
 
 def test_predictions_do_not_depend_on_the_engine() -> None:
