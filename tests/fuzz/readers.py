@@ -259,7 +259,8 @@ def index_seeds() -> list[bytes]:
         "sha256": index_list.fingerprint(names),
         "clients": clients,
     }
-    return [json.dumps(document).encode(), b'{"clients": [], "scenario": "x", "scale": 1, "sha256": ""}']
+    text = json.dumps(document).encode()
+    return [text, text + b"\n", b'{"clients": [], "scenario": "x", "scale": 1, "sha256": ""}']
 
 
 def read_index(data: bytes, room: Path) -> object:
@@ -357,19 +358,23 @@ def read_folder(data: bytes, room: Path) -> object:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
 
 
+REPORTED = {"feddraw": "CHM-2", "fedavg": "CHM-2", "alone": "CHM-2", "other feddraw": "CHM-3", "other fedavg": "CHM-3"}
+
+
 @functools.cache
 def reported(room: Path) -> Path:
-    """Two finished runs, whose report has most of its parts."""
-    settings = {"alone": (0.7, 0.7, 0.7, 0.6), "images": 12, "rounds": 2}
-    for method in ("feddraw", "fedavg"):
-        make_run(room / "reported" / method, method=method, **settings)
+    """Two methods in two scenarios and a reference, whose report has most of its parts."""
+    for name, scenario in REPORTED.items():
+        method = name.split()[-1]
+        own = (0.7, 0.7, 0.7, 0.6) if method == "alone" else ()
+        make_run(room / "reported" / name, method=method, scenario=scenario, alone=own, images=12, rounds=2)
     (room / "reported" / "feddraw" / "pieces.csv").write_bytes((finished(room) / "pieces.csv").read_bytes())
     return room / "reported"
 
 
 def read_report(data: bytes, room: Path) -> object:
     """Everything of a report but the drawing of figures: one file of one of its runs is replaced."""
-    place = reported(room) / ("feddraw", "fedavg")[len(data) % 2]
+    place = reported(room) / list(REPORTED)[len(data) % len(REPORTED)]
     name = FILES[data[0] % len(FILES)] if data else FILES[0]
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
@@ -382,6 +387,22 @@ def read_report(data: bytes, room: Path) -> object:
         return page, markdown.render(document, ""), latex.render(document), report._tidy(found)
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
+
+
+def odd_report(replicates: int, room: Path) -> object:
+    """One run twice, patients unknown, another version's settings and no scores at all."""
+    for name in ("one", "again"):
+        if not (room / "scored" / name).exists():
+            make_run(
+                room / "scored" / name, images=12, patients=False, settings={"kept": name} if name == "one" else {}
+            )
+            versions = {"packages": {"feddraw": name}}
+            (room / "scored" / name / "environment.json").write_text(json.dumps(versions), encoding="utf-8")
+    odd_folders(room)
+    return [
+        content.examine(runs.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
+        for place in ("scored", "odd/one")
+    ]
 
 
 def report_seeds(room: Path) -> list[bytes]:
@@ -804,6 +825,7 @@ def targets(room: Path) -> list[Target]:
             "reports", read_report, ONE_LINE, report_seeds(room),
             [*functions(evidence), *named(runs, "_label _differing _is_crossed _notes _once _bracketed _text")],
             [b",", b"\n", b"null", b"<script>alert(1)</script>", b"$\\input{x}$", b"|"],
+            odd=[partial(odd_report, 0), partial(odd_report, 5)],
         ),
         Target(
             "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
