@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddraw.allocator import keep_freed
 from feddraw.core import (
     Asked,
     Correction,
@@ -394,6 +395,7 @@ class Trainer:
         return beside(self.local, self.asks)
 
     def __post_init__(self) -> None:
+        keep_freed()
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
         self.network = Network(*self.build(), self.training)

@@ -1,0 +1,45 @@
+"""What a training step frees is there for the next one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource
+import numpy as np, torch
+from feddraw.allocator import keep_freed
+print(keep_freed())
+torch.set_num_threads(1)
+def pages(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step(): return [torch.ones(2_000_000) for _ in range(3)]
+step(), step()
+before = pages(); step(); print(pages() - before)
+"""
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+
+
+def told(**environment: str) -> tuple[bool, int]:
+    """Whether the allocator was told, and the pages that a step then asks the system for."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=kept | environment, capture_output=True, text=True, check=True
+    )
+    answer, pages = done.stdout.split()
+    return answer == "True", int(pages)
+
+
+def test_a_second_step_asks_the_system_for_no_memory() -> None:
+    answer, pages = told()
+    assert answer
+    assert pages < 100
+
+
+def test_limits_that_somebody_set_are_left_alone() -> None:
+    assert told(MALLOC_ARENA_MAX="4")[0] is False
+    assert told(GLIBC_TUNABLES="glibc.malloc.arena_max=4")[0] is False
