@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,16 +108,49 @@ def started(port: str) -> list[str]:
     return [" ".join(command) for command in found if any(f"127.0.0.1:{port}" in part for part in command)]
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
-@pytest.mark.parametrize("method", ["feddraw", "scaffold"])
-def test_flowers_simulation_on_ray_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+
+
+def simulate(method: str, folder: Path, **environment: str) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from feddraw.experiment import run; from small import small\n"
         "if __name__ == '__main__':\n"
         "    list(run(small(method=sys.argv[2], rounds=2, engine='flower', workers=2), sys.argv[3]))\n"
     )
-    (tmp_path / "job.py").write_text(code)
-    arguments = [str(Path(__file__).parent.parent), method, str(tmp_path / "ray")]
-    subprocess.run([sys.executable, str(tmp_path / "job.py"), *arguments], check=True, timeout=900)
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parent.parent), method, str(folder)]
+    subprocess.run(arguments, check=True, timeout=900, env=os.environ | environment)
+
+
+@needs_ray
+@pytest.mark.parametrize("method", ["feddraw", "scaffold"])
+def test_flowers_simulation_on_ray_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+    simulate(method, tmp_path / "ray")
     expect_bits(tmp_path / "ray", tmp_path / "serial", rounds=2, method=method)
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[str]:
+    """The address of a Ray cluster whose nodes, all on this machine, have one processor each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    said = ["--node-ip-address=127.0.0.1", "--num-cpus=1", "--disable-usage-stats", "--block"]
+    ray, port = Path(sys.executable).with_name("ray"), address.rpartition(":")[2]
+    places = [
+        ["--head", f"--port={port}", "--include-dashboard=false"],
+        *([f"--address={address}"] for _ in range(nodes - 1)),
+    ]
+    with ExitStack() as started:
+        for place in places:
+            node = started.enter_context(subprocess.Popen([ray, "start", *place, *said], stdout=subprocess.DEVNULL))
+            started.callback(node.terminate)
+            time.sleep(10)
+        yield address
+
+
+@needs_ray
+def test_flowers_simulation_over_a_cluster_that_is_there_gives_the_same_bits(tmp_path: Path) -> None:
+    with cluster(nodes=2) as address:
+        simulate("feddraw", tmp_path / "ray", RAY_ADDRESS=address)
+    expect_bits(tmp_path / "ray", tmp_path / "serial", rounds=2, method="feddraw")

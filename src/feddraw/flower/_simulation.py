@@ -52,7 +52,9 @@ class Simulation:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own age at every start
-        resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": self._workers}}
+        # a cluster that is there already has its own processors, and refuses to be told how many
+        own: dict[str, int] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": self._workers}
+        resources = {"client_resources": {"num_cpus": 1}, "init_args": own}
         try:
             run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]
         except BaseException as error:
