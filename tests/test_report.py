@@ -186,6 +186,7 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
         ("shape", "metrics.json", '{"test": {"auc": 3}}'),
         ("ledger", "weights.csv", "round,client,status\n0,C1,counted\n"),
         ("rounds", "rounds.jsonl", '{"round": 0, "validation": {"macro": "high"}}\n'),
+        ("pieces", "pieces.csv", "round,client,piece,weight\n0,nobody,Effusion,1\n"),
     ):
         folder = make_run(tmp_path / name, method="fedavg")
         (folder / file).write_text(content)
@@ -195,10 +196,12 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     assert reasons["half"] == "not finished: 6 of 6 rounds"
     assert "not valid TOML" in reasons["toml"]
     assert "not valid JSON" in reasons["json"]
-    assert all("is not as a run writes it" in reasons[name] for name in ("empty", "shape", "ledger", "rounds"))
+    assert all(
+        "is not as a run writes it" in reasons[name] for name in ("empty", "shape", "ledger", "rounds", "pieces")
+    )
     shown = CliRunner().invoke(app, ["report", str(tmp_path), "--replicates", "0"])
     assert shown.exit_code == 0
-    assert shown.output.count("left out: ") == 7
+    assert shown.output.count("left out: ") == 8
     assert "half: not finished" in plain((tmp_path / "report.md").read_text())
 
 

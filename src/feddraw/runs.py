@@ -225,6 +225,7 @@ def read_run(path: Path) -> Run:
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
     with as_written(folder.rounds):
         _ = run.curve("validation"), run.curve("test")
+    _ = run.by_class() if run.finished else {}
     return run
 
 
