@@ -19,7 +19,7 @@ SOURCE = Path(feddraw.__file__).parent
 FLOORS = [
     {"allocator", "errors", "fused"},
     {"catalog", "core", "schedules", "metrics", "statistics"},
-    {"data", "scenarios", "models"},
+    {"data", "scenarios", "models", "optimizers"},
     {"training"},
     {"methods"},
     {"engines", "gate", "participation", "streaming"},
@@ -38,6 +38,7 @@ LEAVES = {
     "metrics": {"errors"},
     "statistics": {"errors"},
     "models": {"errors", "catalog"},
+    "optimizers": set(),
     "methods": {"errors", "core", "schedules"},
     "gate": {"errors", "core", "fused"},
     "participation": {"errors"},

@@ -37,6 +37,7 @@ from feddraw.core import (
 )
 from feddraw.data.augment import augment
 from feddraw.errors import UserError, not_negative, one_of, positive
+from feddraw.optimizers import SGD, Adam, Optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss
 Rows = NDArray[np.intp]
@@ -287,7 +288,7 @@ def fit(
     correction: Correction,
     seed: int,
     loss: Loss,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     effort: float = 1.0,
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss."""
@@ -309,7 +310,7 @@ def fit(
                 images = augment(images, generator)
 
             total += gradient(network, images, targets, loss, correction.penalty, scaler)
-            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
             # what belongs to the loss comes before clipping
             if received is not None:
@@ -323,7 +324,7 @@ def fit(
             # what corrects the step comes after
             if shift is not None:
                 network.grads.add_(shift)
-            scaler.step(optimizer)
+            scaler.step(optimizer)  # type: ignore[arg-type]
             scaler.update()
             if drift is not None:
                 network.params.sub_(drift, alpha=training.lr)
@@ -352,13 +353,9 @@ def gradient(
     return value.detach()
 
 
-def make_optimizer(network: Network, training: Training) -> torch.optim.Optimizer:
-    """One fused optimiser over the flat parameters."""
-    flat = nn.Parameter(network.params)
-    flat.grad = network.grads
-    if training.optimizer == "sgd":
-        return torch.optim.SGD([flat], training.lr, training.momentum, weight_decay=training.weight_decay, fused=True)
-    return torch.optim.Adam([flat], training.lr, weight_decay=training.weight_decay, fused=True)
+def make_optimizer(network: Network, training: Training) -> Optimizer:
+    settings = (network.params, network.grads, training.lr, training.weight_decay)
+    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)
 
 
 @torch.no_grad()
@@ -574,20 +571,16 @@ def memory_of(local: Local, training: Training) -> dict[str, Extent]:
     return {**local.keeps, **moments}
 
 
-def _moments(optimizer: torch.optim.Optimizer, network: Network) -> Memory:
-    state: dict[str, Tensor] = next(iter(optimizer.state.values()), {})
-    vectors = {key: value for key, value in state.items() if value is not None}
+def _moments(optimizer: Optimizer, network: Network) -> Memory:
     return {
         f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)
-        for key, value in vectors.items()
+        for key, value in optimizer.state.items()
     }
 
 
-def _restore(optimizer: torch.optim.Optimizer, network: Network, memory: Memory) -> None:
+def _restore(optimizer: Optimizer, network: Network, memory: Memory) -> None:
     moments = {key.removeprefix("optimizer."): v for key, v in memory.items() if key.startswith("optimizer.")}
-    if moments:
-        (parameter,) = optimizer.param_groups[0]["params"]
-        optimizer.state[parameter] = {
-            key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)
-            for key, value in moments.items()
-        }
+    optimizer.state = {
+        key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)
+        for key, value in moments.items()
+    }

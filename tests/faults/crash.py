@@ -31,7 +31,6 @@ import feddraw.experiment
 from feddraw import cli
 
 torch.set_num_threads(1)
-torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # its first use imports for seconds what every child then has
 feddraw.data.phantom.block = cache(feddraw.data.phantom.block)
 feddraw.data.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
 fork = multiprocessing.get_context("fork")
