@@ -131,7 +131,7 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
         engine.close()
 
 
-def test_a_worker_ends_within_a_second_when_its_parent_is_gone(in_tmp: Path) -> None:
+def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from small import small\n"
@@ -150,7 +150,7 @@ def test_a_worker_ends_within_a_second_when_its_parent_is_gone(in_tmp: Path) -> 
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         time.sleep(2)  # they are alive and importing, or waiting for work
         parent.kill()
-    gone, alive = psutil.wait_procs(workers, timeout=10)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
     assert len(gone) == 2
     assert not alive
 
