@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+PROJECT = Path(__file__).parent.parent
+EXAMPLES = sorted((PROJECT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=[path.stem for path in EXAMPLES])
@@ -23,6 +24,12 @@ def test_a_rule_of_ones_own_is_a_file_of_under_forty_lines() -> None:
     script = next(path for path in EXAMPLES if path.stem == "own_method")
     rule = script.read_text().partition('if __name__ == "__main__"')[0]
     assert len(rule.splitlines()) < 40
+
+
+def test_no_script_has_the_name_of_a_module_that_others_import() -> None:
+    """A script's folder comes first on its path, so `benchmarks/signal.py` would stand for Python's own `signal`."""
+    scripts = [*EXAMPLES, *(PROJECT / "benchmarks").glob("*.py")]
+    assert not {path.stem for path in scripts} & sys.stdlib_module_names
 
 
 def test_the_snippets_in_docstrings_give_what_they_say() -> None:

@@ -1,6 +1,6 @@
 """What FedDRAW's similarity follows: small clients' against large ones', from the ledgers of a study's runs.
 
-    python benchmarks/signal.py runs/controls [--method feddraw]
+    python benchmarks/similarity.py runs/controls [--method feddraw]
 
 For each setting, over its seeds: optimiser steps a round, 1 - similarity to the sent model, and the weight that a small
 client gets for each that a large one gets, in the rounds between the first (size) and the last (uniform).
