@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,6 +26,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     hint = f"did you mean {lowered[near[0]]}?" if near else f"there are {', '.join(names)}"
     return UserError(f"no '{name}' among the {what}: {hint}")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder in the place of a leading ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{Path(path).parts[0]} is nobody's home folder here") from None
 
 
 def positive(name: str, value: float) -> float:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 MAX_DEPTH = 30  # of tables within tables
+PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+LONG_NAME = re.compile(rf"(?<![\w-])(?:{PART}){{{MAX_DEPTH}}}")  # a.b.c and so on
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +240,10 @@ def read_text(path: Path, limit: int) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
-        table = tomllib.loads(read_text(path, MAX_SETTINGS))
+        text = read_text(path, MAX_SETTINGS)
+        if LONG_NAME.search(text):  # the parser's time and memory grow with the square of their parts
+            raise RecursionError
+        table = tomllib.loads(text)
         if _depth(table) > MAX_DEPTH:
             raise RecursionError
         return table

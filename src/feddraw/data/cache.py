@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.crew import in_workers
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
-from feddraw.errors import UserError
+from feddraw.errors import UserError, expanded
 
 FORMAT = 1  # raise it when the same settings give other pixels
 CHUNK = 128  # images prepared, written and logged together
@@ -99,7 +99,7 @@ def mapped(path: Path) -> NDArray[np.uint8]:
 def root() -> Path:
     """Where the cache is."""
     if chosen := os.environ.get("FEDDRAW_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     import pooch
 
     return Path(pooch.os_cache("feddraw"))

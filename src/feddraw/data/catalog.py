@@ -13,7 +13,7 @@ from feddraw.catalog import check, outside
 from feddraw.data import Dataset
 from feddraw.data.cache import Progress
 from feddraw.data.preparation import Preparation
-from feddraw.errors import UserError, unknown
+from feddraw.errors import UserError, expanded, unknown
 
 NAMES = {
     "phantom": "synthetic radiographs drawn from formulas; no download",
@@ -73,7 +73,7 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in NAMES:
         return getattr(import_module(f"feddraw.data.{name}"), name), {}
-    path = Path(name).expanduser() if len(name) < 4096 and "\0" not in name else Path()
+    path = expanded(name) if len(name) < 4096 and "\0" not in name else Path()
     if name and exists(path):
         kind = "npz" if path.suffix == ".npz" else "folder"
         return getattr(import_module(f"feddraw.data.{kind}"), kind), {"path": str(path)}

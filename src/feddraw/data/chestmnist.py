@@ -13,7 +13,7 @@ from feddraw.data.cache import Progress, root
 from feddraw.data.npz import load
 from feddraw.data.preparation import Preparation
 from feddraw.data.tables import Findings
-from feddraw.errors import UserError
+from feddraw.errors import UserError, expanded
 
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 ARCHIVES = {  # side in pixels -> file, MD5
@@ -34,7 +34,7 @@ def chestmnist(how: Preparation, *, path: str = "", findings: Findings = "paper"
 def find(path: str, file: str) -> Path | None:
     """The archive where the user says it is, or in a folder where we look."""
     if path:
-        given = Path(path).expanduser()
+        given = expanded(path)
         if (found := given / file if given.is_dir() else given).is_file():
             return found
         raise UserError(f"no {file} at {path}; get it from {URL.format(file=file)}")

@@ -29,7 +29,7 @@ from feddraw.data.tables import (
     part_rows,
     policies,
 )
-from feddraw.errors import UserError
+from feddraw.errors import UserError, expanded
 
 SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
@@ -113,7 +113,7 @@ def read_training(path: Path) -> Table:
 
 def locate(path: str) -> Release:
     """The release's folder: as given, or under its usual names in $FEDDRAW_DATA or here."""
-    homes = [Path(path).expanduser()] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
+    homes = [expanded(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
         for folder in (home, *(home / name for name in FOLDERS)):
             if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):

@@ -29,7 +29,7 @@ from feddraw.data.tables import (
     numbers,
     policies,
 )
-from feddraw.errors import UserError
+from feddraw.errors import UserError, expanded
 
 USUAL = {  # what such columns are called, in lower case and without blanks, dashes and underscores
     "path": ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imageindex", "dicom"),
@@ -73,10 +73,10 @@ def folder(
     seed: int = 0,
 ) -> Dataset:
     """The images that a CSV names; `path` is the CSV or its folder, `images` the folder that its paths start from."""
-    sheet = find_sheet(Path(path).expanduser())
+    sheet = find_sheet(expanded(path))
     columns = {"path": path_column, "split": split_column, "site": site_column, "patient": patient_column}
     columns |= {"group": group_column}
-    root = Path(images).expanduser() if images else sheet.parent
+    root = expanded(images) if images else sheet.parent
     table = read_sheet(
         sheet, root=root, findings=findings, uncertain=uncertain, columns=columns, shares=shares, seed=seed
     )

@@ -14,7 +14,7 @@ import numpy as np
 from feddraw.data import Dataset
 from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, carve, choose, part_rows
-from feddraw.errors import UserError
+from feddraw.errors import UserError, expanded
 
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
 MAX_LIST = 2**26
@@ -31,7 +31,7 @@ def nih(
     seed: int = 0,
 ) -> Dataset:
     """ChestX-ray14; `validation` is the share of the train_val images whose patients are kept for thresholds."""
-    root = Path(path or os.environ.get("FEDDRAW_DATA", ".")).expanduser()
+    root = expanded(path or os.environ.get("FEDDRAW_DATA", "."))
     sheets = sorted(root.glob("Data_Entry_2017*.csv*"))
     missing = [name for name in LISTS if not (root / name).is_file()] + ([] if sheets else ["Data_Entry_2017*.csv"])
     if missing:
