@@ -97,6 +97,13 @@ def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, 
     refused(says, lambda: complete(Experiment.read(tmp_path / "e.toml")))
 
 
+@pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])
+def test_names_with_characters_that_do_not_exist_are_one_line(tmp_path, code):
+    names = np.array([code, 65], np.uint32).view("<U1")
+    (tmp_path / "x.npz").write_bytes(archive(classes=names))
+    refused("is damaged at classes: it holds what is no text", read_labels, tmp_path / "x.npz")
+
+
 @pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])
 def test_a_preset_that_is_no_word_is_one_line(tmp_path, preset):
     (tmp_path / "s.toml").write_text(f"preset = {preset}\n")

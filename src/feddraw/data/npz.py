@@ -8,6 +8,7 @@ header says.
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -82,6 +83,8 @@ class Archive:
                 array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
         except _DAMAGE as error:
             raise UserError(f"{self.path} is damaged at {name}: {_first_line(error)}") from error
+        if array.dtype.kind == "U" and not _is_text(array):
+            raise UserError(f"{self.path} is damaged at {name}: it holds what is no text")
         return array
 
     def column(self, kind: str, sizes: Sequence[int]) -> NDArray[np.str_] | None:
@@ -180,6 +183,12 @@ class Archive:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
+
+
+def _is_text(array: NDArray[np.generic]) -> bool:
+    """Whether all characters exist; numpy hands on what Python's strings cannot hold."""
+    codes = np.frombuffer(array.tobytes(), f"{array.dtype.byteorder}u4")
+    return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
 
 
 def _first_line(error: Exception) -> str:
