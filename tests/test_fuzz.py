@@ -104,6 +104,14 @@ def test_names_with_characters_that_do_not_exist_are_one_line(tmp_path, code):
     refused("is damaged at classes: it holds what is no text", read_labels, tmp_path / "x.npz")
 
 
+def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
+    lists = "\n".join(f"{name} = {list(range(300))}" for name in ("seed", "rounds", "holdout", "folds", "workers"))
+    (tmp_path / "s.toml").write_text(lists)
+    refused("the study has 90,000 runs or more", read_study, tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_text("seed = [0, 1]\n" + "[[case]]\n" * 3000)
+    refused("the study has 5,002 runs or more", read_study, tmp_path / "s.toml")
+
+
 @pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])
 def test_a_preset_that_is_no_word_is_one_line(tmp_path, preset):
     (tmp_path / "s.toml").write_text(f"preset = {preset}\n")

@@ -41,6 +41,7 @@ from feddraw.results import (
 )
 
 ALWAYS_NAMED = ("scenario", "method")
+MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +81,12 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
         raise UserError(f"{path}: a case is a table with two brackets: [[case]]")
-    found = [
-        _planned(Experiment.preset(preset), settings, label | called, changes or {})
-        for case, called in map(_called, cases)
-        for settings, label in _combinations(table | case)
-    ]
+    chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
+    for case, called in map(_called, cases):
+        chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
+        _require_few(len(chosen))
+    base = Experiment.preset(preset)
+    found = [_planned(base, settings, label, changes or {}) for settings, label in chosen]
     for planned in found:
         if not trust:
             planned.experiment.refuse_code(path)
@@ -106,12 +108,18 @@ def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[s
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
         choices = [choice for item in items for choice in _choices(item)]
+        _require_few(len(found) * len(choices))
         found = [
             (settings | {name: chosen}, label | _label(name, chosen, inner, len(items) > 1))
             for settings, label in found
             for chosen, inner in choices
         ]
     return found
+
+
+def _require_few(runs: int) -> None:
+    if runs > MOST_RUNS:
+        raise UserError(f"the study has {runs:,} runs or more: a file may have {MOST_RUNS:,}, so make several of it")
 
 
 def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
@@ -139,7 +147,8 @@ def _planned(
             dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
         else:
             dotted[name] = value
-    experiment = base.with_settings(dotted).with_settings(changes)
+    experiment = base.with_settings(dotted)
+    experiment = experiment.with_settings(changes) if changes else experiment
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]

@@ -749,7 +749,7 @@ def odd_similarities(room: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- all
 
-PLAN = "read_study _combinations _choices _label _planned _require_different_names"
+PLAN = "read_study _called _require_few _combinations _choices _label _planned _require_different_names"
 SHEET = "read_sheet column inside dealt guess place_of holding_paths holds_marks"
 RUNS = "read_run _json _check number collect find"
 
