@@ -15,12 +15,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 
 from guided import attempt, fuzz
-from readers import archive, targets
+from readers import archive, dicom, targets
 
 from feddraw import models
 from feddraw.cli.weights import parse_similarity
 from feddraw.data.catalog import resolve
-from feddraw.data.imaging import BadImage, decode
+from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.data.tables import read_labels
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete
@@ -234,3 +234,20 @@ def test_a_damaged_picture_is_refused_without_remarks_of_the_decoder(readers, ro
         with pytest.raises(BadImage):
             decode(room / "picture")
     assert not recwarn.list
+
+
+@pytest.mark.skipif(find_spec("pydicom") is None, reason="no pydicom")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\x02\x00US\x02\x00\x01\x00", b"\x02\x00US\x02\x00\x08\x00"),  # eight samples a pixel
+        (b"MONOCHROME1 ", b"RGB\n\x02\x01        "[:12]),
+    ],
+)
+def test_a_dicom_file_that_is_no_grey_frame_is_one_line(tmp_path, old, new):
+    (file,) = dicom()
+    assert old in file
+    (tmp_path / "x").write_bytes(file.replace(old, new, 1))
+    with pytest.raises(BadImage) as error:
+        Recipe(8).apply(decode(tmp_path / "x"))
+    assert "\n" not in str(error.value)

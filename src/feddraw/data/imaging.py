@@ -77,9 +77,12 @@ def decode_dicom(path: Path) -> Grey:
     file = pydicom.dcmread(path)
     check_pixels(int(file.Columns), int(file.Rows))
     photometric = str(file.PhotometricInterpretation)
-    if photometric not in ("MONOCHROME1", "MONOCHROME2") or int(file.get("NumberOfFrames") or 1) != 1:
-        raise BadImage(f"not a single grey frame ({photometric}, {file.get('NumberOfFrames') or 1} frames)")
-    windowed = apply_voi_lut(apply_modality_lut(file.pixel_array, file), file, index=0)
+    frames = int(file.get("NumberOfFrames") or 1)
+    pixels = file.pixel_array if photometric in ("MONOCHROME1", "MONOCHROME2") and frames == 1 else None
+    if pixels is None or pixels.ndim != 2:
+        shown = photometric if photometric.isprintable() and len(photometric) < 20 else "damaged"
+        raise BadImage(f"not a single grey frame ({shown}, {frames} frames)")
+    windowed = apply_voi_lut(apply_modality_lut(pixels, file), file, index=0)
     grey = stretch(windowed.astype(np.float64))
     return 255 - grey if photometric == "MONOCHROME1" else grey
 
