@@ -19,6 +19,7 @@ from readers import archive, dicom, targets
 
 from feddraw import models
 from feddraw.cli.weights import parse_similarity
+from feddraw.data.cache import read_log
 from feddraw.data.catalog import resolve
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.data.tables import read_labels
@@ -110,6 +111,11 @@ def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
     refused("the study has 90,000 runs or more", read_study, tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("seed = [0, 1]\n" + "[[case]]\n" * 3000)
     refused("the study has 5,002 runs or more", read_study, tmp_path / "s.toml")
+
+
+def test_a_cache_log_with_an_infinite_number_only_loses_that_line(tmp_path):
+    (tmp_path / "log").write_text('{"start": 1e999, "bad": {}}\n{"start": 16, "bad": {"17": "gone"}}\n')
+    assert read_log(tmp_path / "log") == {16: {17: "gone"}}
 
 
 @pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])

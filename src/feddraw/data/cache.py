@@ -229,9 +229,8 @@ def read_log(log: Path) -> dict[int, dict[int, str]]:
         os.truncate(log, sum(len(line) + 1 for line in lines))
     done = {}
     for line in lines:
-        with suppress(
-            ValueError, KeyError, TypeError, AttributeError, RecursionError
-        ):  # spoilt by a power cut: that chunk is prepared again
+        # spoilt by a power cut: that chunk is prepared again
+        with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             entry = json.loads(line)
             done[int(entry["start"])] = {int(row): str(why) for row, why in entry["bad"].items()}
     return done
