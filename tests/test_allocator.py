@@ -9,9 +9,13 @@ import sys
 
 import pytest
 
+from feddraw.allocator import keep_freed
+from feddraw.experiment import run
+from small import small
+
 FAULTS = """
 import resource
-import numpy as np, torch
+import torch
 from feddraw.allocator import keep_freed
 print(keep_freed())
 torch.set_num_threads(1)
@@ -42,6 +46,12 @@ def test_a_second_step_asks_the_system_for_no_memory() -> None:
     answer, pages = told()
     assert answer
     assert pages < 1000  # of 5,860 that three tensors have
+
+
+def test_training_tells_the_allocator() -> None:
+    keep_freed.cache_clear()
+    list(run(small(rounds=1)))
+    assert keep_freed.cache_info().misses == 1
 
 
 def test_limits_that_somebody_set_are_left_alone() -> None:

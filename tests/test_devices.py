@@ -27,15 +27,16 @@ def test_other_devices_are_refused(device):
         next(run(small().with_settings({"training.device": device})))
 
 
-def test_half_precision_learns_as_whole_precision_does():
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])  # the second through a gradient scaler
+def test_half_precision_learns_as_whole_precision_does(amp):
     whole = [result.loss for result in run(small())]
-    half = [result.loss for result in run(small().with_settings({"training.amp": "bf16"}))]
+    half = [result.loss for result in run(small().with_settings({"training.amp": amp}))]
     assert half != whole
     assert half == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 needs a GPU")
-def test_float16_learns_as_whole_precision_does():
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_float16_on_a_gpu_learns_as_whole_precision_does():
     settings = {"training.amp": "fp16", "training.device": "cuda"}
     whole, half = ([result.loss for result in run(small().with_settings(s))] for s in ({}, settings))
     assert half == pytest.approx(whole, abs=0.03)
