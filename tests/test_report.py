@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from html.parser import HTMLParser
@@ -155,6 +156,35 @@ def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Pat
     assert "the AUC of feddraw is, counted in scenarios, above fedavg in 1, below in 1 of 3." in said
 
 
+def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
+    for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
+        make_run(tmp_path / method, method=method, auc=auc, images=300)
+    found = write_report([tmp_path], replicates=50, margin=0.1)
+    text = found.markdown.read_text()
+    rows = [row.split(" | ") for row in text.splitlines() if row.startswith("| feddraw | ")]
+    assert {(row[1], row[-1].strip(" |")) for row in rows if len(row) == 7} == {
+        ("fedavg", "yes"),
+        ("uniform", "not shown"),
+    }
+    assert "feddraw is shown to be no worse, counted in scenarios, than fedavg in 1 of 1 and uniform in 0 of 1." in text
+    assert "--replicates 50 --margin 0.1" in text
+    assert "no worse" not in written(tmp_path, replicates=50).markdown.read_text()
+
+
+def test_figures_of_the_report_before_are_removed_and_no_other(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", scenario="CHM-1")
+    make_run(tmp_path / "b", scenario="CHM-2")
+    written(tmp_path)
+    figures = tmp_path / "figures"
+    (figures / "my own.svg").write_text("<svg/>")
+    assert list(figures.glob("chm-2-*"))
+    shutil.rmtree(tmp_path / "b")
+    written(tmp_path)
+    assert not list(figures.glob("chm-2-*"))
+    assert list(figures.glob("chm-1-*"))
+    assert (figures / "my own.svg").exists()
+
+
 def test_without_scores_of_images_the_page_says_so(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", method="fedavg")
@@ -300,6 +330,7 @@ def test_nothing_to_report_is_one_line(tmp_path: Path) -> None:
         (["gone"], "no folder"),
         (["half", "--replicates", "-1"], "replicates must be zero or more"),
         (["half", "--alpha", "2"], "alpha must be between 0 and 1"),
+        (["half", "--margin", "-1"], "margin must be 0 or a part of 1"),
     ):
         found = CliRunner().invoke(app, ["report", str(tmp_path / arguments[0]), *arguments[1:]])
         assert isinstance(found.exception, UserError)

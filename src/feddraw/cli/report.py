@@ -21,17 +21,22 @@ def report(
     title: Annotated[str, Option(help="What stands on top of the page.")] = "",
     alpha: Annotated[float, Option(help="Significance level of the tests over scenarios.")] = 0.05,
     replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0 for none.")] = 1000,
+    margin: Annotated[float, Option(help="How far below still counts as no worse, e.g. 0.01; 0: not asked.")] = 0.0,
 ) -> None:
     """Write a page, its Markdown twin, LaTeX tables and figures about all runs below the folders."""
     not_negative("replicates", replicates)
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
+    if not 0 <= margin < 1:
+        raise UserError(f"margin must be 0 or a part of 1, not {margin}")
     from feddraw.cli.show import console
     from feddraw.report import write_report
 
     say = console()
     with say.status("reading") as status:
-        written = write_report(folders, out, title=title, alpha=alpha, replicates=replicates, say=status.update)
+        written = write_report(
+            folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, say=status.update
+        )
     show(written)
 
 

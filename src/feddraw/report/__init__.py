@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,16 +47,19 @@ def write_report(
     command: str = "",
     alpha: float = ALPHA,
     replicates: int = REPLICATES,
+    margin: float = 0.0,
     say: Say = lambda _: None,
 ) -> Written:
     """Read every run below the folders and write about them, to the first folder unless told otherwise."""
     target = folders[0] if out is None else out
     collection = collect(folders)
-    report = examine(
-        collection, alpha=alpha, replicates=replicates, command=command or command_line(folders, out), say=say
-    )
+    given = {"out": out, "title": title, "alpha": alpha, "replicates": replicates, "margin": margin}
+    usual = {"out": None, "title": "", "alpha": ALPHA, "replicates": REPLICATES, "margin": 0.0}
+    command = command or command_line(folders, {name: own for name, own in given.items() if own != usual[name]})
+    report = examine(collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin)
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     _make(target / FIGURES)
+    before = _named(target / "report.md")
     with styled():
         document = compose(report, heading, say)
         say("writing")
@@ -68,6 +72,9 @@ def write_report(
     }
     for name, text in files.items():
         write_whole(target / name, text.encode())
+    for name in before - drawings.keys():
+        for kind in ("svg", "png"):
+            (target / FIGURES / f"{name}.{kind}").unlink(missing_ok=True)
     return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "report.csv")
 
 
@@ -76,6 +83,13 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder with --out") from None
+
+
+def _named(twin: Path) -> set[str]:
+    """The figures of the report that stood here before, by its Markdown."""
+    if not twin.is_file():
+        return set()
+    return set(re.findall(rf"\]\({FIGURES}/([^/()\s]+)\.svg\)", twin.read_text(errors="replace")))
 
 
 def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from feddraw.report.blocks import (
 from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
 from feddraw.report.pictures import slug
 from feddraw.runs import METRICS, REFERENCES, Collection, Run
-from feddraw.statistics import Interval
+from feddraw.statistics import Interval, interval
 
 Say = Callable[[str], None]
 
@@ -44,6 +44,7 @@ class Report:
     rankings: Mapping[str, Ranking]  # by metric
     draws: Mapping[str, Draws | str]  # by scenario
     command: str
+    margin: float = 0.0  # how far below another method still counts as no worse; 0: not asked
 
     @property
     def focus(self) -> str:
@@ -57,14 +58,16 @@ class Report:
         return self.collection.methods + self.collection.references
 
 
-def examine(collection: Collection, *, alpha: float, replicates: int, command: str, say: Say) -> Report:
+def examine(
+    collection: Collection, *, alpha: float, replicates: int, command: str, say: Say, margin: float = 0.0
+) -> Report:
     """Do the statistics."""
     rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
     draws = {}
     for scenario in collection.scenarios:
         say(f"comparing methods in {scenario}")
         draws[scenario] = draw(collection.of(scenario), replicates)
-    return Report(collection, rankings, draws, command)
+    return Report(collection, rankings, draws, command, margin)
 
 
 def compose(report: Report, title: str, say: Say) -> Document:
@@ -134,19 +137,37 @@ def _gist_of_scenario(report: Report, scenario: str, metric: str) -> Iterator[st
 
 
 def _gist_of_pairs(report: Report) -> Iterator[str]:
-    """In how many scenarios the method in focus is told apart from each other on the same patients."""
-    drawn = [one for one in report.draws.values() if isinstance(one, Draws) and report.focus in one.methods["auc"]]
-    if len(report.collection.scenarios) < 2 or not drawn:
+    """In how many scenarios the method in focus is told apart from each other on the same patients, or no worse."""
+    found = _paired(report)
+    if not found:
         return
-    said = []
-    for other in [method for method in report.collection.methods if method != report.focus]:
-        found = [one.difference("auc", report.focus, other) for one in drawn if other in one.methods["auc"]]
-        if found:
-            higher, lower = sum(one.low > 0 for one in found), sum(one.high < 0 for one in found)
-            said.append(f"above {other} in {higher}, below in {lower} of {len(found)}")
-    if said:
-        how = f"Paired on the same {drawn[0].unit} (95 % intervals that leave out 0, not corrected for their number)"
+    units = {one.unit for one in report.draws.values() if isinstance(one, Draws)}
+    if len(report.collection.scenarios) > 1:
+        said = []
+        for other, them in found.items():
+            higher, lower = sum(one.low > 0 for one in them), sum(one.high < 0 for one in them)
+            said.append(f"above {other} in {higher}, below in {lower} of {len(them)}")
+        how = f"Paired on the same {' or '.join(sorted(units))}"
+        how += " (95 % intervals that leave out 0, not corrected for their number)"
         yield f"{how}, the AUC of {report.focus} is, counted in scenarios, {'; '.join(said)}."
+    if report.margin:
+        said = [
+            f"{other} in {sum(one.low > -report.margin for one in them)} of {len(them)}"
+            for other, them in found.items()
+        ]
+        how = f"By a margin of {report.margin:g} in AUC (the 95 % interval lies above -{report.margin:g})"
+        yield f"{how}, {report.focus} is shown to be no worse, counted in scenarios, than {listed(said)}."
+
+
+def _paired(report: Report) -> dict[str, list[Interval]]:
+    """By other method, the differences in AUC of the method in focus, one for each scenario that can be drawn."""
+    drawn = [one.methods["auc"] for one in report.draws.values() if isinstance(one, Draws)]
+    found = {
+        other: [interval(of[report.focus] - of[other]) for of in drawn if {report.focus, other} <= of.keys()]
+        for other in report.collection.methods
+        if other != report.focus
+    }
+    return {other: them for other, them in found.items() if them}
 
 
 def _gist_of_references(report: Report) -> Iterator[str]:
@@ -371,26 +392,31 @@ def _pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[B
         f"again and again, the same for both, and judged by the models of seed{several}. Chance between trainings is "
         "not in the interval. Intervals are not corrected for their number."
     )
+    if report.margin:
+        yield Text(
+            f"No worse: the whole interval lies above -{report.margin:g}, the margin that was given. An interval that "
+            "does not leaves the question open."
+        )
     if draws.left_out:
         yield Text(f"Not in this comparison, for want of scores of the same images: {listed(draws.left_out)}.")
-    yield _difference_table(
-        draws, others, metric, f"{label} in {scenario}: {focus} less others", f"{slug(scenario)}-{metric}"
-    )
+    caption = f"{label} in {scenario}: {focus} less others"
+    yield _difference_table(draws, others, metric, report.margin, caption, f"{slug(scenario)}-{metric}")
     rest = [(a, b) for i, a in enumerate(there) for b in there[i + 1 :] if focus not in (a, b)]
     if rest:
         yield Fold(
             f"All other pairs ({label})",
-            [_difference_table(draws, rest, metric, f"{label} in {scenario}: other pairs")],
+            [_difference_table(draws, rest, metric, report.margin, f"{label} in {scenario}: other pairs")],
         )
 
 
 def _difference_table(
-    draws: Draws, pairs: Sequence[tuple[str, str]], metric: str, caption: str, label: str = ""
+    draws: Draws, pairs: Sequence[tuple[str, str]], metric: str, margin: float, caption: str, label: str = ""
 ) -> Table:
     rows = []
     for first, second in pairs:
         found = draws.difference(metric, first, second)
         apart = "yes" if found.low > 0 or found.high < 0 else "no"
+        no_worse = "yes" if found.low > -margin else "not shown"
         rows.append(
             [
                 Cell(first),
@@ -399,9 +425,11 @@ def _difference_table(
                 numeral(found.low, "+.4f"),
                 numeral(found.high, "+.4f"),
                 Cell(apart),
+                *([Cell(no_worse)] if margin else []),
             ]
         )
     header = ["first", "second", "difference", "low", "high", "interval leaves out 0"]
+    header += [f"no worse by {margin:g}"] if margin else []
     return Table(caption, header, rows, label=f"paired-{label}" if label else "")
 
 
@@ -556,6 +584,6 @@ def _run_table(runs: Sequence[Run]) -> Table:
     return Table("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
 
 
-def command_line(folders: Sequence[Path], out: Path | None) -> str:
-    parts = ["feddraw", "report", *map(str, folders), *([] if out is None else ["--out", str(out)])]
-    return shlex.join(parts)
+def command_line(folders: Sequence[Path], options: Mapping[str, object]) -> str:
+    parts = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    return shlex.join(["feddraw", "report", *map(str, folders), *parts])
