@@ -144,7 +144,7 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "Does a client gain?" in text
     assert "| C1 | 0.6000 | +0.2000 [" in text
     assert "| C4 | 0.9000 | -0.1000 [" in text
-    assert "3 of 4 clients (of all scenarios) have a higher test AUC" in text
+    assert "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000 (C4)" in text
 
 
 def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Path) -> None:

@@ -182,17 +182,18 @@ def _gist_of_references(report: Report) -> Iterator[str]:
 
 
 def _gist_of_gains(report: Report) -> Iterator[str]:
-    found = [
-        gain
-        for scenario in report.collection.scenarios
+    scenarios = report.collection.scenarios
+    found = {
+        f"{gain.client} in {scenario}" if scenarios[1:] else gain.client: gain.gain.value
+        for scenario in scenarios
         for gain in _gains(report, scenario, "auc")
         if gain.method == report.focus and math.isfinite(gain.gain.value)
-    ]
+    }
     if found:
-        better = sum(gain.gain.value > 0 for gain in found)
-        least, most = min(found, key=lambda g: g.gain.value), max(found, key=lambda g: g.gain.value)
-        reach = f"from {least.gain.value:+.4f} ({least.client}) to {most.gain.value:+.4f} ({most.client})"
-        who = f"With {report.focus}, {better} of {len(found)} clients (of all scenarios)"
+        least, most = min(found, key=lambda client: found[client]), max(found, key=lambda client: found[client])
+        who = f"With {report.focus}, {sum(gain > 0 for gain in found.values())} of {len(found)} clients"
+        who += " (of all scenarios)" if scenarios[1:] else ""
+        reach = f"from {found[least]:+.4f} ({least}) to {found[most]:+.4f} ({most})"
         yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
 
 
