@@ -62,6 +62,27 @@ def test_a_client_has_the_same_look_in_weights_and_deviation() -> None:
     assert colours[0]["D"] == colours[1]["D"]
 
 
+def test_many_methods_have_a_panel_each_beside_the_one_in_focus() -> None:
+    order = ["ours", *(f"rival {number}" for number in range(7))]
+    series = {name: [0.5, *np.linspace(0.7, 0.8 - place / 100, 9)] for place, name in enumerate(order)}
+    spread = {"ours": ([0.4] + [0.65] * 9, [0.6] + [0.85] * 9)}
+    figure = plots.curve_figure(series, focus="ours", order=order, spread=spread, label="test AUC")
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == order[1:]
+    assert all([line.get_label() for line in axes.lines] == ["ours", axes.get_title(loc="left")] for axes in shown)
+    assert [axes.get_xlabel() for axes in shown] == [""] * 4 + ["round"] * 3
+    low, high = shown[0].get_ylim()
+    assert 0.6 < low < 0.65
+    assert high > 0.85  # the first rounds do not press the rest together
+    assert len(plots.curve_figure({"a": [0.5, 0.6]}, focus="b", order=["a"], spread={}, label="GM").axes) == 1
+
+
+def test_curves_without_a_number_are_drawn_empty() -> None:
+    series = {f"rival {number}": [math.nan] * 4 for number in range(7)}
+    figure = plots.curve_figure(series, focus="ours", order=list(series), spread={}, label="test AUC")
+    assert figure.axes[0].get_ylim() == (0, 1)
+
+
 def test_an_undefined_cell_of_the_heat_map_is_a_dash() -> None:
     _, axes = plots.panel()
     plots.draw_heat(axes, np.array([[0.8, math.nan], [0.7, 0.9]]), ["a", "b"], ["x", "y"])

@@ -49,6 +49,7 @@ STYLE: dict[Any, Any] = {
 Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to a value a round
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
+CROWD = 5  # more lines than this, with their shades, are not told apart in one panel
 MANY = 30  # rows from which on names and numbers cannot be read
 PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
 
@@ -141,6 +142,44 @@ def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spr
     draw_lines(axes, series, order=order, spread=spread)
     axes.set_ylabel(label)
     draw_legend(axes, columns=2)
+
+
+def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
+    """A metric over the rounds: one panel for a few methods; for many, one for each beside the method in focus."""
+    others = [name for name in series if name != focus]
+    if len(series) <= CROWD:
+        figure, axes = panel(6.4, 3.6)
+        draw_curves(axes, series, order=order, spread=spread, label=label)
+        return figure
+    figure = Figure(figsize=(6.4, 0.4 + 1.6 * math.ceil(len(others) / 3)), layout="constrained")
+    grid = figure.subplots(math.ceil(len(others) / 3), 3, sharex=True, sharey=True, squeeze=False).flat
+    for name, axes in zip(others, grid, strict=False):
+        for one in (focus, name):
+            if one in series:
+                draw_lines(axes, {one: series[one]}, order=order, spread=spread)
+        axes.set_title(short(name), fontsize=9)
+        axes.label_outer()
+    grid[0].set_ylim(*_frame(series, spread))
+    for axes in grid[len(others) :]:
+        axes.set_visible(False)
+    for below in grid[max(0, len(others) - 3) : len(others)]:  # the lowest of each column, where the last row is short
+        below.xaxis.set_tick_params(labelbottom=True)
+        below.set_xlabel("round")
+    figure.supylabel(label, fontsize="medium")
+    if focus in series:
+        grid[0].legend(grid[0].lines[:1], [short(focus)], loc="lower right")
+    return figure
+
+
+def _frame(series: Series, spread: Spread) -> tuple[float, float]:
+    """The range of all but the first fifth of the rounds, which rise from chance and would press the rest together."""
+    lines = [*series.values(), *(end for ends in spread.values() for end in ends)]
+    late = np.concatenate([np.asarray(line)[len(line) // 5 :] for line in lines])
+    if not np.isfinite(late).any():
+        return 0.0, 1.0
+    low, high = float(np.nanmin(late)), float(np.nanmax(late))
+    room = 0.05 * (high - low) or 0.01
+    return low - room, high + room
 
 
 def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) -> None:

@@ -498,12 +498,14 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def _curves(report: Report, scenario: str) -> Iterator[Block]:
-    drawn = list(pictures.curves(report.collection.of(scenario), report.shown, slug(scenario)))
+    drawn = list(pictures.curves(report.collection.of(scenario), report.shown, report.focus, slug(scenario)))
     if drawn:
         yield Heading(f"Over the rounds in {scenario}", 3)
         yield Gallery(
             drawn,
-            "Mean over seeds; shaded from least to most. Test curves are for reading only: nothing was chosen by them.",
+            "Mean over seeds; shaded from least to most. Where there are many methods, each stands beside "
+            f"{report.focus}, and the first rounds may lie below the frame. Test curves are for reading only: nothing "
+            "was chosen by them.",
         )
 
 

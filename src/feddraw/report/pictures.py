@@ -146,7 +146,7 @@ def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]
 # ---------------------------------------------------------------------------------------------------- results
 
 
-def curves(runs: Sequence[Run], order: Sequence[str], scenario: str) -> Iterator[Picture]:
+def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
     """Each metric on each part of the data that was evaluated in every round."""
     for part in ("validation", "test"):
         for metric, label in METRICS.items():
@@ -161,8 +161,8 @@ def curves(runs: Sequence[Run], order: Sequence[str], scenario: str) -> Iterator
                         {method: (np.min(lines, axis=0).tolist(), np.max(lines, axis=0).tolist())} if lines[1:] else {}
                     )
             if series:
-                figure, axes = plots.panel(6.4, 3.6)
-                plots.draw_curves(axes, series, order=order, spread=spread, label=f"{part} {label}")
+                title = f"{part} {label}"
+                figure = plots.curve_figure(series, focus=focus, order=order, spread=spread, label=title)
                 yield Picture(f"{scenario}-{part}-{metric}", figure, f"Macro {part} {label} of each method by round")
 
 
