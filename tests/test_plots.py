@@ -68,9 +68,12 @@ def test_many_methods_have_a_panel_each_beside_the_one_in_focus() -> None:
     spread = {"ours": ([0.4] + [0.65] * 9, [0.6] + [0.85] * 9)}
     figure = plots.curve_figure(series, focus="ours", order=order, spread=spread, label="test AUC")
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == order[1:]
-    assert all([line.get_label() for line in axes.lines] == ["ours", axes.get_title(loc="left")] for axes in shown)
-    assert [axes.get_xlabel() for axes in shown] == [""] * 4 + ["round"] * 3
+    assert [axes.get_title(loc="left") for axes in shown] == order
+    assert [[line.get_label() for line in axes.lines] for axes in shown] == [
+        ["ours"],
+        *(["ours", n] for n in order[1:]),
+    ]
+    assert [axes.get_xlabel() for axes in shown] == [""] * 5 + ["round"] * 3
     low, high = shown[0].get_ylim()
     assert 0.6 < low < 0.65
     assert high > 0.85  # the first rounds do not press the rest together

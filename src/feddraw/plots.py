@@ -145,29 +145,27 @@ def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spr
 
 
 def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
-    """A metric over the rounds: one panel for a few methods; for many, one for each beside the method in focus."""
-    others = [name for name in series if name != focus]
+    """A metric over the rounds: one panel for a few methods; for many one each, with the mean of the one in focus."""
     if len(series) <= CROWD:
         figure, axes = panel(6.4, 3.6)
         draw_curves(axes, series, order=order, spread=spread, label=label)
         return figure
-    figure = Figure(figsize=(6.4, 0.4 + 1.6 * math.ceil(len(others) / 3)), layout="constrained")
-    grid = figure.subplots(math.ceil(len(others) / 3), 3, sharex=True, sharey=True, squeeze=False).flat
-    for name, axes in zip(others, grid, strict=False):
-        for one in (focus, name):
-            if one in series:
-                draw_lines(axes, {one: series[one]}, order=order, spread=spread)
+    rows = math.ceil(len(series) / 3)
+    figure = Figure(figsize=(6.4, 0.4 + 1.6 * rows), layout="constrained")
+    grid = list(figure.subplots(rows, 3, sharex=True, sharey=True).flat)
+    for (name, values), axes in zip(series.items(), grid, strict=False):
+        if name != focus and focus in series:
+            axes.plot(range(len(series[focus])), series[focus], color=INK, linewidth=1.0, label=short(focus))
+        draw_lines(axes, {name: values}, order=order, spread=spread)
         axes.set_title(short(name), fontsize=9)
         axes.label_outer()
-    grid[0].set_ylim(*_frame(series, spread))
-    for axes in grid[len(others) :]:
+    for axes in grid[len(series) :]:
         axes.set_visible(False)
-    for below in grid[max(0, len(others) - 3) : len(others)]:  # the lowest of each column, where the last row is short
-        below.xaxis.set_tick_params(labelbottom=True)
-        below.set_xlabel("round")
+    for axes in grid[len(series) - 3 : len(series)]:  # the lowest of each column, where the last row is short
+        axes.xaxis.set_tick_params(labelbottom=True)
+        axes.set_xlabel("round")
+    grid[0].set_ylim(*_frame(series, spread))
     figure.supylabel(label, fontsize="medium")
-    if focus in series:
-        grid[0].legend(grid[0].lines[:1], [short(focus)], loc="lower right")
     return figure
 
 

@@ -503,7 +503,7 @@ def _curves(report: Report, scenario: str) -> Iterator[Block]:
         yield Heading(f"Over the rounds in {scenario}", 3)
         yield Gallery(
             drawn,
-            "Mean over seeds; shaded from least to most. Where there are many methods, each stands beside "
+            "Mean over seeds; shaded from least to most. Where methods have a panel each, the thin line is "
             f"{report.focus}, and the first rounds may lie below the frame. Test curves are for reading only: nothing "
             "was chosen by them.",
         )
