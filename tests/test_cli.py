@@ -91,7 +91,9 @@ def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> Non
 def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "feddraw", "run", *SMALL, "--rounds", "500", "--engine", "processes", "--out", "r"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` makes all below it ignore Ctrl-C
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         while "round   2/500" not in process.stdout.readline():
             pass
