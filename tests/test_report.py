@@ -179,6 +179,8 @@ def test_figures_of_the_report_before_are_removed_and_no_other(tmp_path: Path) -
     (figures / "my own.svg").write_text("<svg/>")
     assert list(figures.glob("chm-2-*"))
     shutil.rmtree(tmp_path / "b")
+    with (tmp_path / "report.md").open("a") as twin:  # names that no file can have, in a folder that came from somebody
+        twin.write(f"![](figures/\0.svg) ![](figures/{'x' * 5000}.svg) ![](figures/..svg)")
     written(tmp_path)
     assert not list(figures.glob("chm-2-*"))
     assert list(figures.glob("chm-1-*"))

@@ -72,9 +72,9 @@ def write_report(
     }
     for name, text in files.items():
         write_whole(target / name, text.encode())
-    for name in before - drawings.keys():
-        for kind in ("svg", "png"):
-            (target / FIGURES / f"{name}.{kind}").unlink(missing_ok=True)
+    for file in (target / FIGURES).iterdir():
+        if file.suffix in (".svg", ".png") and file.stem in before - drawings.keys():
+            file.unlink()
     return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "report.csv")
 
 
