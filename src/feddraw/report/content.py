@@ -13,6 +13,7 @@ import numpy as np
 
 from feddraw import words
 from feddraw.explain import explain, listed, sentences
+from feddraw.plots import CROWD
 from feddraw.report import pictures
 from feddraw.report.blocks import (
     Block,
@@ -501,12 +502,10 @@ def _curves(report: Report, scenario: str) -> Iterator[Block]:
     drawn = list(pictures.curves(report.collection.of(scenario), report.shown, report.focus, slug(scenario)))
     if drawn:
         yield Heading(f"Over the rounds in {scenario}", 3)
-        yield Gallery(
-            drawn,
-            "Mean over seeds; shaded from least to most. Where methods have a panel each, the thin line is "
-            f"{report.focus}, and the first rounds may lie below the frame. Test curves are for reading only: nothing "
-            "was chosen by them.",
-        )
+        note = "Mean over seeds; shaded from least to most. "
+        if len(report.shown) > CROWD:
+            note += f"In panels of many methods the thin line is {report.focus}; first rounds may lie below the frame. "
+        yield Gallery(drawn, note + "Test curves are for reading only: nothing was chosen by them.")
 
 
 # ---------------------------------------------------------------------------------------------------- what was run
