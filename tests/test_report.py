@@ -332,7 +332,7 @@ def test_nothing_to_report_is_one_line(tmp_path: Path) -> None:
         (["gone"], "no folder"),
         (["half", "--replicates", "-1"], "replicates must be zero or more"),
         (["half", "--alpha", "2"], "alpha must be between 0 and 1"),
-        (["half", "--margin", "-1"], "margin must be 0 or a part of 1"),
+        (["half", "--margin", "-1"], "margin must be from 0 to below 1"),
     ):
         found = CliRunner().invoke(app, ["report", str(tmp_path / arguments[0]), *arguments[1:]])
         assert isinstance(found.exception, UserError)

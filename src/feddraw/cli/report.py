@@ -28,7 +28,7 @@ def report(
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
-        raise UserError(f"margin must be 0 or a part of 1, not {margin}")
+        raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
     from feddraw.cli.show import console
     from feddraw.report import write_report
 
