@@ -17,7 +17,7 @@ SOURCE = Path(feddraw.__file__).parent
 # From the ground up; a module may import its own floor and those below it. What is not named here is on the top floor,
 # with the command line and the reports: nothing below may import it.
 FLOORS = [
-    {"allocator", "errors", "fused"},
+    {"allocator", "errors", "fused", "locks"},
     {"catalog", "core", "schedules", "metrics", "statistics"},
     {"data", "scenarios", "models", "optimizers"},
     {"training"},
@@ -33,6 +33,7 @@ LEAVES = {
     "errors": set(),
     "catalog": {"errors"},
     "fused": set(),
+    "locks": {"errors"},
     "core": {"errors", "fused"},
     "schedules": {"errors"},
     "metrics": {"errors"},

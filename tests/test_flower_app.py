@@ -14,13 +14,16 @@ from PIL import Image
 
 from feddraw import metrics
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import run
-from feddraw.flower import histograms
+from feddraw.experiment import prepare, run
+from feddraw.flower import histograms, server_app
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.client_app import app
+from feddraw.flower.records import to_arrays
 from feddraw.flower.server_app import serve
 from feddraw.flower.settings import read
-from feddraw.results import flat, read_csv, read_jsonl
+from feddraw.flower.strategy import MethodStrategy
+from feddraw.methods.scaffold import scaffold
+from feddraw.results import RunFolder, flat, read_csv, read_jsonl
 from small import small
 
 NODES = [{"partition-id": number} for number in range(3)]
@@ -76,6 +79,26 @@ def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(
     for name in ("model.safetensors", "weights.csv", "metrics.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
     assert [line["round"] for line in read_jsonl(tmp_path / "killed" / "rounds.jsonl")] == [0, 1, 2]
+
+
+def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(server_app.Court):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            list(run(small(method="fedavg", rounds=1), tmp_path / "run"))  # another process, while data are opened
+
+    monkeypatch.setattr(server_app, "Court", Late)
+    with pytest.raises(UserError, match="is already used"):
+        carry_out(config(method="scaffold", out=str(tmp_path / "run")))
+    assert "scaffold" not in (tmp_path / "run" / "experiment.toml").read_text()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process is running in"):
+        MethodStrategy(scaffold(), folder=tmp_path / "run", resume=True).start(
+            InProcessGrid(app, NODES, {}), to_arrays(prepare(small()).initial)
+        )
 
 
 def test_settings_are_those_of_an_experiment() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,17 +12,20 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 
 from feddraw import models
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, run
+from feddraw.experiment import Experiment, prepare, run
+from feddraw.results import RunFolder, plain
 from small import small
 
 KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors", "predictions.safetensors")
@@ -196,6 +200,76 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another process is running in"):
         list(run(small(), folder, resume=True))
     first.close()  # type: ignore[attr-defined]
+
+
+STOPPED_BEFORE_ITS_LOCK = """
+import os, signal, sys
+from contextlib import contextmanager
+from feddraw.cli import main
+from feddraw.results import RunFolder
+
+locked = RunFolder.locked
+
+def late(folder):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return locked(folder)
+
+RunFolder.locked = late
+main()
+"""
+
+
+@pytest.mark.parametrize(("how", "message"), [((), "is already used"), (("--resume",), "was run with method.name")])
+def test_a_run_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
+    finished: Path, tmp_path: Path, how: tuple[str, ...], message: str
+) -> None:
+    settings = Experiment.read(finished / "experiment.toml").with_settings({"method": "fedavg"})
+    (tmp_path / "other.toml").write_text(tomli_w.dumps(plain(settings.table())))
+    folder = tmp_path / "run"
+    words = ["run", tmp_path / "other.toml", "--out", folder, *how]
+    command = [sys.executable, "-c", STOPPED_BEFORE_ITS_LOCK, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        shutil.copytree(finished, folder)  # another process begins and ends its run
+        process.send_signal(signal.SIGCONT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert message in said
+    assert contents(folder) == contents(finished)
+
+
+def test_the_checkpoints_folder_is_on_the_disk_before_a_round_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced, to_disk = tmp_path / "above" / "run", [], os.fsync
+
+    def fsync(handle: int) -> None:
+        for place, inside in ((folder, "checkpoint"), (folder.parent, "run"), (tmp_path, "above")):
+            if (place / inside).exists() and os.path.samestat(os.fstat(handle), place.stat()):
+                synced.append((inside, (folder / "checkpoint" / "state.safetensors").exists()))
+        to_disk(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    list(islice(run(small(), folder), 1))
+    assert {("above", False), ("run", False), ("checkpoint", False)} <= set(synced)
+
+
+@pytest.mark.parametrize("where", ["model", "state", "memory"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_checkpoint_with_numbers_that_are_not_finite_is_refused(tmp_path: Path, where: str, value: float) -> None:
+    list(islice(run(small(method="scaffold"), tmp_path / "run"), 1))
+    folder, layout = RunFolder(tmp_path / "run"), prepare(small()).initial.layout
+    checkpoint = folder.load_checkpoint(layout)
+    assert checkpoint is not None
+    if where == "model":
+        checkpoint.model.params[-1] = value
+    if where == "state":
+        checkpoint = replace(checkpoint, state={**checkpoint.state, "server": {"length": value}})
+    if where == "memory":
+        next(iter(checkpoint.memory[0].values()))[0] = value
+    folder.save_checkpoint(checkpoint)  # with the digest that belongs to it
+    with pytest.raises(UserError, match=r"state.safetensors holds numbers that are not finite"):
+        list(run(small(method="scaffold"), folder.path, resume=True))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

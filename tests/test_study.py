@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -221,6 +222,40 @@ def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, req
     assert [task.wait() for task in tasks] == [0, 0]
     shares = [rows(tmp_path / "out" / f"runs-{task}-of-2.csv") for task in (1, 2)]
     assert shares[0] | shares[1] == rows(whole / "out" / "runs.csv")
+
+
+def _add_rows(path, barrier, number):
+    table = ResultTable(path)  # all have read it before the first adds to it
+    barrier.wait(30)
+    for row in range(10):
+        table.add([{"key": f"{number}-{row}", "run": f"{number}-{row}", "auc": 0.5, f"auc {number}": 0.5}])
+
+
+def test_eight_processes_that_share_a_table_lose_no_row(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    barrier, path = fork.Barrier(8), tmp_path / "new" / "done.csv"
+    processes = [fork.Process(target=_add_rows, args=(path, barrier, number)) for number in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 8
+    found = rows(path)
+    assert set(found) == {f"{number}-{row}" for number in range(8) for row in range(10)}
+    assert all(row[f"auc {key[0]}"] == "0.5" for key, row in found.items())
+    assert [file.name for file in path.parent.iterdir()] == ["done.csv"]
+
+
+def test_two_studies_at_once_in_one_folder_with_one_table_keep_all_rows(whole, tmp_path):
+    tasks = []
+    for method in ("feddraw", "uniform"):
+        file = tmp_path / f"{method}.toml"
+        file.write_text(TINY.replace('["feddraw", "uniform"]', f'"{method}"'))
+        words = ["study", file, "--out", tmp_path / "out", "--done", tmp_path / "done.csv", "--workers", "1"]
+        tasks.append(subprocess.Popen([sys.executable, "-m", "feddraw", *words], stdout=subprocess.DEVNULL))
+    assert [task.wait(120) for task in tasks] == [0, 0]
+    expected = rows(whole / "out" / "runs.csv")
+    assert rows(tmp_path / "done.csv") == rows(tmp_path / "out" / "runs.csv") == expected
 
 
 def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):

@@ -435,10 +435,13 @@ def run(
     wanted = complete(experiment).table()
     if experiment.tensorboard:
         check_installed()
-    if folder is not None and folder.begin(wanted, resume=resume, how=HOW, defaults=unnamed_defaults()) == "finished":
+    looked = partial(_finished, folder, wanted, resume)
+    if looked():  # before the data are opened, which may take long
         return
     setting = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
+        if looked():  # another process may have used the folder in the meantime
+            return
         checkpoint = None
         if folder is not None:
             folder.write_settings(wanted, partition=setting.partition, dataset=setting.dataset)
@@ -452,6 +455,13 @@ def run(
             for result in _rounds(setting, engine, folder, checkpoint, told):
                 show(result)
                 yield result
+
+
+def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
+    """Whether there is nothing left to do; refuses a folder that is not free for this run."""
+    if folder is None:
+        return False
+    return folder.begin(wanted, resume=resume, how=HOW, defaults=unnamed_defaults()) == "finished"
 
 
 def unnamed_defaults() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -36,6 +35,7 @@ from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
 from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
+from feddraw.locks import lock_folder
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
@@ -70,13 +70,17 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.predictions = path / "predictions.safetensors"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self._held = False  # whether this object has the folder's lock
 
     # ------------------------------------------------------------------------------------------ beginning
 
     def begin(
         self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str], defaults: Mapping[str, Any]
     ) -> Literal["new", "goes on", "finished"]:
-        """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to."""
+        """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to.
+
+        Only what it says under `locked` holds: before that another process may still write to the folder.
+        """
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if used and not resume:
             raise UserError(f"{self.path} is already used: choose another folder with --out, or go on with --resume")
@@ -112,20 +116,22 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others out of the folder; the lock of a dead process is nobody's."""
-        with reporting(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        """Keep other processes out of the folder. What was found before the lock must be looked up again under it."""
+        if self._held:  # by a caller further up
             yield
-        except BlockingIOError:
-            raise UserError(f"another process is running in {self.path}") from None
-        finally:
-            os.close(handle)
+            return
+        with reporting(self.path):
+            make_folder(self.path)
+        with lock_folder(self.path):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     def write_settings(self, table: Mapping[str, Any], *, partition: Partition, dataset: Dataset | None = None) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        with reporting(self.path):
+            make_folder(self.path)
         document = plain({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
@@ -168,7 +174,7 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with reporting(self.checkpoint):
-            self.checkpoint.parent.mkdir(exist_ok=True)
+            make_folder(self.checkpoint.parent)
         arrays: dict[str, NDArray[Any]] = {}
         document = {
             "next_round": checkpoint.next_round,
@@ -299,6 +305,19 @@ def write_whole(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """A folder with those above it; each new entry is on the disk before anything is written below it."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def append(path: Path, text: str) -> None:
     with reporting(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
@@ -410,7 +429,23 @@ def _read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     if type(document["next_round"]) is not int or document["next_round"] < 0:
         raise ValueError("it has no round")
     memory = {int(client): dict(vectors) for client, vectors in _repack(document["memory"], arrays).items()}
+    if not _finite([*arrays.values(), document]):
+        raise UserError(
+            f"{path} holds numbers that are not finite: the run diverged, or the file was changed; "
+            "start again in another folder, with a lower training.lr if it diverged"
+        )
     return Checkpoint(model, dict(_repack(document["state"], arrays)), document["next_round"], memory)
+
+
+def _finite(tree: Any) -> bool:
+    """Whether every number in it is one."""
+    if isinstance(tree, np.ndarray):
+        return tree.dtype.kind != "f" or bool(np.isfinite(tree).all())
+    if isinstance(tree, Mapping):
+        return all(_finite(value) for value in tree.values())
+    if isinstance(tree, list):
+        return all(_finite(value) for value in tree)
+    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 def _unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:

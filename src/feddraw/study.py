@@ -27,16 +27,19 @@ from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, complete, open_data, run, unnamed_defaults
+from feddraw.locks import lock_file
 from feddraw.results import (
     RunFolder,
     append,
     as_written,
     csv_text,
     flat,
+    make_folder,
     read_csv,
     read_json,
     read_jsonl,
     read_toml,
+    reporting,
     write_whole,
 )
 
@@ -200,25 +203,33 @@ def _row(
 
 
 class ResultTable:
-    """A CSV with a line for every finished run; written whole, so that columns may come later."""
+    """A CSV with a line for every finished run; written whole, so that columns may come later.
+
+    Several studies may share one: rows are added under a lock, to what the file holds at that moment.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: dict[str, dict[str, Any]] = {}
-        for row in read_csv(path):
-            if "key" not in row:
-                raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")
-            self.rows[row["key"]] = row
+        self.rows = _by_key(path)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        new = [row for row in rows if row["key"] not in self.rows]
-        if not new:
+        if all(row["key"] in self.rows for row in rows):
             return
-        self.rows |= {row["key"]: dict(row) for row in new}
-        columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
-        lines = [[_cell(row.get(name)) for name in columns] for row in self.rows.values()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, csv_text([columns, *lines]).encode())
+        with reporting(self.path):
+            make_folder(self.path.parent)
+        with lock_file(self.path):
+            self.rows = _by_key(self.path)
+            self.rows |= {row["key"]: dict(row) for row in rows if row["key"] not in self.rows}
+            columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+            lines = [[_cell(row.get(name)) for name in columns] for row in self.rows.values()]
+            write_whole(self.path, csv_text([columns, *lines]).encode())
+
+
+def _by_key(path: Path) -> dict[str, dict[str, Any]]:
+    rows = read_csv(path)
+    if any("key" not in row for row in rows):
+        raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")
+    return {row["key"]: row for row in rows}
 
 
 def _cell(value: Any) -> Any:

@@ -90,11 +90,13 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     settings.refuse_code(experiment, federation.trust)
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
+    how: dict[str, Any] = {"resume": federation.resume, "how": HOW, "defaults": unnamed_defaults()}
     if folder is not None:
-        folder.begin(table, resume=federation.resume, how=HOW, defaults=unnamed_defaults())
+        folder.begin(table, **how)  # before the data are opened, which may take long
     court = Court(experiment, federation.validation)
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
+            folder.begin(table, **how)  # another process may have used the folder in the meantime
             folder.write_settings(table, partition=court.partition)
         return _carry_out(grid, experiment, federation, court, folder)
 
@@ -102,7 +104,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
 def _carry_out(
     grid: Grid, experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
 ) -> MethodStrategy:
-    strategy = make_strategy(experiment, federation, court)
+    strategy = make_strategy(experiment, federation, court, folder)
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         done = strategy.round_offset + server_round - 1
@@ -118,7 +120,9 @@ def _carry_out(
     return strategy
 
 
-def make_strategy(experiment: Experiment, federation: Federation, court: Court) -> MethodStrategy:
+def make_strategy(
+    experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
+) -> MethodStrategy:
     method: Method = court.method
     return MethodStrategy(
         method,
@@ -134,7 +138,7 @@ def make_strategy(experiment: Experiment, federation: Federation, court: Court) 
         size_cap=federation.size_cap,
         gate=experiment.gate,
         proxy=court.proxy,
-        folder=federation.out or None,
+        folder=folder,
         resume=federation.resume,
     )
 

@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -88,7 +89,7 @@ class MethodStrategy(FedAvg):
         size_cap: float = 0.0,  # largest size that counts, in medians of all clients'; 0: no cap
         gate: Gate | None = None,  # which updates are let in
         proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
-        folder: Path | str | None = None,
+        folder: Path | str | RunFolder | None = None,
         resume: bool = False,
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
@@ -111,7 +112,7 @@ class MethodStrategy(FedAvg):
         self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed
         self.wait, self.size_cap, self.on_round = positive("wait", wait), size_cap, on_round
         self.gate, self.proxy = gate or Gate(), proxy
-        self.folder = None if folder is None else RunFolder(Path(folder))
+        self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
         self.resume = resume
         self.rounds = self._given_rounds = rounds
         self.history: list[Round] = []
@@ -138,6 +139,11 @@ class MethodStrategy(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As FedAvg's; `num_rounds` is T. After a restart from `folder` it is the same T, and only the rest is done."""
+        arguments = (timeout, train_config, evaluate_config, evaluate_fn)
+        with nullcontext() if self.folder is None else self.folder.locked():
+            return self._start(grid, initial_arrays, num_rounds, arguments)
+
+    def _start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, arguments: tuple[Any, ...]) -> Result:
         self._begin(initial_arrays)
         resumed = self._restore() if self.folder is not None else None
         self.rounds = self._given_rounds or (num_rounds if resumed else self.round_offset + num_rounds)
@@ -145,7 +151,6 @@ class MethodStrategy(FedAvg):
         if resumed and left <= 0:
             log.info("all %d rounds were done before: nothing is left", self.rounds)
             return Result(arrays=resumed)
-        arguments = (timeout, train_config, evaluate_config, evaluate_fn)
         return super().start(grid, resumed or initial_arrays, left, *arguments)
 
     def _begin(self, arrays: ArrayRecord) -> None:
@@ -164,7 +169,6 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         if not self.resume and self.folder.ledger.exists():
             raise UserError(f"{self.folder.path} is already used: choose another folder, or go on with resume=True")
-        self.folder.path.mkdir(parents=True, exist_ok=True)
         checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
         self.folder.forget_from(checkpoint.next_round if checkpoint else self.round_offset)
         if checkpoint is None:
