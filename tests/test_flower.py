@@ -348,6 +348,17 @@ def test_a_node_that_is_gone_is_missing_and_one_whose_app_fails_is_named() -> No
     }
 
 
+def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    rows = [*tiny.shards()[:3], tiny.shards()[3][:1]]
+    trainer = Trainer(tiny.build, tiny.examples(), rows, tiny.TRAINING, fedavg().local)
+    site = client(lambda context: Site(trainer, tiny.NAMES[n := int(context.node_config["partition-id"])], n, n))
+    strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, min_available_nodes=4)
+    strategy.start(InProcessGrid(site, NODES), to_arrays(tiny.initial()), 1)
+    (ledger,) = (done.ledger for done in strategy.history)
+    assert [entry.counted for entry in ledger] == [True, True, True, False]
+    assert "1 image(s) in batches of 8: too few for a training step" in ledger[3].status
+
+
 def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
     rounds = iter([[0, 1, 2], [2, 0]])
     strategy = once(echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=2)

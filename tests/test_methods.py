@@ -140,6 +140,23 @@ def test_fedprox_leaves_buffers_alone():
 
 
 @pytest.mark.parametrize(
+    ("images", "settings"),
+    [
+        (1, {}),
+        (1, {"steps": 3}),
+        (1, {"epochs": 2}),
+        (1, {"momentum": 0.9, "optimizer": "sgd"}),
+        (9, {"batch_size": 1}),
+    ],
+)
+@pytest.mark.parametrize("effort", [1.0, 0.2])
+def test_a_client_without_a_batch_is_refused_instead_of_waiting_for_one_for_ever(images, settings, effort):
+    engine = bench(fedavg(), [*shards()[:3], np.arange(images)], replace(TRAINING, **settings))
+    with pytest.raises(UserError, match=f"^{images} image.*too few for a training step"):
+        list(engine.train([Job(0, 1, 3, 0, initial(), effort=effort)]))
+
+
+@pytest.mark.parametrize(
     ("steps", "momentum", "decay", "golden"),
     [(3, 0.9, 0.0, 5.61), (17, 0.9, 0.0, 95.009464), (9, 0.0, 0.025, 8.150580), (314, 0.0, 0.0, 314.0)],
 )

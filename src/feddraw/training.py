@@ -277,7 +277,7 @@ def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
 def steps_per_epoch(images: int, batch_size: int) -> int:
     """How many batches `batches` gives."""
     full, rest = divmod(images, batch_size)
-    return full + (rest > 1)
+    return full * (batch_size > 1) + (rest > 1)
 
 
 def fit(
@@ -292,13 +292,18 @@ def fit(
     effort: float = 1.0,
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss."""
+    epoch = steps_per_epoch(len(rows), training.batch_size)
+    if not epoch:  # or the loop below would never end
+        raise UserError(
+            f"{len(rows)} image(s) in batches of {training.batch_size}: too few for a training step, give 2"
+        )
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
     linear, shift, drift = (
         None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
     )
-    full = training.steps or training.epochs * steps_per_epoch(len(rows), training.batch_size)
+    full = training.steps or training.epochs * epoch
     limit = max(1, math.floor(effort * full + 0.5))
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
