@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ FILES = ("model.safetensors", "weights.csv", "metrics.json")
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients in this process; the same on Ray is in tests/federation."""
-    monkeypatch.setattr("feddraw.flower.engine.find_spec", lambda name: None)
+    monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: False)
 
 
 @pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon", "fednova"])
@@ -58,6 +57,6 @@ def test_without_flower_the_engine_says_what_to_install(monkeypatch: pytest.Monk
 
     for name in [name for name in sys.modules if name.startswith("feddraw.flower")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "flwr" else Any)
+    monkeypatch.setattr("feddraw.catalog.installed", lambda name: name != "flwr")
     with pytest.raises(UserError, match=r"pip install 'feddraw\[flower\]'"):
         list(run(small(engine="flower")))

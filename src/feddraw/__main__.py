@@ -1,5 +1,13 @@
 """`python -m feddraw`."""
 
+import sys
+from pathlib import Path
+
+if Path(sys.path[0]).resolve() == Path.cwd() and not Path(__file__).is_relative_to(Path.cwd()):
+    del sys.path[
+        0
+    ]  # `-m` puts the current folder first, where a stranger's file would be taken for an installed module
+
 from feddraw.cli import main
 
 main()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
+from feddraw.catalog import installed
 from feddraw.errors import UserError
 from feddraw.federation import RoundResult
 
 
 def check_installed() -> None:
-    if find_spec("tensorboard") is None:
+    if not installed("tensorboard"):
         raise UserError("tensorboard = true needs TensorBoard: pip install 'feddraw[tensorboard]'")
 
 

@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,22 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def installed(package: str) -> bool:
+    """Whether a package can be imported from anywhere but the current folder, which may be a stranger's."""
+    here = Path.cwd()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
+    for finder in sys.meta_path:
+        if finder.find_spec(package, elsewhere if finder is PathFinder else None) is not None:
+            return True
+    return False
+
+
 def outside(name: str) -> Callable[..., Any]:
-    """Somebody's own `package.module:function`, also from the folder where the command is typed."""
+    """Somebody's own `package.module:function`, also from the folder where the command is typed.
+
+    The name was typed or is trusted (`Experiment.trusted`). Only then is the current folder on the path, and last:
+    nothing that is installed is looked for there.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"'{name}' is not of the form package.module:function")

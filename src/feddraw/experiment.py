@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,16 +128,19 @@ class Experiment:
         table = read_toml(path)
         table.pop("partition", None)  # what came of the settings, not one of them
         experiment = Experiment.of(table)
-        if not trust:
-            experiment.refuse_code(path)
-        return experiment
+        return experiment.trusted(trust, f"{path} names")
 
-    def refuse_code(self, path: Path) -> None:
-        """Stop if a file names code that would be imported."""
+    def trusted(self, trust: bool, source: str, permit: str = "add --trust if you trust it") -> Experiment:
+        """Itself, unless it names code and nobody here has allowed that.
+
+        Every way in for settings that nobody typed here (files, run folders, Flower's run settings) asks this once,
+        before `complete` or anything else imports what a name says; making an `Experiment` imports nothing.
+        """
         for section in NAMED:
             name = self.section(section)[0]
-            if ":" in name:
-                raise UserError(f"{path} names code to import ({section} = {name}): add --trust if you trust it")
+            if ":" in name and not trust:
+                raise UserError(f"{source} code to import ({section} = {name}): {permit}")
+        return self
 
     @staticmethod
     def preset(name: str) -> Experiment:
@@ -563,7 +567,7 @@ class opened_engine:
         if experiment.engine == "serial":
             self._engine = Serial(trainer)
         elif experiment.engine == "flower":  # found by name, because it stands above and may not be installed
-            self._engine = catalog.outside("feddraw.flower.engine:open_engine")(self._setting, workers)
+            self._engine = import_module("feddraw.flower.engine").open_engine(self._setting, workers)
         else:
             self._engine = Processes(trainer, workers, self._setting.clients, in_turn=experiment.stream)
         return self._engine

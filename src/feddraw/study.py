@@ -89,10 +89,10 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
         chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
         _require_few(len(chosen))
     base = Experiment.preset(preset)
-    found = [_planned(base, settings, label, changes or {}) for settings, label in chosen]
-    for planned in found:
-        if not trust:
-            planned.experiment.refuse_code(path)
+    found = []
+    for settings, label in chosen:
+        written = base.with_settings(_dotted(settings)).trusted(trust, f"{path} names")
+        found.append(_planned(written.with_settings(changes or {}), label))
     found.sort(key=lambda planned: planned.experiment.seed)
     _require_different_names(found, path)
     return found
@@ -140,9 +140,8 @@ def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> d
     return {name: ",".join([str(chosen.get("name", "")), *own])}
 
 
-def _planned(
-    base: Experiment, settings: Mapping[str, Any], label: dict[str, str], changes: Mapping[str, Any]
-) -> Planned:
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted paths, a section's name before what belongs to it."""
     dotted: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -150,8 +149,10 @@ def _planned(
             dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
         else:
             dotted[name] = value
-    experiment = base.with_settings(dotted)
-    experiment = experiment.with_settings(changes) if changes else experiment
+    return dotted
+
+
+def _planned(experiment: Experiment, label: dict[str, str]) -> Planned:
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]

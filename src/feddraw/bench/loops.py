@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import nn
 
 from feddraw import models
+from feddraw.catalog import installed
 from feddraw.core import Local, Model
 from feddraw.experiment import initial_model
 from feddraw.training import Examples, Rows, Trainer, Training, batches, one_thread
@@ -54,7 +54,7 @@ WORKLOADS = {
 def workloads(quick: bool) -> dict[str, Workload]:
     """Those that can be had here: DenseNet121 only with MONAI, and not in a hurry."""
     chosen = ["small"] if quick else ["small", "medium"]
-    if not quick and find_spec("monai"):
+    if not quick and installed("monai"):
         chosen.append("densenet121")
     return {name: WORKLOADS[name] for name in chosen}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from feddraw.bench.loops import Workload
 from feddraw.bench.ratios import Session, interval, timed
+from feddraw.catalog import installed
 from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
 from feddraw.training import fit, make_optimizer, one_thread, predict
@@ -19,7 +19,7 @@ STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("weights"
 
 def measure(session: Session, step: Workload = STEP) -> dict[str, Any]:
     """Images a second in training and in testing."""
-    if step.model == "densenet121" and not find_spec("monai"):
+    if step.model == "densenet121" and not installed("monai"):
         return {"missing": "MONAI is not installed"}
     trainer = step.trainer(feddraw().local)
     network, rows = trainer.network, np.arange(step.batch)

@@ -132,7 +132,7 @@ class Visitor:
         listening.listen()
         told = {work.SOCKET: str(folder / "socket"), work.SETTING: json.dumps(asdict(setting))}
         script = Path(__file__).parent / "peers" / rival.script
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, script, *rival.arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Annotated, Any
@@ -76,6 +77,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run a command; a mistake is one line and exit code 2."""
     warnings.showwarning = _one_line_warning
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers do not look for Python's own modules in the current folder
     try:
         code = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_wanted:

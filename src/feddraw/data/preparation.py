@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.catalog import installed
 from feddraw.data import PARTS, Dataset, Part
 from feddraw.data.cache import Files, Prepared, Progress, prepare
 from feddraw.data.imaging import Recipe
@@ -140,7 +141,5 @@ def measured(images: NDArray[np.uint8], rows: NDArray[np.intp]) -> tuple[float, 
 
 
 def check_pydicom() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("pydicom") is None:
+    if not installed("pydicom"):
         raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

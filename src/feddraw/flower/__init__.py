@@ -6,12 +6,12 @@ flwr is an extra (`pip install 'feddraw[flower]'`); Ray is needed only for Flowe
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from feddraw.catalog import installed
 from feddraw.errors import UserError
 
-if find_spec("flwr") is None:
+if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
 from feddraw.flower.records import record, state_dict

@@ -32,7 +32,7 @@ def open_site(context: Context) -> Site:
         return _own(run, own, context.node_id)
     if "partition-id" not in node:
         raise UserError('this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"')
-    return _partition(_setting(run, bool(node.get("trust"))), int(node["partition-id"]), node)
+    return _partition(_setting(run, node.get("trust") is True), int(node["partition-id"]), node)
 
 
 @lru_cache(maxsize=1)
@@ -42,8 +42,7 @@ def _setting(run: str, trust: bool) -> Setting:
 
 
 def _experiment(run: str, trust: bool) -> Experiment:
-    experiment, _ = settings.read(json.loads(run))
-    settings.refuse_code(experiment, trust)
+    experiment, _ = settings.read(json.loads(run), trust=trust, permit=settings.AT_A_SITE)
     return experiment
 
 
@@ -61,7 +60,7 @@ def _partition(setting: Setting, number: int, node: Mapping[str, Any]) -> Site:
 def _own(run: str, own: str, node_id: int) -> Site:
     """A site with a folder of its own; nothing but its path is the site's to set."""
     node = json.loads(own)
-    experiment = _experiment(run, bool(node.get("trust")))
+    experiment = _experiment(run, node.get("trust") is True)
     classes = settings.findings(experiment)
     options = experiment.section("data")[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)

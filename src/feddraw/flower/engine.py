@@ -10,12 +10,12 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from feddraw.catalog import installed
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Engine, Rows, Scores
 from feddraw.engines.serial import Serial
@@ -32,7 +32,7 @@ WAIT = 120.0  # seconds for simulated nodes to come up
 
 def open_engine(setting: Setting, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
-    if find_spec("ray") is not None:
+    if installed("ray"):
         table = json.dumps(setting.experiment.table())
         simulation = Simulation(client(partial(_site_of, table)), len(setting.clients), workers)
         return OverGrid(simulation.grid(), setting, simulation)

@@ -86,8 +86,7 @@ class Court:
 
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
-    experiment, federation = settings.read(run_config)
-    settings.refuse_code(experiment, federation.trust)
+    experiment, federation = settings.read(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
     how: dict[str, Any] = {"resume": federation.resume, "how": HOW, "defaults": unnamed_defaults()}

@@ -5,6 +5,7 @@ The run's are those of `Experiment`, by their dotted paths in `experiment.toml`,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from feddraw.catalog import check
 from feddraw.cli.run import parse_settings
 from feddraw.errors import UserError
-from feddraw.experiment import NAMED, Experiment, complete
+from feddraw.experiment import Experiment, complete
 from feddraw.participation import Participation
 
 
@@ -29,17 +30,35 @@ class Federation:
     size_cap: float = 0.0  # largest size that counts, in medians of the sites'; 0: no cap
     validation: str = ""  # a folder of images on the server, for sites with folders of their own
     set: str = ""  # more settings, KEY=VALUE with blanks between
-    trust: bool = False  # import code that the settings name
 
 
-def read(run_config: Mapping[str, Any]) -> tuple[Experiment, Federation]:
-    """The experiment and the federation that a run's settings describe; an empty text leaves a setting as it is."""
+TRUSTING = "FEDDRAW_TRUST"  # set to 1 in the server's environment: import code that a run's settings name
+AT_THE_SERVER = f"start the server with {TRUSTING}=1 in its environment if you trust them"
+AT_A_SITE = "start the node with trust=true in its --node-config if you trust them"
+
+
+def trusted_here() -> bool:
+    """Whether the server's operator allows code; a run's settings cannot say so of themselves."""
+    return os.environ.get(TRUSTING) == "1"
+
+
+def read(
+    run_config: Mapping[str, Any], *, trust: bool = False, permit: str = AT_THE_SERVER
+) -> tuple[Experiment, Federation]:
+    """The experiment and the federation that a run's settings describe; an empty text leaves a setting as it is.
+
+    The settings come from another machine or from a file: code that they name is refused before anything is imported,
+    unless this machine's own operator trusts them.
+    """
     given = {name: value for name, value in run_config.items() if value != ""}
+    if given.pop("trust", False):
+        raise UserError(f"a run's settings cannot ask for trust: {AT_THE_SERVER}; at sites, {AT_A_SITE}")
     defaults = {field.name: field.default for field in fields(Federation)}
     own = {name: given.pop(name) for name in defaults if name in given}
     check(own, defaults, "")
     federation = Federation(**own)
     experiment = Experiment.of(_nested(given)).with_settings(parse_settings(federation.set.split()))
+    experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
         raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
     return complete(experiment), federation
@@ -54,14 +73,6 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             table.setdefault(section, {})[name] = value.split(",") if name == "findings" and "," in value else value
     return table
-
-
-def refuse_code(experiment: Experiment, trust: bool) -> None:
-    """Settings come from another machine: code that they name is imported only where somebody here allows it."""
-    for section in NAMED:
-        name = experiment.section(section)[0]
-        if ":" in name and not trust:
-            raise UserError(f"the run's settings name code to import ({section} = {name}): allow it with trust=true")
 
 
 def own_folders(experiment: Experiment) -> bool:
