@@ -370,6 +370,7 @@ class Local:
 
     keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
     sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
+    starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
     def check(self, solver: Solver) -> None:
         """Refuse an optimiser that the rule does not make sense with."""
@@ -422,6 +423,9 @@ class Weighting(ABC):
     proxy: ClassVar[bool] = False  # it needs labelled images at the server
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
     streams: ClassVar[bool] = False  # a client's weight follows from its own update, the sent model and the sizes
+    common: ClassVar[bool] = False  # by size or equal: most methods have it, none is named for it but these two
+    sums_to_one: ClassVar[bool] = True  # everywhere in the model; if not, the weights also scale it
+    made_for: ClassVar[type[Server] | None] = None  # the only server rule that its weights fit, if not all
 
     def check(self, layout: Layout) -> None:
         """Refuse a network that the rule does not fit."""
@@ -448,6 +452,9 @@ class Server:
     asks: ClassVar[tuple[Asked, ...]] = ()  # what every client must answer
     linear: ClassVar[bool] = True  # but for what it remembers, the step is the moves times their coefficients
     streams: ClassVar[bool] = True  # it looks at the clients' average only
+    takes_weights: ClassVar[bool] = True  # the weights decide its step; a median has no use for them
+    proportional: ClassVar[bool] = True  # a client's coefficient is its weight times one number for all clients
+    adds_to_average: ClassVar[bool] = True  # of a subclass: it differs from an average if the weights sum to one
 
     def init(self, model: Model) -> State:
         return {}
@@ -489,12 +496,17 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: three rules. Any weighting goes with any local and server rule."""
+    """A federated method: three rules. A weighting goes with every local rule, and with every server rule that fits."""
 
     local: Local
     weighting: Weighting
     server: Server
     pooled: bool = False  # all images in one place: no federation, but what it is compared with
+
+    def __post_init__(self) -> None:
+        reason = misfit(self.weighting, self.server)
+        if reason:
+            raise UserError(reason)
 
     def init(self, model: Model) -> State:
         return {"weighting": self.weighting.init(), "server": self.server.init(model)}
@@ -512,6 +524,12 @@ class Method:
     def streams(self) -> bool:
         return self.weighting.streams and self.server.streams
 
+    @property
+    def only_weighs(self) -> bool:
+        """Plain clients and a plain average: all that tells it from others is its weighting."""
+        averages = type(self.server) is Server or not self.server.adds_to_average
+        return type(self.local) is Local and averages and not self.pooled
+
     def broadcast(self, state: State) -> dict[str, Vector]:
         return self.server.broadcast(state["server"])
 
@@ -526,6 +544,40 @@ class Method:
 
     def shown(self, model: Model, state: State) -> Model:
         return self.server.shown(model, state["server"])
+
+
+def misfit(weighting: Weighting, server: Server) -> str:
+    """Why a weighting and a server rule cannot work together; empty if they can."""
+    given, taken = type(weighting).__name__, type(server).__name__
+    if weighting.made_for is not None and not isinstance(server, weighting.made_for):
+        return f"the weights of {given} need the server rule {weighting.made_for.__name__}, not {taken}"
+    if not server.takes_weights and not weighting.common:
+        return f"the server rule {taken} takes no weights, so {given} would change nothing"
+    return ""
+
+
+def brings_weighting(method: Method) -> str:
+    """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it can."""
+    if method.pooled:
+        return "trains in one place, so there are no clients to weigh"
+    if method.weighting.common and not method.only_weighs:
+        return "has no weighting of its own, and the first half gives nothing else: take fedavg or uniform for it"
+    if method.weighting.made_for is not None:
+        return "has weights that only fit its own server rule, and the server rule comes from the second half"
+    return ""
+
+
+def brings_training(method: Method) -> str:
+    """Why a method cannot be the second half of a mixture, which gives its local and server rules; empty if it can."""
+    if method.pooled:
+        return "trains in one place, so there are no clients to weigh"
+    if not method.local.starts_from_sent:
+        return "never trains on the common model, so weights would change nothing"
+    if not method.server.takes_weights:
+        return "has a server rule that takes no weights, so the first half would change nothing"
+    if method.only_weighs:
+        return "is a weighting only, and the second half gives everything else: nothing of it would be left"
+    return ""
 
 
 def beside(local: Local, asks: Sequence[Asked]) -> dict[str, Extent]:

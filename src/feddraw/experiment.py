@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from feddraw import catalog, models, scenarios
 from feddraw.board import board, check_installed
-from feddraw.core import Method, Model, Update
+from feddraw.core import Method, Model, Update, brings_training, brings_weighting
 from feddraw.data import Dataset, Labels, Part
 from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
@@ -219,8 +219,15 @@ def make_method(experiment: Experiment) -> Method:
     ]
     if not all(isinstance(part, Method) for part in parts):
         raise UserError(f"'{name}' does not give a Method")
-    first, last = parts[0], parts[-1]
-    return Method(last.local, first.weighting, last.server, pooled=first.pooled or last.pooled)
+    return parts[0] if len(parts) == 1 else _mixed(names, *parts)
+
+
+def _mixed(names: Sequence[str], first: Method, second: Method) -> Method:
+    """The weighting of one with the local and server rules of the other, unless that loses what either is named for."""
+    for name, reason in zip(names, (brings_weighting(first), brings_training(second)), strict=True):
+        if reason:
+            raise UserError(f"{'+'.join(names)}: {name} {reason} (`feddraw list methods` shows what combines)")
+    return Method(second.local, first.weighting, second.server)
 
 
 def _share(name: str, function: Callable[..., Any], settings: Section) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Agnostic(Weighting):
 
 @dataclass(frozen=True)
 class RunningMean(Server):
-    show: Shown = "last"
+    """The plain server, which shows the mean of all rounds' models."""
 
     def init(self, model: Model) -> State:
         return {"mean": np.zeros_like(model.params), "rounds": 0}
@@ -58,9 +58,10 @@ class RunningMean(Server):
         return params, {"mean": state["mean"] + (params - state["mean"]) / np.float32(rounds), "rounds": rounds}
 
     def shown(self, model: Model, state: State) -> Model:
-        return replace(model, params=state["mean"]) if self.show == "mean" and state["rounds"] else model
+        return replace(model, params=state["mean"]) if state["rounds"] else model
 
 
 def afl(rate: float = 0.1, show: Shown = "last") -> Method:
     """Weights climb towards the worst-off clients."""
-    return Method(Local(), Agnostic(positive("rate", rate)), RunningMean(one_of("show", show, ("last", "mean"))))
+    server = RunningMean() if one_of("show", show, ("last", "mean")) == "mean" else Server()
+    return Method(Local(), Agnostic(positive("rate", rate)), server)

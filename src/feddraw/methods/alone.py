@@ -12,6 +12,7 @@ from feddraw.methods.uniform import Uniform
 @dataclass(frozen=True)
 class ForItself(Local):
     keeps = {"own": "model"}
+    starts_from_sent = False
 
     def start(self, job: Job, memory: Memory) -> Model:
         return self.personal(job.model, memory)

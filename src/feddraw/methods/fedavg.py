@@ -13,6 +13,7 @@ from feddraw.schedules import size_prior
 @dataclass(frozen=True)
 class BySize(Weighting):
     streams = True
+    common = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)

@@ -3,6 +3,8 @@
 Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
 moves, x <- mean of the clients - h/alpha. The terms are written into the loss, never into weight decay, because that
 trick does not survive an adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.
+In a mixture the weights hold for the mean only; h counts all alike, so where training converges is FedDyn's own point,
+the optimum of equal weights, and the weights change the way there.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class DynamicServer(Server):
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
     streams = False
+    proportional = False
 
     def init(self, model: Model) -> State:
         return {"h": np.zeros_like(model.params)}

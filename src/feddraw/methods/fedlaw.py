@@ -10,11 +10,12 @@ under batch norm a model that shrinks no longer fits its statistics; `shrink = f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Piece, State, Weighting, Weights, weighted_sum
+from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, weighted_sum
 from feddraw.errors import UserError, positive
 from feddraw.methods.ldawa import Sum
 from feddraw.schedules import size_prior, softmax
@@ -43,6 +44,8 @@ class LearntOnProxy(Weighting):
 
     needs = "sizes, all parameters"
     proxy = True
+    sums_to_one = False
+    made_for: ClassVar[type[Server] | None] = Sum
     cost = "O(K d) and a training step, each of some hundred times"
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
@@ -62,8 +65,17 @@ class LearntOnProxy(Weighting):
         return Weights(values, {"prior": prior}, [everywhere]), state
 
 
+@dataclass(frozen=True)
+class SharesLearntOnProxy(LearntOnProxy):
+    """Without the shrinking: weights that sum to one, which any server rule can take."""
+
+    sums_to_one = True
+    made_for = None
+
+
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and shrinking learnt on images at the server."""
     if epochs < 0:
         raise UserError(f"epochs must be zero or more, not {epochs}")
-    return Method(Local(), LearntOnProxy(epochs, positive("lr", lr), shrink), Sum())
+    rule = LearntOnProxy if shrink else SharesLearntOnProxy
+    return Method(Local(), rule(epochs, positive("lr", lr), shrink), Sum())

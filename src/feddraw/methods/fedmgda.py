@@ -37,28 +37,30 @@ def shortest(products: Floats, prior: Floats, epsilon: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class CommonDescent(Weighting):
-    epsilon: float = 0.1
-
-    needs = "sizes, all parameters"
-    cost = "O(K² d)"
-
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
-        lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
-        return Weights(shortest(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}), state
-
-
-@dataclass(frozen=True)
 class UnitMoves(Server):
     lr: float = 1.0
 
     streams = False
+    proportional = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
         lengths = cohort.distances
         scaled = (self.lr or lengths.mean()) * weights.values
         return np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 0)
+
+
+@dataclass(frozen=True)
+class CommonDescent(Weighting):
+    epsilon: float = 0.1
+
+    needs = "sizes, all parameters"
+    cost = "O(K² d)"
+    made_for = UnitMoves
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
+        lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
+        return Weights(shortest(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}), state
 
 
 def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:

@@ -49,6 +49,7 @@ class Counted(Proximal):
 @dataclass(frozen=True)
 class NormalizedAverage(Server):
     streams = False
+    proportional = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         progress = cohort.number("progress")

@@ -17,9 +17,29 @@ from feddraw.schedules import cosine
 
 
 @dataclass(frozen=True)
+class Sum(Server):
+    """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
+
+    linear = False
+    streams = False
+    adds_to_average = False
+
+    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        """Averaged over the parameters, where pieces of the model have their own."""
+        length = len(cohort.model.params)
+        extra = sum((place.stop - place.start) * (values - weights.values) for place, values in weights.elsewhere)
+        return np.asarray(weights.values + extra / length)
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
+        return cohort.sum(weights.values, weights.elsewhere), state
+
+
+@dataclass(frozen=True)
 class LayerCosine(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
+    sums_to_one = False
+    made_for = Sum
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         entries = [entry for entry in cohort.model.layout.entries if entry.kind == "param"]
@@ -31,23 +51,6 @@ def _piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
     rows, sent = cohort.params[:, entry.place], cohort.model.params[entry.place]
     similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
     return Piece(entry.name, [entry.place], mean * similarity, {"similarity": similarity})
-
-
-@dataclass(frozen=True)
-class Sum(Server):
-    """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
-
-    linear = False
-    streams = False
-
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
-        """Averaged over the parameters, where pieces of the model have their own."""
-        length = len(cohort.model.params)
-        extra = sum((place.stop - place.start) * (values - weights.values) for place, values in weights.elsewhere)
-        return np.asarray(weights.values + extra / length)
-
-    def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return cohort.sum(weights.values, weights.elsewhere), state
 
 
 def ldawa() -> Method:

@@ -2,7 +2,8 @@
 
 x <- x + sum F_i^q D_i / sum h_i, with h_i = q F_i^(q-1) L |D_i|² + F_i^q and F the loss at the sent model (the authors'
 formula divided by L). They take L = 1 / learning rate, which fits plain SGD; under Adam that makes the step vanish, so
-L is a setting here. q = 0 is uniform averaging for every L.
+L is a setting here. q = 0 is uniform averaging for every L. In a mixture both sums are weighted, so that the bound is
+that of the weighted objective.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class FairStep(Server):
 
     asks = ("loss",)
     streams = False
+    proportional = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         losses = cohort.number("loss") + 1e-10
         squares = cohort.distances**2
         bounds = self.q * losses ** (self.q - 1) * self.curvature * squares + losses**self.q
-        return np.asarray(len(losses) * weights.values * losses**self.q / bounds.sum())
+        return np.asarray(weights.values * losses**self.q / (weights.values @ bounds))
 
 
 def qfedavg(q: float = 0.1, curvature: float = 1.0) -> Method:

@@ -27,6 +27,8 @@ class Middle(Server):
 
     linear = False
     streams = False
+    takes_weights = False
+    proportional = False
 
     def kept(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
         """Block by block, the clients' values and the sorted ones in the middle."""

@@ -14,6 +14,7 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 class Uniform(Weighting):
     needs = "nothing"
     streams = True
+    common = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         return normalize(np.ones(len(cohort.updates))), state
