@@ -190,6 +190,39 @@ def test_the_classifier_is_the_last_matrix_with_a_bias_or_the_one_that_is_named(
         layout_of(arrays, "haed")
 
 
+@pytest.mark.parametrize(
+    ("shapes", "taken", "says"),
+    [
+        ({"hidden.weight": (5, 4), "hidden.bias": (5,), "fc.weight": (2, 5)}, "hidden", "set classifier='fc' if"),
+        (
+            {"neck.weight": (5, 4), "neck.bias": (5,), "head.weight": (2, 5, 1, 1), "head.bias": (2,)},
+            "neck",
+            "set classifier='head' if",
+        ),
+        ({"body.weight": (5, 4), "fc.weight": (2, 5)}, "fc", "though it is not a matrix with a bias"),
+        ({"body.weight": (5, 4), "fc.weight": (2, 5), "fc.bias": (2,)}, "fc", ""),
+    ],
+)
+def test_a_head_that_is_only_guessed_is_told_at_warning_with_how_to_name_it(
+    shapes: dict[str, Any], taken: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = record({name: torch.ones(shape) for name, shape in shapes.items()})
+
+    def started(**options: Any) -> list[str]:
+        caplog.clear()
+        grid = InProcessGrid(echo(lambda arrays, number: arrays), NODES[:2])
+        strategy = MethodStrategy(options.pop("method", feddraw()), fraction_evaluate=0.0, **options)
+        strategy.start(grid, arrays, 1)
+        assert strategy.model.layout.classifier == options.get("classifier", taken)
+        return [r.message for r in caplog.records if r.levelname == "WARNING" and "classifier" in r.message]
+
+    told = started()
+    assert len(told) == bool(says)
+    assert all(f"the layer '{taken}' is taken as the classifier" in line and says in line for line in told)
+    assert started(classifier=taken) == []
+    assert started(method=fedavg()) == []  # which does not look at the classifier
+
+
 # ---------------------------------------------------------------------------------------------------- bad replies
 
 

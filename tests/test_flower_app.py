@@ -15,7 +15,7 @@ from PIL import Image
 from feddraw import metrics
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prepare, run
-from feddraw.flower import histograms, server_app
+from feddraw.flower import histograms, server_app, settings
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.client_app import app
 from feddraw.flower.records import to_arrays
@@ -199,6 +199,28 @@ def test_a_server_with_images_of_its_own_judges_on_them(hospitals: Any, tmp_path
 def test_findings_must_be_named_where_every_site_has_its_own_table(hospitals: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"need data\.findings"):
         carry_out(folders(tmp_path, **{"data.findings": ""}), hospitals)
+
+
+def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> None:
+    strategy = carry_out(folders(tmp_path, rounds=1, **{"data.findings": "Opacity", "training.epochs": 1}), hospitals)
+    assert [entry.status for entry in strategy.history[0].ledger] == ["counted"] * 3
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(found["test"]["auc"]["per_class"]) == ["Opacity"]
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [("Edema", ["Edema"]), ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]), (["Edema"], ["Edema"])],
+)
+def test_findings_are_names_with_commas(given: Any, means: list[str]) -> None:
+    experiment, _ = read({"data.name": "folder", "data.findings": given})
+    assert settings.findings(experiment) == means
+
+
+@pytest.mark.parametrize("given", ["all", "Edema,,Mass", 3])
+def test_findings_that_name_nothing_are_refused_in_a_line(given: Any) -> None:
+    with pytest.raises(UserError, match=r"findings"):
+        settings.findings(read({"data.name": "folder", "data.findings": given})[0])
 
 
 def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import tiny
 from feddraw.core import Job
+from feddraw.errors import RunFailed
 from feddraw.federation import seed_of
 from feddraw.methods.feddraw import feddraw
 
@@ -95,3 +96,38 @@ def test_what_is_no_model_is_refused_in_a_line_and_the_others_count(change: Any,
     assert (found["a"], found["c"]) == ("counted", "counted")
     assert found["b"].startswith("refused: ")
     assert says in found["b"]
+
+
+def numpy_round(aggregator: FedDRAW, round: int, meta: dict[str, Any], params: Any = None) -> None:
+    """A round of FLARE's hello-numpy: three sites, one matrix."""
+    sent = {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    aggregator.reset_stats()
+    for client in ("site-1", "site-2", "site-3"):
+        about = {"client_name": client} | meta
+        aggregator.accept_model(
+            FLModel(params={"numpy_key": sent["numpy_key"] + 1} if params is None else params, meta=about)
+        )
+    aggregator.fl_ctx = Context(round, sent)
+    aggregator.aggregate_model()
+
+
+def test_sites_that_send_neither_size_nor_steps_stop_the_job_with_what_is_missing() -> None:
+    with pytest.raises(RunFailed, match="no site sends num_examples or NUM_STEPS_CURRENT_ROUND in its model's meta"):
+        numpy_round(FedDRAW(rounds=3), 0, {})
+    aggregator = FedDRAW(rounds=3)
+    numpy_round(aggregator, 0, {"NUM_STEPS_CURRENT_ROUND": 5})
+    assert [entry.status for entry in aggregator.history[0]] == ["counted"] * 3
+
+
+def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    aggregator = FedDRAW(rounds=5)
+    numpy_round(aggregator, 0, {"num_examples": 5})
+    numpy_round(aggregator, 1, {"num_examples": 5}, {})
+    assert [r.levelname for r in caplog.records if "nobody counted" in r.message] == ["ERROR"]
+    with pytest.raises(RunFailed, match="nobody counted in two rounds in a row"):
+        numpy_round(aggregator, 2, {"num_examples": 5}, {})
+
+
+def test_a_layer_that_is_only_guessed_to_be_the_classifier_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
+    assert "the layer 'numpy_key' is taken as the classifier, though it is not a matrix with a bias" in caplog.text

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Layout, Model, State, Update
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, settle
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.states import blank, layout_of
+from feddraw.states import blank, doubt, layout_of
 
 try:
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -76,6 +76,9 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         round = int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
         sent = plain(self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)["weights"])
         layout = layout_of(sent, self.classifier)
+        self._stop_without_sizes()
+        if self._state is None and not self.classifier and (unsure := doubt(layout)):
+            log.warning("%s", unsure)
         model = flatten(sent, layout)
         self._state = self._state or self._method.init(model)
         self._clients += sorted(self._models.keys() - set(self._clients))
@@ -88,7 +91,29 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         )
         self.history.append(ledger)
         self._write(round, ledger)
+        self._stop_without_clients(round, ledger)
         return FLModel(params_type=ParamsType.FULL, params=settled.model.arrays())
+
+    def _stop_without_sizes(self) -> None:
+        """What no client of the app sends will not come in a later round either."""
+        if self._models and not any(self._has_size(model) for model in self._models.values()):
+            raise RunFailed(
+                f"no site sends {self.size_key} or {STEPS} in its model's meta, so none can be weighed: let the "
+                f"client's script send FLModel(params=…, meta={{'{self.size_key}': number of its images, "
+                f"'{STEPS}': optimiser steps}})"
+            )
+
+    def _has_size(self, model: FLModel) -> bool:
+        return self.size_key in model.meta or STEPS in model.meta
+
+    def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
+        """One round in which nobody counts may be an accident; a second one in a row is not."""
+        if any(entry.counted for entry in ledger):
+            return
+        reasons = "; ".join(f"{entry.client}: {entry.status}" for entry in ledger[:3]) or "no site answered"
+        log.error("round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
+        if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
+            raise RunFailed(f"nobody counted in two rounds in a row ({reasons}): mend this, then start again")
 
     def _update(self, name: str, sent: Arrays, layout: Layout) -> Update | None:
         """A client's model, or nothing if it cannot be one."""
@@ -98,6 +123,8 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         try:
             if name in self._twice:
                 raise ValueError("it answered twice")
+            if not self._has_size(model):
+                raise ValueError(f"no {self.size_key} or {STEPS} in its model's meta")
             params = plain(model.params)
             if model.params_type == ParamsType.DIFF:
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
@@ -108,7 +135,8 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
 
     def _write(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
-            log.info("round %d: %s %.4f (%s)", round + 1, entry.client, entry.weight, entry.status)
+            level = logging.INFO if entry.counted else logging.WARNING
+            log.log(level, "round %d: %s %.4f (%s)", round + 1, entry.client, entry.weight, entry.status)
         if self.folder:
             folder = RunFolder(Path(self.folder))
             folder.path.mkdir(parents=True, exist_ok=True)

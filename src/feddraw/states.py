@@ -40,7 +40,7 @@ def layout_of(arrays: Mapping[str, Tensorlike], classifier: str = "") -> Layout:
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
     if classifier and not any(e.name == classifier or e.name.startswith(f"{classifier}.") for e in params):
-        raise unknown("layers", classifier, {e.name.rpartition(".")[0] or e.name for e in params})
+        raise unknown("layers", classifier, {_layer(e) for e in params})
     return Layout(tuple(entries), classifier or find_classifier(params))
 
 
@@ -60,7 +60,31 @@ def find_classifier(params: list[Entry]) -> str:
     matrices = [entry for entry in params if len(entry.shape) == 2 and entry.name.rpartition(".")[2] == "weight"]
     biased = [e for e in matrices if shapes.get(f"{e.name.removesuffix('weight')}bias") == e.shape[:1]]
     last = (biased or matrices or [entry for entry in params if len(entry.shape) == 2] or params)[-1]
-    return last.name.rpartition(".")[0] or last.name
+    return _layer(last)
+
+
+def doubt(layout: Layout) -> str:
+    """Why the classifier that was found may be another layer, and how to say which; empty where it is the usual one."""
+    params = [entry for entry in layout.entries if entry.kind == "param"]
+    own = [place for place, entry in enumerate(params) if _layer(entry) == layout.classifier]
+    later = [_layer(entry) for entry in params[own[-1] + 1 :] if len(entry.shape) > 1]
+    shapes = {entry.name.rpartition(".")[2]: entry.shape for entry in (params[place] for place in own)}
+    usual = len(shapes.get("weight", ())) == 2 and shapes.get("bias") == shapes["weight"][:1]
+    if later:
+        why = f"but the layer '{later[-1]}' comes after it"
+    elif not usual:
+        why = "though it is not a matrix with a bias"
+    else:
+        return ""
+    name = later[-1] if later else "NAME"
+    return (
+        f"the layer '{layout.classifier}' is taken as the classifier, {why}: set classifier='{name}' if that is the "
+        f"layer which gives the findings' scores, or classifier='{layout.classifier}' if the choice is right"
+    )
+
+
+def _layer(entry: Entry) -> str:
+    return entry.name.rpartition(".")[0] or entry.name
 
 
 def blank(layout: Layout, rows: int | None = None) -> Model:

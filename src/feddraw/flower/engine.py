@@ -21,7 +21,7 @@ from feddraw.engines import Engine, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment import Experiment, Setting, prepare
-from feddraw.flower import intake
+from feddraw.flower import intake, orders
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
@@ -105,7 +105,7 @@ class OverGrid:
 
     def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
         numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
-        content = RecordDict({"arrays": arrays, "config": ConfigRecord(numbers)})  # type: ignore[arg-type]
+        content = RecordDict({"arrays": arrays, "config": orders.added(ConfigRecord(), numbers)})
         content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
         if job.broadcast:
             content["broadcast"] = vectors_to_arrays(job.broadcast)

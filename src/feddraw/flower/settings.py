@@ -12,6 +12,8 @@ from typing import Any
 
 from feddraw.catalog import check
 from feddraw.cli.run import parse_settings
+from feddraw.data import FINDINGS
+from feddraw.data.tables import canonical
 from feddraw.errors import UserError
 from feddraw.experiment import Experiment, complete
 from feddraw.participation import Participation
@@ -71,7 +73,8 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         if not name:
             table[section] = value
         else:
-            table.setdefault(section, {})[name] = value.split(",") if name == "findings" and "," in value else value
+            several = path == "data.findings" and isinstance(value, str) and "," in value
+            table.setdefault(section, {})[name] = value.split(",") if several else value
     return table
 
 
@@ -83,6 +86,9 @@ def own_folders(experiment: Experiment) -> bool:
 def findings(experiment: Experiment) -> list[str]:
     """The classes of sites with folders of their own: named, so that all mean the same."""
     named = experiment.section("data")[1].get("findings", "all")
-    if not isinstance(named, list):
-        raise UserError("sites with folders of their own need data.findings: the names of their columns, with commas")
-    return named
+    listed = named.split(",") if isinstance(named, str) and named != "all" else named
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
+        raise UserError(
+            "sites with folders of their own need data.findings: the names of their columns, one or several with commas"
+        )
+    return list(FINDINGS) if listed == ["paper"] else [canonical(name) for name in listed]

@@ -17,6 +17,7 @@ from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
+from feddraw.flower import orders
 from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
 from feddraw.flower.memory import Shelf, default_folder
@@ -74,7 +75,7 @@ def announcement(site: Site) -> ConfigRecord:
 def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
     job = read_job(site, content)
-    shelf = Shelf(site.memory, str(_config(content).get("run", "")), site.name)
+    shelf = Shelf(site.memory, str(orders.found(content).get("run", "")), site.name)
     carried = "memory" in content  # in a simulation, where the server's process keeps it
     memory: Memory = _vectors(content, "memory") if carried else shelf.load(job.round)
     update, memory = site.trainer.work(job, memory)
@@ -93,11 +94,11 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
 
 def read_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
-    config = _config(content)
+    told = orders.found(content)
     try:
-        round = int(config.get("round", config.get("server-round", 1) - 1))
-        seed = int(config.get("client-seed") or seed_of(int(config.get("seed", 0)), round, site.seed_number))
-        rounds, effort = int(config.get("rounds", round + 1)), float(config.get("effort", 1.0))
+        round = int(told.get("round", _config(content).get("server-round", 1) - 1))
+        seed = int(told.get("client-seed") or seed_of(int(told.get("seed", 0)), round, site.seed_number))
+        rounds, effort = int(told.get("rounds", round + 1)), float(told.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
     return Job(round, rounds, site.shard, seed, _model(site, content), _vectors(content, "broadcast"), effort)
@@ -108,7 +109,7 @@ def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.heldout.items():
-        if len(rows) and (part != "test" or _config(content).get("final")):
+        if len(rows) and (part != "test" or orders.found(content).get("final")):
             counts = count(bench.predict(model, rows), examples.targets[rows].astype(np.int64))
             metrics |= to_metrics(part, counts)
             metrics["num-examples"] += len(rows) if part == "validation" else 0

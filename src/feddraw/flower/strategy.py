@@ -23,22 +23,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from feddraw.core import Method, Model, Proxy, State, Update
+from feddraw.core import Layout, Method, Model, Proxy, State, Update
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.federation import LedgerEntry, PieceEntry, settle
-from feddraw.flower import intake
+from feddraw.flower import intake, orders
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import Checkpoint, RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.states import layout_of
+from feddraw.states import doubt, layout_of
 
 log = logging.getLogger("flwr")
 
 Merge = Callable[[list[RecordDict], str], MetricRecord]
 
 SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
+TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 
 
@@ -158,10 +159,17 @@ class MethodStrategy(FedAvg):
         layout = layout_of(arrays, self.classifier)
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
-            log.info("classifier: %s", layout.classifier)
+            self._tell_classifier(layout)
         self.model, self._arrays = to_model(arrays, layout), arrays
         if self.state is None:
             self.state = self.method.init(self.model)
+
+    def _tell_classifier(self, layout: Layout) -> None:
+        unsure = "" if self.classifier or "classifier" not in self.method.weighting.needs else doubt(layout)
+        if unsure:
+            log.warning("%s", unsure)
+        else:
+            log.info("classifier: %s", layout.classifier)
 
     def _restore(self) -> ArrayRecord | None:
         """Go on from the folder's checkpoint, if there is one; begin its ledger."""
@@ -205,11 +213,11 @@ class MethodStrategy(FedAvg):
         assert self.state is not None
         if not self.rounds:
             raise UserError("the number of rounds is not known: use start(num_rounds=…), or give rounds=…")
-        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, server_round)
+        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, server_round, TRAINING)
         config["server-round"] = server_round
-        config["round"], config["rounds"] = self.round_offset + server_round - 1, self.rounds
-        config["seed"], config["run"] = self.seed, self.run
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        told = {"round": self.round_offset + server_round - 1, "rounds": self.rounds, "seed": self.seed}
+        settings = orders.added(config, told | {"run": self.run})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
         return self._messages(content, MessageType.TRAIN, server_round, self._asked)
@@ -219,11 +227,11 @@ class MethodStrategy(FedAvg):
     ) -> Iterable[Message]:
         if self.fraction_evaluate == 0.0:
             return []
-        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, server_round)
+        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, server_round, EVALUATION)
         config["server-round"] = server_round
-        config["final"] = self.round_offset + server_round == self.rounds
+        settings = orders.added(config, {"final": self.round_offset + server_round == self.rounds})
         shown = self.shown_arrays(arrays)
-        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: config})
+        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
         return self._messages(content, MessageType.EVALUATE, server_round, nodes)
 
     def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -236,13 +244,13 @@ class MethodStrategy(FedAvg):
     def _messages(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
         return [Message(content, node, kind, group_id=str(server_round)) for node in nodes]
 
-    def _choose(self, grid: Grid, share: float, least: int, server_round: int) -> list[int]:
+    def _choose(self, grid: Grid, share: float, least: int, server_round: int, draw: Sequence[int]) -> list[int]:
         """A random part of the nodes, drawn with our own seed; the same nodes give the same choice."""
         nodes = self._wait_for(grid, max(self.min_available_nodes, least))
         self._population = max(self._population, len(nodes))
         count = max(int(len(nodes) * share), least)
         ordered = sorted(nodes, key=lambda node: (self._nodes.get(node, ""), node))
-        rng = np.random.default_rng([self.seed, self.round_offset + server_round])
+        rng = np.random.default_rng([self.seed, self.round_offset + server_round, *draw])
         chosen = rng.choice(len(ordered), count, replace=False) if count < len(ordered) else range(len(ordered))
         log.info("round %d: %d of %d nodes are asked", server_round, count, len(nodes))
         return [ordered[place] for place in sorted(chosen)]

@@ -1,0 +1,36 @@
+"""What our server tells our clients beside the user's own configuration: one text under one key.
+
+Every other key of the configuration is the user's. A record of its own would be simpler, but Flower's client-side
+mods refuse a message with two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from feddraw.errors import UserError
+
+KEY = "feddraw"
+
+
+def added(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
+    """A copy of the user's configuration with our orders in it."""
+    if KEY in config:
+        raise UserError(f"the configuration has a key '{KEY}', which this package uses itself: choose another name")
+    return ConfigRecord(dict(config) | {KEY: json.dumps(orders)})
+
+
+def found(content: RecordDict) -> dict[str, Any]:
+    """Our orders in a message; none where the server is not ours."""
+    texts = [config[KEY] for config in content.config_records.values() if KEY in config]
+    try:
+        orders = json.loads(str(texts[0])) if texts else {}
+    except (ValueError, RecursionError):
+        orders = None
+    if not isinstance(orders, dict):
+        raise UserError("the server's settings cannot be read: is its feddraw of the same version?")
+    return orders
