@@ -9,10 +9,13 @@ import pytest
 
 from feddraw import fused
 from feddraw.core import Cohort, Entry, Layout, Model, Update
+from feddraw.experiment import run
 from feddraw.federation import settle
 from feddraw.gate import Gate
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.results import read_json
+from small import small
 
 COLUMNS = (1 << 19) + 12_345  # more than one thread's part, and an end that fits no block
 compiled = pytest.mark.skipif(fused.compiled() is None, reason="no C compiler here")
@@ -43,13 +46,52 @@ def test_sums_and_distances_are_those_of_float64(clients, floor, monkeypatch):
 
 @compiled
 @pytest.mark.parametrize("clients", [1, 4, 5, 7, 10, 51, 103])
-def test_the_compiled_sum_has_the_bits_of_numpys(clients, monkeypatch):
-    rows, sent, weights = some(clients, 70_001)
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 8191, 8192, 8200, 70_000])
+def test_sums_and_squares_have_the_same_bits_from_c_and_from_numpy(clients, columns, monkeypatch):
+    rows, sent, weights = some(clients, columns + 1)
     slow, fast = np.empty_like(sent), np.empty_like(sent)
     far = fused.fused(rows[:, 1:], sent[1:], weights, slow[1:])  # a view whose rows do not touch
     monkeypatch.setattr(fused, "WORTH_COMPILING", 0)
-    assert fused.fused(rows[:, 1:], sent[1:], weights, fast[1:]) == pytest.approx(far, rel=1e-5)
+    assert np.array_equal(fused.fused(rows[:, 1:], sent[1:], weights, fast[1:]), far)
     assert np.array_equal(slow[1:], fast[1:])
+
+
+@compiled
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-22, 1e18])
+def test_bits_are_the_same_also_for_moves_whose_squares_are_hardly_numbers(scale, monkeypatch):
+    rng = np.random.default_rng(0)
+    sent = np.zeros(30_001, np.float32)
+    rows = (scale * rng.normal(size=(7, len(sent)))).astype(np.float32)  # denormals at the one end, 1e36 at the other
+    slow, fast, weights = np.empty_like(sent), np.empty_like(sent), rng.dirichlet(np.ones(7))
+    far = fused.fused(rows, sent, weights, slow)
+    monkeypatch.setattr(fused, "WORTH_COMPILING", 0)
+    assert np.array_equal(fused.fused(rows, sent, weights, fast), far)
+    assert np.array_equal(slow, fast)
+
+
+@pytest.mark.parametrize("floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("columns", [5, 8192, 20_011])
+def test_squares_are_added_in_the_order_that_is_written_down(columns, floor, monkeypatch):
+    monkeypatch.setattr(fused, "WORTH_COMPILING", floor)
+    rows, sent, weights = some(3, columns)
+    moves = rows - sent
+    for move, square in zip(moves, fused.fused(rows, sent, weights), strict=True):
+        total = 0.0
+        for start in range(0, columns, fused.BLOCK):
+            lanes = np.zeros(fused.LANES, np.float32)
+            for j, step in enumerate(move[start : start + fused.BLOCK]):
+                lanes[j % fused.LANES] += step * step
+            block = 0.0
+            for lane in lanes.tolist():
+                block += lane
+            total += block
+        assert square == total
+
+
+def test_a_length_has_the_same_bits_alone_and_among_others():
+    rows, sent, weights = some(3, 10 * (1 << 19) + 77)  # more threads' parts than numpy adds one by one
+    together = fused.fused(rows, sent, weights)
+    assert [fused.squared_distance(row, sent) for row in rows] == together.tolist()
 
 
 @pytest.mark.parametrize("floor", [1 << 60, pytest.param(0, marks=compiled)], ids=["numpy", "compiled"])
@@ -96,3 +138,27 @@ def test_who_is_clipped_after_the_sum_is_summed_again():
     assert near.ledger[2].status.startswith("counted: clipped")
     assert near.ledger[2].influence < far.ledger[2].influence
     assert np.linalg.norm(near.model.params - sent) < np.linalg.norm(far.model.params - sent) / 5
+
+
+@compiled
+def test_a_run_with_clipping_is_the_same_with_and_without_a_compiler(tmp_path, monkeypatch):
+    experiment = small(**{"gate.clip": 0.9, "method": "fedavg"})
+    for name, floor in (("numpy", 1 << 60), ("compiled", 0)):
+        monkeypatch.setattr(fused, "WORTH_COMPILING", floor)
+        list(run(experiment, tmp_path / name))
+    ledger = (tmp_path / "numpy" / "weights.csv").read_text()
+    assert ledger.count("counted: clipped") >= 3
+    assert (tmp_path / "compiled" / "weights.csv").read_text() == ledger
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("numpy", "compiled")]
+    assert models[0] == models[1]
+    sums = [read_json(tmp_path / name / "environment.json")["sums"] for name in ("numpy", "compiled")]
+    assert sums[0].startswith("numpy: fewer than")
+    assert sums[1].startswith("fused.c: ")
+
+
+def test_the_record_says_why_sums_are_numpys(monkeypatch):
+    monkeypatch.setattr(fused.shutil, "which", lambda _: None)
+    assert fused.summed_by(fused.WORTH_COMPILING) == "numpy: no C compiler"
+    monkeypatch.setattr(fused.shutil, "which", lambda _: "/bin/false")
+    monkeypatch.setattr(fused, "compiled", fused.compiled.__wrapped__)  # what was compiled before is kept elsewhere
+    assert fused.summed_by(fused.WORTH_COMPILING) == "numpy: cc cannot compile fused.c"

@@ -321,6 +321,11 @@ class Setting:
     method: Method
     proxy: ServerImages | None = None
 
+    @property
+    def numbers(self) -> int:
+        """Parameters in all updates that are summed at once."""
+        return len(self.initial.params) * (1 if self.experiment.stream else len(self.clients))
+
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""
         if self.method.pooled:
@@ -455,7 +460,7 @@ def run(
             return
         checkpoint = None
         if folder is not None:
-            folder.write_settings(wanted, partition=setting.partition, dataset=setting.dataset)
+            folder.write_settings(wanted, partition=setting.partition, numbers=setting.numbers, dataset=setting.dataset)
             checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setting.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")

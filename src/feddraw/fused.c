@@ -1,7 +1,8 @@
 /* The weighted sum of the clients' moves and the squared length of each, in one pass over the updates.
 
    Up to HAND clients are summed in float32, some at a time, and hands in float64. The order is that of the clients for
-   every parameter, so that the sums have the bits of `fused.py`, however the columns are dealt to threads. */
+   every parameter. Squares are summed by lane in float32 within a block, the lanes and then the blocks in float64. So
+   both have the bits of `fused.py`, however the columns are dealt to threads. */
 
 #include <string.h>
 
@@ -24,14 +25,17 @@ static inline __attribute__((always_inline)) void take(const int clients, long c
         }
         *(vector *)(moves + j) = sum;
     }
-    for (; j < columns; j++)
+    for (int lane = 0; j < columns; j++, lane++)
         for (int k = 0; k < clients; k++) {
             float move = rows[k * stride + j] - sent[j];
-            part[k][0] += move * move;
+            part[k][lane] += move * move;
             moves[j] += weights[k] * move;
         }
-    for (int k = 0; k < clients; k++)
-        for (int i = 0; i < LANES; i++) squares[k] += part[k][i];
+    for (int k = 0; k < clients; k++) {
+        double total = 0;
+        for (int lane = 0; lane < LANES; lane++) total += part[k][lane];
+        squares[k] += total;
+    }
 }
 
 /* `rows` are `stride` numbers apart; `squares` are added to; without `out` only they are wanted. */

@@ -2,7 +2,11 @@
 
 Moves are differences from the sent model, so that float32 loses nothing that a float32 result could show; beyond fifty
 clients, sums of fifty are added in float64. A matrix that is large enough to matter goes through `fused.c`, compiled on
-first use where there is a C compiler (a quarter of a second); numpy gives the same sums to the bit, more slowly.
+first use where there is a C compiler (a quarter of a second); numpy gives the same bits, more slowly.
+
+Both add squares in one order, because float sums depend on it: the columns are cut into blocks of `BLOCK`; in a block,
+column j belongs to lane j mod `LANES`, and each lane is summed in float32 from its first column to its last; the lanes
+are added in float64, first to last, and so are the blocks, and then the threads' parts.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ Pass = Callable[[Floats, Floats, Floats, Floats | None], Squares]
 
 WORTH_COMPILING = 5_000_000  # numbers in all updates together
 HAND = 50  # clients that are summed in float32, as in fused.c
+BLOCK, LANES = 1 << 13, 8  # of the squares, as in fused.c
 _STRETCH = 1 << 19  # columns for one thread at a time
-_BLOCK = 1 << 15  # columns that numpy keeps in the processor's cache
+_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
 
 
 def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Squares:
@@ -46,7 +51,10 @@ def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats 
     def work(place: slice) -> Squares:
         return step(rows[:, place], sent[place], single, None if out is None else out[place])
 
-    return np.sum(in_threads(work, places), axis=0) if places else np.zeros(len(rows))
+    squares = np.zeros(len(rows))
+    for part in in_threads(work, places):  # one after the other: `np.sum` has an order of its own
+        squares += part
+    return squares
 
 
 def squared_distance(vector: Floats, origin: Floats) -> float:
@@ -57,19 +65,54 @@ def squared_distance(vector: Floats, origin: Floats) -> float:
 def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
     squares = np.zeros(len(rows))
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(sent), _BLOCK):
-            place = slice(start, start + _BLOCK)
+        for start in range(0, len(sent), _CACHED):
+            place = slice(start, start + _CACHED)
             total = np.zeros(len(sent[place]))
             for first in range(0, len(rows), HAND):
                 moves = np.zeros_like(sent[place])
                 for k in range(first, min(first + HAND, len(rows))):
                     move = rows[k, place] - sent[place]
-                    squares[k] += np.einsum("j,j->", move, move)
+                    squares[k] = _plus_squares(squares[k], move)
                     moves += np.multiply(move, weights[k], out=move)
                 total += moves
             if out is not None:
                 out[place] = sent[place] + total
     return squares
+
+
+def _plus_squares(total: float, move: Floats) -> float:
+    """The total plus the squares of a move that starts at a block, added in the order of `fused.c`."""
+    split = len(move) // BLOCK * BLOCK
+    for part, blocks in ((move[:split], split // BLOCK), (move[split:], 1)):
+        for square in _squares(part, blocks):
+            total += square
+    return total
+
+
+def _squares(moves: Floats, blocks: int) -> list[float]:
+    """The sum of squares of each block; zeros fill the last lanes of a block that is not full."""
+    if not len(moves):
+        return []
+    squares = np.zeros(-(-len(moves) // LANES) * LANES, moves.dtype)
+    np.multiply(moves, moves, out=squares[: len(moves)])
+    # Eight lanes move as one item. A sum over rows adds row after row, and rows of all blocks together are fast.
+    items = squares.view(f"V{LANES * squares.itemsize}").reshape(blocks, -1)
+    rows = np.ascontiguousarray(items.T).view(squares.dtype)
+    lanes = np.add.reduce(rows, axis=0).reshape(blocks, LANES)
+    ends: list[float] = np.add.accumulate(lanes, axis=1, dtype=np.float64)[:, -1].tolist()
+    return ends
+
+
+def summed_by(numbers: int) -> str:
+    """What sums updates of so many numbers here, for the record: `fused.c` and its compiler, or numpy and why."""
+    if numbers < WORTH_COMPILING:
+        return f"numpy: fewer than {WORTH_COMPILING:,} numbers"
+    if shutil.which("cc") is None:
+        return "numpy: no C compiler"
+    if compiled() is None:
+        return "numpy: cc cannot compile fused.c"
+    about = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
+    return f"fused.c: {(about.stdout.splitlines() or ['cc'])[0]}"
 
 
 @cache

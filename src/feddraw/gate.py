@@ -18,6 +18,7 @@ import numpy as np
 
 from feddraw.core import Cohort, Extent, Model, Update, Vector
 from feddraw.errors import UserError, not_negative, one_of
+from feddraw.fused import squared_distance
 
 HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
 MOST_STEPS = 10**9
@@ -137,8 +138,7 @@ def _unlike(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) 
 
 
 def _length(vector: Vector) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(vector @ vector)
+    return math.sqrt(squared_distance(vector, np.zeros_like(vector)))
 
 
 def _first_bad(model: Model) -> str:

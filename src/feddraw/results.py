@@ -35,6 +35,7 @@ from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
 from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
+from feddraw.fused import summed_by
 from feddraw.locks import lock_folder
 from feddraw.scenarios import Partition
 
@@ -129,7 +130,10 @@ class RunFolder:
             finally:
                 self._held = False
 
-    def write_settings(self, table: Mapping[str, Any], *, partition: Partition, dataset: Dataset | None = None) -> None:
+    def write_settings(
+        self, table: Mapping[str, Any], *, partition: Partition, numbers: int, dataset: Dataset | None = None
+    ) -> None:
+        """The settings, and the environment: `numbers` are in all updates together, by which they are summed."""
         with reporting(self.path):
             make_folder(self.path)
         document = plain({**table, "partition": _described(partition, dataset)})
@@ -137,7 +141,8 @@ class RunFolder:
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: the clients' images are not the same now")
-        write_whole(self.environment, (json.dumps(environment(), indent=2) + "\n").encode())
+        about = environment() | {"sums": summed_by(numbers)}
+        write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
     # ------------------------------------------------------------------------------------------ each round
 

@@ -96,7 +96,8 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
             folder.begin(table, **how)  # another process may have used the folder in the meantime
-            folder.write_settings(table, partition=court.partition)
+            numbers = federation.nodes * len(court.initial.params)
+            folder.write_settings(table, partition=court.partition, numbers=numbers)
         return _carry_out(grid, experiment, federation, court, folder)
 
 
