@@ -75,6 +75,77 @@ def test_wilcoxon_with_holm_is_that_of_scikit_posthocs(shape: tuple[int, int], t
         assert pair.wilcoxon_p == pytest.approx(stats.wilcoxon(values[:, a], values[:, b]).pvalue)
 
 
+@pytest.mark.parametrize("decimals", [1, 2, 4])
+def test_p_and_effect_of_a_printed_table_are_those_of_exact_decimals(decimals: int) -> None:
+    rng = np.random.default_rng(decimals)
+    for _ in range(1000):
+        whole = rng.integers(700, 760, (int(rng.integers(3, 18)), 2))  # in units of the last digit: exact
+        printed = Table(("S",) * len(whole), ("a", "b"), whole / 10**decimals)
+        first, second = whole.T.astype(np.float64)
+        assert statistics.wilcoxon(*printed.values.T, printed.steps) == statistics.wilcoxon(first, second)
+        effect = statistics.rank_biserial(*printed.values.T, printed.steps)
+        assert effect == statistics.rank_biserial(first, second)
+
+
+def test_a_comparison_of_a_printed_table_has_the_ties_that_a_reader_sees() -> None:
+    values = np.array(
+        [[0.3, 0.2], [0.8, 0.7], [0.6, 0.7], [0.9, 0.8]]
+    )  # differences of .1, and none that floats see so
+    assert len(set(np.abs(values[:, 0] - values[:, 1]).tolist())) > 1
+    (pair,) = compare(named(values)).pairs
+    assert pair.wilcoxon_p == stats.wilcoxon([1, 1, -1, 1]).pvalue == 0.625
+    assert pair.rank_biserial == 0.5
+
+
+def test_means_over_seeds_tie_where_exact_means_do() -> None:
+    orders = {"a": (0.1, 0.2, 0.3), "b": (0.3, 0.2, 0.1), "c": (0.1, 0.1, 0.4)}  # .2 on paper, not in floats
+    assert len({sum(values) for values in orders.values()}) > 1
+    rows = [(s, m, str(seed), v) for s in ("x", "y") for m, of in orders.items() for seed, v in enumerate(of)]
+    table = statistics.tabulate_repeats(rows)
+    assert table.values.tolist() == [[0.2] * 3] * 2
+    assert statistics.rank(table.values).tolist() == [[2, 2, 2]] * 2
+    assert table.steps == 30
+
+
+def test_differences_of_means_over_seeds_tie_where_exact_ones_do() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        whole = rng.integers(700, 720, (9, 2, 3))  # scenario, method, seed
+        rows = [(f"s{s}", f"m{m}", str(r), whole[s, m, r] / 10) for s, m, r in np.ndindex(whole.shape)]
+        table = statistics.tabulate_repeats(rows)
+        exact = statistics.wilcoxon(*whole.sum(axis=2).T.astype(np.float64))
+        assert statistics.wilcoxon(*table.values.T, table.steps) == exact
+
+
+def test_wins_against_a_reference_are_counted_on_exact_differences() -> None:
+    rows = [("x", "ours", "0", 0.3), ("x", "theirs", "0", 0.2), ("y", "ours", "0", 0.7), ("y", "theirs", "0", 0.8)]
+    found = {one.scenario: one for one in against(rows, "theirs")}
+    assert [(one.mean, one.wins) for one in found.values()] == [(0.1, 1), (-0.1, 0), (0.0, 0)]  # over both: no winner
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ([0.5, 71.25], 100),
+        ([3.0, 1200.0], 1),
+        ([1e-4, 0.2], 1e4),
+        ([0.1 + 0.2, 0.5], 0),
+        ([1 / 3], 0),
+        ([1e15, 0.1], 0),
+    ],
+)
+def test_a_tables_precision_is_its_last_digit_and_computed_numbers_have_none(values: list[float], steps: float) -> None:
+    assert statistics.steps_in_one(values) == steps
+
+
+def test_numbers_of_full_precision_are_compared_as_they_are() -> None:
+    values = np.random.default_rng(0).random((9, 2))
+    values[0] = 0.5, 0.5 + 1e-15
+    (pair,) = compare(named(values)).pairs
+    assert pair.wilcoxon_p == pytest.approx(stats.wilcoxon(*values.T).pvalue)
+    assert pair.ties == 0
+
+
 def test_holm_is_that_of_statsmodels() -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     p = np.random.default_rng(0).choice([0.001, 0.01, 0.02, 0.2, 0.9], 40)

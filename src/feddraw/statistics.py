@@ -2,6 +2,9 @@
 
 The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR 2006). Where Friedman's
 test does not reject, no pair is called different: all methods form one group. Pure functions of numbers.
+
+A table that is printed with one decimal has ties that float arithmetic breaks: 0.3 - 0.2 is not 0.8 - 0.7. So means and
+differences are rounded to multiples of the table's own last digit. Numbers of full precision are left as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
 from itertools import chain, combinations
 from typing import Any
 
@@ -24,6 +29,7 @@ Truth = NDArray[np.integer[Any]]
 
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 
+_PRINTED = 12  # digits: a number with more was computed, not printed
 _BLOCK = 100  # bootstrap replicates at a time: a block of a few thousand images stays small
 
 
@@ -37,9 +43,33 @@ class Table:
     scenarios: tuple[str, ...]
     methods: tuple[str, ...]
     values: Floats
+    given_steps: float | None = None  # left out: those of the values themselves
+
+    @cached_property
+    def steps(self) -> float:
+        """All values are multiples of 1/steps; 0 for values of full precision."""
+        return steps_in_one(self.values) if self.given_steps is None else self.given_steps
 
 
-def tabulate(rows: Iterable[tuple[str, str, float]]) -> Table:
+def steps_in_one(values: ArrayLike) -> float:
+    """10 for values with one decimal, 100 for two, …; 0 where a value has more digits than a printed table would."""
+    numbers = np.unique(np.asarray(values, dtype=np.float64))
+    decimals = 0
+    for number in numbers.tolist():
+        _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
+        if not isinstance(exponent, int) or len(digits) > _PRINTED:
+            return 0.0
+        decimals = max(decimals, -exponent)
+    steps = 10.0**decimals
+    return steps if np.abs(numbers).max(initial=0.0) * steps < 10.0**_PRINTED else 0.0
+
+
+def _rounded(values: Floats, steps: float) -> Floats:
+    """To multiples of 1/steps, the same float for the same number."""
+    return np.rint(values * steps) / steps if steps else values
+
+
+def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = None) -> Table:
     """The table of tidy rows (scenario, method, value), in the order of first appearance; complete, or refused."""
     rows = list(rows)
     cells = {(scenario, method): value for scenario, method, value in rows}
@@ -51,16 +81,23 @@ def tabulate(rows: Iterable[tuple[str, str, float]]) -> Table:
     _refuse("no finite number for", [cell for cell, value in cells.items() if not math.isfinite(value)], "mend these")
     _enough("method", methods)
     _enough("scenario", scenarios)
-    return Table(scenarios, methods, np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64))
+    values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)
+    return Table(scenarios, methods, values, steps)
 
 
-def average_repeats(rows: Iterable[tuple[str, str, str, float]]) -> list[tuple[str, str, float]]:
-    """The mean over repeats (seeds) of rows (scenario, method, repeat, value); all must have the same repeats."""
+def tabulate_repeats(rows: Iterable[tuple[str, str, str, float]]) -> Table:
+    """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have the same repeats."""
     cells = _by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
     missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
     _refuse("no row for", missing, "complete the table")
-    return [(*names, float(np.mean(list(cell.values())))) for names, cell in cells.items()]
+    steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
+    means = [(*names, _mean(list(cell.values()), steps)) for names, cell in cells.items()]
+    return tabulate(means, steps=steps * len(repeats))
+
+
+def _mean(values: Sequence[float], steps: float) -> float:
+    return float(np.rint(sum(values) * steps) / (steps * len(values)) if steps else np.mean(values))
 
 
 def _by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, str], dict[str, float]]:
@@ -178,16 +215,16 @@ class Pair:
     losses: int
 
 
-def wilcoxon(first: Floats, second: Floats) -> float:
-    """p of the signed-rank test, two-sided; 1 where nothing differs."""
-    if len(first) <= 13:
-        return _exact_signed_rank(first, second)
-    return float(stats.wilcoxon(first, second).pvalue) if (first != second).any() else 1.0
+def wilcoxon(first: Floats, second: Floats, steps: float = 0.0) -> float:
+    """p of the signed-rank test, two-sided; 1 where nothing differs. Values may be multiples of 1/steps."""
+    differences = _rounded(first - second, steps)
+    if len(differences) <= 13:
+        return _exact_signed_rank(differences[differences != 0])
+    return float(stats.wilcoxon(differences).pvalue) if differences.any() else 1.0
 
 
-def _exact_signed_rank(first: Floats, second: Floats) -> float:
+def _exact_signed_rank(differences: Floats) -> float:
     """As scipy has it up to 13 pairs, but with ties hundreds of times faster: all signs, counted by their rank sum."""
-    differences = (first - second)[first != second]
     doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(np.int64)  # tied ranks can be halves
     ways = np.ones(1)
     for step in doubled:
@@ -206,9 +243,10 @@ def holm(p: ArrayLike) -> Floats:
     return adjusted
 
 
-def rank_biserial(first: Floats, second: Floats) -> float:
+def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
     """The matched-pairs effect size: share of ranks for the first minus share for the second, from -1 to 1."""
-    differences = (first - second)[first != second]
+    differences = _rounded(first - second, steps)
+    differences = differences[differences != 0]
     ranks = stats.rankdata(np.abs(differences))
     return float((ranks * np.sign(differences)).sum() / ranks.sum()) if len(differences) else 0.0
 
@@ -272,10 +310,10 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
     average = ranks.mean(axis=0)
     together = list(combinations(np.argsort(average, kind="stable").tolist(), 2))
     p = nemenyi(ranks)
-    signed = [wilcoxon(table.values[:, a], table.values[:, b]) for a, b in together]
+    signed = [wilcoxon(table.values[:, a], table.values[:, b], table.steps) for a, b in together]
     for (a, b), raw, corrected in zip(together, signed, holm(signed).tolist(), strict=True):
         first, second = table.values[:, a], table.values[:, b]
-        effect = rank_biserial(second, first) if lower_is_better else rank_biserial(first, second)
+        effect = rank_biserial(*((second, first) if lower_is_better else (first, second)), table.steps)
         gap = float(average[b] - average[a])
         better, worse = int((ranks[:, a] < ranks[:, b]).sum()), int((ranks[:, a] > ranks[:, b]).sum())
         yield Pair(
@@ -318,6 +356,7 @@ def against(rows: Iterable[tuple[str, str, str, float]], reference: str, *, alph
     """
     _check_level(alpha)
     cells = _by_repeat(rows)
+    steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
     scenarios = list(dict.fromkeys(scenario for scenario, _ in cells))
     methods = list(dict.fromkeys(method for _, method in cells))
     _enough("method", methods)
@@ -325,17 +364,20 @@ def against(rows: Iterable[tuple[str, str, str, float]], reference: str, *, alph
         raise unknown("methods", reference, methods)
     found = []
     for method in (name for name in methods if name != reference):
-        by_scenario = {s: _paired(cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
+        both = {s: (cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
+        by_scenario = {s: _paired(*pair, steps) for s, pair in both.items()}
         whole = set.intersection(*(set(pairs) for pairs in by_scenario.values())) if len(scenarios) > 1 else ()
-        overall = {repeat: float(np.mean([by_scenario[s][repeat] for s in scenarios])) for repeat in whole}
+        overall = {repeat: _mean([by_scenario[s][repeat] for s in scenarios], steps) for repeat in whole}
         for scenario, pairs in {**by_scenario, "": overall}.items():
             if pairs:
                 found.append(_difference(scenario, method, np.array(list(pairs.values())), alpha))
     return found
 
 
-def _paired(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {repeat: first[repeat] - second[repeat] for repeat in first if repeat in second}
+def _paired(first: Mapping[str, float], second: Mapping[str, float], steps: float) -> dict[str, float]:
+    shared = [repeat for repeat in first if repeat in second]
+    differences = _rounded(np.array([first[repeat] - second[repeat] for repeat in shared]), steps)
+    return dict(zip(shared, differences.tolist(), strict=True))
 
 
 def _difference(scenario: str, method: str, values: Floats, alpha: float) -> Difference:

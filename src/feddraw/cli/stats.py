@@ -70,11 +70,13 @@ def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
 
 def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str = "") -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
-    from feddraw.statistics import average_repeats, tabulate
+    from feddraw.statistics import tabulate, tabulate_repeats
 
     rows = read_rows(sheet, scenario, method, value, over)
     try:
-        return tabulate(average_repeats(rows) if over else [(where, who, number) for where, who, _, number in rows])
+        if over:
+            return tabulate_repeats(rows)
+        return tabulate((where, who, number) for where, who, _, number in rows)
     except UserError as mistake:
         hint = " (for repeats such as seeds: --over COLUMN)" if str(mistake).startswith("more than one") else ""
         raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
