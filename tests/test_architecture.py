@@ -33,6 +33,7 @@ LEAVES = {
     "errors": set(),
     "catalog": {"errors"},
     "fused": set(),
+    "palette": set(),
     "locks": {"errors"},
     "core": {"errors", "fused"},
     "schedules": {"errors"},

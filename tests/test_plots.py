@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from feddraw import plots
+from feddraw import palette, plots
 
 WEIGHTS = {"A": [0.1, 0.3, 0.25], "B": [0.1, 0.2, 0.25], "C": [0.4, 0.3, 0.25], "D": [0.4, 0.2, 0.25]}
 SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}
@@ -35,7 +35,7 @@ def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:
 
 
 def test_colours_are_seen_on_white_paper() -> None:
-    assert all(1.05 / (plots.luminance(colour) + 0.05) >= 3 for colour in plots.COLOURS)
+    assert all(1.05 / (plots.luminance(colour) + 0.05) >= 3 for colour in palette.SERIES)
 
 
 def test_equal_weights_are_marked() -> None:

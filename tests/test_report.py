@@ -153,7 +153,7 @@ def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Pat
         make_run(tmp_path / f"{scenario}-b", scenario=scenario, method="fedavg", auc=0.7 - gap / 2, images=300)
     report, _ = told(tmp_path, replicates=50)
     said = " ".join(gist(report))
-    assert "the AUC of feddraw is, counted in scenarios, above fedavg in 1, below in 1 of 3." in said
+    assert "vs fedavg: 1 win, 1 loss, 1 undecided." in said
 
 
 def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
@@ -161,14 +161,38 @@ def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
         make_run(tmp_path / method, method=method, auc=auc, images=300)
     found = write_report([tmp_path], replicates=50, margin=0.1)
     text = found.markdown.read_text()
-    rows = [row.split(" | ") for row in text.splitlines() if row.startswith("| feddraw | ")]
-    assert {(row[1], row[-1].strip(" |")) for row in rows if len(row) == 7} == {
-        ("fedavg", "yes"),
-        ("uniform", "not shown"),
-    }
-    assert "feddraw is shown to be no worse, counted in scenarios, than fedavg in 1 of 1 and uniform in 0 of 1." in text
+    lines = [line.strip("| ").split(" | ") for line in text[text.index("| method |") :].splitlines()]
+    rows = {cells[0]: cells[-1] for cells in reversed(lines) if len(cells) == 5}
+    assert rows["fedavg"] == "yes"
+    assert rows["uniform"] == "not shown"
+    assert "feddraw is shown to be no worse than fedavg in 1 of 1 and uniform in 0 of 1 scenarios." in text
     assert "--replicates 50 --margin 0.1" in text
     assert "no worse" not in written(tmp_path, replicates=50).markdown.read_text()
+
+
+def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_intervals(tmp_path: Path) -> None:
+    for method, auc in (("feddraw", 0.80), ("fedavg", 0.79), ("uniform", 0.795)):
+        make_run(tmp_path / method, method=method, auc=auc, images=300)
+    _, text = told(tmp_path, replicates=50)
+    first = text[: text.index("## Summary")]
+    headline = first.splitlines()[2]
+    assert headline.startswith("feddraw has the highest test AUC in CHM-2: 0.8000, +0.0050 vs uniform (95 % bootstrap")
+    assert headline.endswith("no difference between the two is shown.")
+    assert first.index(headline) < first.index("chm-2-feddraw-weights.svg") < first.index("| method | AUC |")
+    assert re.search(r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4} to [+-]0\.\d{4}\] \|", first)
+
+
+def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", scenario="CHM-1")
+    make_run(tmp_path / "b", scenario="CHM-1", method="fedavg")
+    report, text = told(tmp_path)
+    assert "Ranks over scenarios" not in text
+    assert "All scenarios" not in text
+    menu = compose(report, "A title", str).menu
+    assert [heading.text for heading, _ in menu] == ["Summary", "Scenario CHM-1", "What was run"]
+    several = examine(collect([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str)
+    named = [heading.text for heading, _ in compose(several, "A title", str).menu]
+    assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
 
 
 def test_figures_of_the_report_before_are_removed_and_no_other(tmp_path: Path) -> None:

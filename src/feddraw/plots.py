@@ -15,19 +15,19 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
+from feddraw.palette import INK, MUTED, SERIES
 
 if TYPE_CHECKING:
     from feddraw.statistics import Difference
 
-# The colours of our pages, told apart by colour-blind readers; line styles and markers tell them apart in grey.
-COLOURS = ("#0b5fa5", "#c8520a", "#007a5e", "#a63d7f", "#86690a", "#2b86b5", "#3c3c3c")
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-INK, MUTED, RULE = "#1d2329", "#59636e", "#dcdad5"
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -42,7 +42,8 @@ STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
-    "legend.fontsize": 7,
+    "legend.fontsize": 8,
+    "legend.borderaxespad": 0,
     "legend.frameon": False,
 }
 
@@ -74,7 +75,7 @@ def short(name: str, length: int = 22) -> str:
 def look(place: int) -> dict[str, Any]:
     """Colour, line and marker of the place-th series: no two of the first fifty-six are alike."""
     return {
-        "color": COLOURS[place % len(COLOURS)],
+        "color": SERIES[place % len(SERIES)],
         "linestyle": STYLES[place % len(STYLES)],
         "marker": MARKERS[place % len(MARKERS)],
     }
@@ -96,12 +97,15 @@ def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread:
     axes.margins(x=0.02)
 
 
-def draw_legend(axes: Axes, columns: int = 0) -> None:
-    """The names, where there are not too many to be told apart."""
-    lines = [line for line in axes.lines if line.get_marker() not in ("None", "")]
-    if 1 < len(lines) <= 12:
-        labels = [str(line.get_label()) for line in lines]
-        axes.legend(lines, labels, ncols=columns or (2 if len(lines) > 5 else 1))
+def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
+    """The names below the axes, where they cover no line; left out where they are too many to be told apart."""
+    shown = lines or [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    if 1 < len(shown) <= 12:
+        labels = [str(line.get_label()) for line in shown]
+        longest = max(map(len, labels))
+        columns = max(1, min(len(shown), 56 // (longest + 6)))
+        below = axes.transAxes + ScaledTranslation(0, -0.42, axes.figure.dpi_scale_trans)  # of ticks and their label
+        axes.legend(shown, labels, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below)
 
 
 def draw_weights(axes: Axes, weights: Series, *, title: str = "", spread: Spread | None = None) -> None:
@@ -141,7 +145,7 @@ def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spr
     """A metric over the rounds, a line a method with the spread over its repeats."""
     draw_lines(axes, series, order=order, spread=spread)
     axes.set_ylabel(label)
-    draw_legend(axes, columns=2)
+    draw_legend(axes)
 
 
 def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
@@ -190,8 +194,7 @@ def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) ->
     right.plot(range(len(beta)), beta, label="beta: sharpness", linewidth=1.4, markersize=3.5, **look(1))
     right.set_ylim(bottom=0)
     right.set_ylabel("beta")
-    lines = [*axes.lines, *right.lines]
-    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
+    draw_legend(axes, [*axes.lines, *right.lines])
     axes.set_title("the two schedules")
 
 
@@ -222,7 +225,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
 def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
     """Images at each client, the first on top."""
     names = list(sizes)
-    bars = axes.barh(range(len(names)), list(sizes.values()), color=COLOURS[0], height=0.7)
+    bars = axes.barh(range(len(names)), list(sizes.values()), color=SERIES[0], height=0.7)
     if len(names) <= MANY:
         axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
         axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
@@ -282,14 +285,14 @@ def draw_roc(
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
     axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     axes.set_aspect("equal")
-    axes.legend(loc="lower right")
+    draw_legend(axes, [line for line in axes.lines if line.get_marker() not in ("None", "")])
 
 
 def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], label: str) -> None:
     """What each client gains, with an interval; to the right of the line it gains."""
     for row, (estimate, low, high) in enumerate(gains.values()):
-        axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=1.6)
-        axes.plot(estimate, row, marker="o", color=COLOURS[0], markersize=5)
+        axes.plot([low, high], [row, row], color=SERIES[0], linewidth=1.6)
+        axes.plot(estimate, row, marker="o", color=SERIES[0], markersize=5)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(gains)), [short(name) for name in gains], fontsize=8)
     axes.set_ylim(len(gains) - 0.4, -0.6)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from feddraw import __version__
 from feddraw.errors import UserError
+from feddraw.palette import variables
 from feddraw.scenarios.paper import PAPER, TITLES
 from feddraw.schedules import BETA_MAX, ETA, LAM
 
@@ -37,8 +38,8 @@ def page() -> str:
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(digest=digest)}">'
     text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
     text = _DATA.sub(lambda _: _data(), text)
-    text = text.replace(_STYLE, f"<style>\n{_read('explorer.css')}</style>").replace("VERSION", __version__)
-    return text.replace(MARK, f"{MARK}\n{policy}")
+    text = text.replace(_STYLE, f"<style>\n{variables()}{_read('explorer.css')}</style>")
+    return text.replace("VERSION", __version__).replace(MARK, f"{MARK}\n{policy}")
 
 
 def write(path: Path) -> None:

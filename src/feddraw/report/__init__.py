@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from feddraw.errors import UserError
 from feddraw.plots import save, styled
 from feddraw.report import html, latex, markdown
-from feddraw.report.blocks import Block, Fold, Gallery, Only, Picture
+from feddraw.report.blocks import Block, Gallery, Picture, inside
 from feddraw.report.content import Report, Say, command_line, compose, examine
 from feddraw.results import write_whole
 from feddraw.runs import Collection, collect
@@ -120,8 +120,8 @@ def _pictures(blocks: Sequence[Block]) -> list[Picture]:
         match block:
             case Gallery(pictures):
                 found += pictures
-            case Only(inside) | Fold(_, inside):
-                found += _pictures(inside)
+            case _:
+                found += _pictures(inside(block))
     return found
 
 

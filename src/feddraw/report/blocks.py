@@ -21,6 +21,7 @@ class Heading:
 class Text:
     text: str
     quiet: bool = False
+    lead: bool = False  # the headline, in larger type
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,13 @@ class Only:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Blocks side by side where the page is wide, one below the other where it is not."""
+
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
 class Fold:
     """Blocks that a reader opens."""
 
@@ -86,7 +94,7 @@ class Fold:
     blocks: Sequence[Block] = field(default=())
 
 
-Block: TypeAlias = Heading | Text | Bullets | Code | Table | Gallery | Only | Fold
+Block: TypeAlias = Heading | Text | Bullets | Code | Table | Gallery | Only | Columns | Fold
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,20 @@ class Document:
     title: str
     blocks: Sequence[Block]
     scenarios: Sequence[str]
+
+    @property
+    def menu(self) -> list[tuple[Heading, str]]:
+        """The main headings that can be linked to, each with the scenario that it is shown for ("": always)."""
+        found = []
+        for block in self.blocks:
+            inside, scenario = (block.blocks, block.scenario) if isinstance(block, Only) else ([block], "")
+            found += [(one, scenario) for one in inside if isinstance(one, Heading) and one.anchor and one.level == 2]
+        return found
+
+
+def inside(block: Block) -> Sequence[Block]:
+    """The blocks that a block holds."""
+    return block.blocks if isinstance(block, Only | Columns | Fold) else ()
 
 
 def numeral(value: float, form: str = ".4f", *, best: bool = False) -> Cell:

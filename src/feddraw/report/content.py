@@ -1,5 +1,8 @@
-"""What a report says, in the order in which a reader asks: the gist, the tables, the statistics, each scenario, how it
-was done."""
+"""What a report says, in the order in which a reader asks.
+
+The first screen has the result: a headline, the weights of the method in focus, and the table. Then come the summary,
+the statistics over scenarios, each scenario in detail, and how it was done. A section without content is left out.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from feddraw.report.blocks import (
     Bullets,
     Cell,
     Code,
+    Columns,
     Document,
     Fold,
     Gallery,
@@ -73,8 +77,11 @@ def examine(
 
 def compose(report: Report, title: str, say: Say) -> Document:
     """The whole report as blocks."""
-    blocks: list[Block] = [Text(line, quiet=True) for line in disclaimers(report.collection)]
-    blocks += [Heading("In short", anchor="short"), Bullets(list(gist(report)))]
+    headline, *others = gist(report)
+    blocks: list[Block] = [Text(headline, lead=True)]
+    blocks += [Only(list(_first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
+    blocks.append(Text(" ".join(disclaimers(report.collection)), quiet=True))
+    blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
     blocks += list(_caveats(report))
     blocks += list(_results(report))
     blocks += list(_over_scenarios(report))
@@ -92,49 +99,56 @@ def disclaimers(collection: Collection) -> Iterator[str]:
     yield "Research software, not a medical device."
 
 
-# ---------------------------------------------------------------------------------------------------- in short
+# ---------------------------------------------------------------------------------------------------- in words
 
 
 def gist(report: Report) -> Iterator[str]:
-    """What a reader should take home, in plain words."""
+    """What a reader should take home; the first sentence is the headline."""
     collection = report.collection
+    yield _result(report, "auc")
+    yield _result(report, "gm")
     runs, seeds = len(collection.runs), len({run.repeat for run in collection.runs})
-    chance = "one seed only, so nothing here tells a difference from chance between trainings"
+    chance = "one seed only, so no difference here can be told from the noise between trainings"
     of_seeds = chance if seeds == 1 else f"{seeds} seeds"
     what = f"{listed(report.shown)}; in {listed(collection.scenarios)}; {of_seeds}"
     yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
-    for metric, label in METRICS.items():
-        comparison = report.rankings[metric].comparison
-        if comparison is not None:
-            yield f"{label} over {len(comparison.table.scenarios)} scenarios: {words.summary(comparison)}"
-        elif len(collection.scenarios) == 1:
-            yield from _gist_of_scenario(report, collection.scenarios[0], metric)
-        else:
-            yield f"{label}: {report.rankings[metric].reason}"
     yield from _gist_of_pairs(report)
     yield from _gist_of_references(report)
     yield from _gist_of_gains(report)
 
 
-def _gist_of_scenario(report: Report, scenario: str, metric: str) -> Iterator[str]:
+def _result(report: Report, metric: str) -> str:
+    """What a metric says in one sentence."""
+    scenarios, label, ranking = report.collection.scenarios, METRICS[metric], report.rankings[metric]
+    if (comparison := ranking.comparison) is not None:
+        return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.summary(comparison)}"
+    if len(scenarios) == 1:
+        return _result_in(report, scenarios[0], metric)
+    return f"Test {label}: {ranking.reason}"
+
+
+def _result_in(report: Report, scenario: str, metric: str) -> str:
     means = {m: mean(report.collection.of(scenario, m), metric).value for m in report.collection.methods}
     means = {method: value for method, value in means.items() if math.isfinite(value)}
     if not means:
-        yield f"{METRICS[metric]} is undefined in every run."
-        return
+        return f"Test {METRICS[metric]} is undefined in every run."
     best = max(means, key=lambda method: means[method])
-    said = f"{METRICS[metric]}: {best} has the highest mean, {means[best]:.4f}"
+    said = f"{best} has the highest test {METRICS[metric]} in {scenario}: {means[best]:.4f}"
     others = [method for method in means if method != best]
     if not others:
-        yield said + "."
-        return
+        return f"{best} has a test {METRICS[metric]} of {means[best]:.4f} in {scenario}."
     second = max(others, key=lambda method: means[method])
-    said += f", {means[best] - means[second]:.4f} above {second}"
+    said += f", {means[best] - means[second]:+.4f} vs {second}"
     draws = report.draws[scenario]
-    if isinstance(draws, Draws) and {best, second} <= draws.methods[metric].keys():
-        yield f"{said} (95 % interval over {draws.unit} {span(draws.difference(metric, best, second))})."
-    else:
-        yield f"{said}."
+    if not (isinstance(draws, Draws) and {best, second} <= draws.methods[metric].keys()):
+        return f"{said}."
+    found = draws.difference(metric, best, second)
+    open_ = " The interval includes 0: no difference between the two is shown." if found.low <= 0 <= found.high else ""
+    return f"{said} ({_interval_over(draws)}: {span(found)}).{open_}"
+
+
+def _interval_over(draws: Draws) -> str:
+    return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
 
 
 def _gist_of_pairs(report: Report) -> Iterator[str]:
@@ -146,18 +160,23 @@ def _gist_of_pairs(report: Report) -> Iterator[str]:
     if len(report.collection.scenarios) > 1:
         said = []
         for other, them in found.items():
-            higher, lower = sum(one.low > 0 for one in them), sum(one.high < 0 for one in them)
-            said.append(f"above {other} in {higher}, below in {lower} of {len(them)}")
-        how = f"Paired on the same {' or '.join(sorted(units))}"
-        how += " (95 % intervals that leave out 0, not corrected for their number)"
-        yield f"{how}, the AUC of {report.focus} is, counted in scenarios, {'; '.join(said)}."
+            won, lost = sum(one.low > 0 for one in them), sum(one.high < 0 for one in them)
+            counts = [_count(won, "win"), _count(lost, "loss"), f"{len(them) - won - lost} undecided"]
+            said.append(f"vs {other}: {', '.join(counts)}")
+        how = f"a 95 % bootstrap CI over the same test {' or '.join(sorted(units))} excludes 0, without correction"
+        yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
     if report.margin:
         said = [
             f"{other} in {sum(one.low > -report.margin for one in them)} of {len(them)}"
             for other, them in found.items()
         ]
-        how = f"By a margin of {report.margin:g} in AUC (the 95 % interval lies above -{report.margin:g})"
-        yield f"{how}, {report.focus} is shown to be no worse, counted in scenarios, than {listed(said)}."
+        how = f"With a margin of {report.margin:g} in AUC (the 95 % CI lies above -{report.margin:g})"
+        yield f"{how}, {report.focus} is shown to be no worse than {listed(said)} scenarios."
+
+
+def _count(number: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number} {word if number == 1 else plural}"
 
 
 def _paired(report: Report) -> dict[str, list[Interval]]:
@@ -225,17 +244,86 @@ def _caveats(report: Report) -> Iterator[Block]:
         yield Bullets(notes)
 
 
-# ---------------------------------------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------------------------------------- the result
+
+
+def _first_screen(report: Report, scenario: str) -> Iterator[Block]:
+    """The weights of the method in focus beside the table of one scenario."""
+    tables: list[Block] = [Only([_compared(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
+    weighed = _weighed(report.collection, scenario)
+    focus = report.focus if report.focus in weighed else next(iter(weighed), "")
+    if not focus:
+        yield from tables
+        return
+    drawn = pictures.weights({focus: weighed[focus]}, slug(scenario), title=f"{focus} in {scenario}: weight by round")
+    yield Columns([Gallery(drawn), Only(tables)])
+
+
+def _weighed(collection: Collection, scenario: str) -> dict[str, list[Run]]:
+    """The methods whose runs have a ledger of weights."""
+    found = {method: collection.of(scenario, method) for method in collection.methods}
+    return {method: runs for method, runs in found.items() if any(len(run.ledger.clients) for run in runs)}
+
+
+def _compared(report: Report, scenario: str, metric: str, label: str) -> Table:
+    """One row per method: its mean, and the difference of the method in focus to it, with an interval."""
+    collection, draws = report.collection, report.draws[scenario]
+    there = [method for method in report.shown if collection.of(scenario, method)]
+    means = _column({m: mean(collection.of(scenario, m), metric) for m in there}, collection.methods)
+    drawn = draws.methods[metric] if isinstance(draws, Draws) else {}
+    focus = report.focus if report.focus in drawn else ""
+    header = ["method", label]
+    if focus:
+        header += [f"{focus} − method", "95 % CI", *([f"no worse by {report.margin:g}"] if report.margin else [])]
+
+    def row(method: str) -> list[Cell]:
+        cells = [Cell(method), means[method]]
+        if not focus:
+            return cells
+        if method == focus or method not in drawn:
+            return cells + [Cell("")] * (len(header) - 2)
+        assert isinstance(draws, Draws)
+        return cells + _difference(draws.difference(metric, focus, method), report.margin)
+
+    one = len(collection.scenarios) == 1
+    return Table(
+        f"Test {label} in {scenario}",
+        header,
+        [row(method) for method in there if method in collection.methods],
+        [row(method) for method in there if method in collection.references],
+        f"{_note(collection)} {_interval_note(draws, report.margin)}",
+        label=f"results-{metric}" if one else f"results-{slug(scenario)}-{metric}",
+    )
+
+
+def _difference(found: Interval, margin: float) -> list[Cell]:
+    cells = [numeral(found.estimate, "+.4f"), Cell(f"[{span(found)}]", found.low)]
+    return cells + ([Cell("yes" if found.low > -margin else "not shown")] if margin else [])
+
+
+def _interval_note(draws: Draws | str, margin: float) -> str:
+    """What the intervals are made of, and what is not in them."""
+    if isinstance(draws, str):
+        return draws
+    seeds = f"averaged over seeds {listed(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
+    said = f"{_interval_over(draws)}, paired, {seeds}; noise between trainings is not included."
+    if draws.left_out:
+        said += f" Not compared, because scores of the same images are missing: {listed(draws.left_out)}."
+    if margin:
+        said += f" No worse: the whole interval lies above -{margin:g}."
+    return said
 
 
 def _results(report: Report) -> Iterator[Block]:
-    yield Heading("Results", anchor="results")
+    if len(report.collection.scenarios) < 2:
+        return
+    yield Heading("All scenarios", anchor="results")
     for metric, label in METRICS.items():
         yield Only([_table(report, metric, label)], metric=metric)
 
 
 def _table(report: Report, metric: str, label: str) -> Table:
-    """A row a method, a column a scenario; then the average rank."""
+    """One row per method, one column per scenario; then the average rank."""
     collection, comparison = report.collection, report.rankings[metric].comparison
     cells = {
         scenario: _column({m: mean(collection.of(scenario, m), metric) for m in report.shown}, collection.methods)
@@ -259,14 +347,14 @@ def _table(report: Report, metric: str, label: str) -> Table:
 
 
 def _note(collection: Collection) -> str:
-    note = "* best mean of the column among the methods. "
+    note = "* best mean of the column. "
     if collection.references:
         named = {name.split(" ")[0] for name in collection.references}
         note += " ".join(f"{name}: {REFERENCES[name]}." for name in sorted(named)) + " References are not ranked. "
     if len({run.repeat for run in collection.runs}) == 1:
-        note += "One run each: there is no standard deviation, and a difference here is not evidence of a difference."
+        note += "One run per method: a difference may be noise between trainings."
     else:
-        note += "Standard deviation with ddof 1; n is said where a cell has fewer runs than others of its column."
+        note += "Mean ± standard deviation over seeds (ddof 1); n is given where a cell has fewer runs than others."
     return note
 
 
@@ -295,7 +383,9 @@ def _mean_cell(one: Mean, most: int, best: bool) -> Cell:
 
 
 def _over_scenarios(report: Report) -> Iterator[Block]:
-    yield Heading("Over all scenarios", anchor="ranks")
+    if not any(ranking.comparison or ranking.left_out for ranking in report.rankings.values()):
+        return
+    yield Heading("Ranks over scenarios", anchor="ranks")
     for metric, label in METRICS.items():
         yield Only(list(_ranks(report, metric, label)), metric=metric)
 
@@ -345,7 +435,7 @@ def _scenario(report: Report, scenario: str) -> Iterator[Block]:
     yield Gallery(list(pictures.clients(runs, slug(scenario))), "Client sizes and how common each finding is there.")
     for metric, label in METRICS.items():
         yield Only(list(_findings(report, scenario, metric, label)), metric=metric)
-        yield Only(list(_pairs(report, scenario, metric, label)), metric=metric)
+        yield Only(list(_other_pairs(report, scenario, metric, label)), metric=metric)
         yield Only(list(_client_gains(report, scenario, metric, label)), metric=metric)
     yield from _weights(report, scenario)
     yield from _curves(report, scenario)
@@ -370,69 +460,28 @@ def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterato
         ["method", *cells],
         [rows[method] for method in there if method in collection.methods],
         [rows[method] for method in there if method in collection.references],
-        "* best mean of the column among the methods.",
+        "* best mean of the column.",
         label=f"findings-{slug(scenario)}-{metric}",
     )
-    values = np.array([[column[m].value for column in columns.values()] for m in there])
-    yield Gallery(
-        [pictures.heat(values, there, list(columns), f"{slug(scenario)}-{metric}", f"Test {label} in {scenario}")]
-    )
 
 
-def _pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+def _other_pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+    """The pairs that the first screen leaves out."""
     draws = report.draws[scenario]
-    yield Heading(f"{label}: paired differences in {scenario}", 3)
     if isinstance(draws, str):
-        yield Text(draws)
         return
-    there = [method for method in report.shown if method in draws.methods[metric]]
-    focus = report.focus if report.focus in there else there[0]
-    others = [(focus, method) for method in there if method != focus]
-    several = f"s {listed(draws.repeats)}, whose metrics are averaged" if draws.repeats[1:] else f" {draws.repeats[0]}"
-    yield Text(
-        f"{focus} less each other, with a 95 % percentile bootstrap interval: {draws.units:,} {draws.unit} are drawn "
-        f"again and again, the same for both, and judged by the models of seed{several}. Chance between trainings is "
-        "not in the interval. Intervals are not corrected for their number."
-    )
-    if report.margin:
-        yield Text(
-            f"No worse: the whole interval lies above -{report.margin:g}, the margin that was given. An interval that "
-            "does not leaves the question open."
-        )
-    if draws.left_out:
-        yield Text(f"Not in this comparison, for want of scores of the same images: {listed(draws.left_out)}.")
-    caption = f"{label} in {scenario}: {focus} less others"
-    yield _difference_table(draws, others, metric, report.margin, caption, f"{slug(scenario)}-{metric}")
-    rest = [(a, b) for i, a in enumerate(there) for b in there[i + 1 :] if focus not in (a, b)]
-    if rest:
-        yield Fold(
-            f"All other pairs ({label})",
-            [_difference_table(draws, rest, metric, report.margin, f"{label} in {scenario}: other pairs")],
-        )
-
-
-def _difference_table(
-    draws: Draws, pairs: Sequence[tuple[str, str]], metric: str, margin: float, caption: str, label: str = ""
-) -> Table:
-    rows = []
-    for first, second in pairs:
-        found = draws.difference(metric, first, second)
-        apart = "yes" if found.low > 0 or found.high < 0 else "no"
-        no_worse = "yes" if found.low > -margin else "not shown"
-        rows.append(
-            [
-                Cell(first),
-                Cell(second),
-                numeral(found.estimate, "+.4f"),
-                numeral(found.low, "+.4f"),
-                numeral(found.high, "+.4f"),
-                Cell(apart),
-                *([Cell(no_worse)] if margin else []),
-            ]
-        )
-    header = ["first", "second", "difference", "low", "high", "interval leaves out 0"]
-    header += [f"no worse by {margin:g}"] if margin else []
-    return Table(caption, header, rows, label=f"paired-{label}" if label else "")
+    there = [method for method in report.shown if method in draws.methods[metric] and method != report.focus]
+    rows = [
+        [Cell(first), Cell(second), *_difference(draws.difference(metric, first, second), report.margin)]
+        for place, first in enumerate(there)
+        for second in there[place + 1 :]
+    ]
+    if rows:
+        header = ["first", "second", "first − second", "95 % CI"]
+        header += [f"no worse by {report.margin:g}"] if report.margin else []
+        note = f"{_interval_note(draws, report.margin)} Intervals are not corrected for their number."
+        table = Table(f"{label} in {scenario}: paired differences", header, rows, (), note)
+        yield Fold(f"Paired differences between the other methods ({label})", [table])
 
 
 def _client_gains(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
@@ -477,23 +526,22 @@ def _gain_cell(gain: Gain) -> Cell:
 
 
 def _weights(report: Report, scenario: str) -> Iterator[Block]:
-    collection = report.collection
-    methods = [m for m in collection.methods if any(len(run.ledger.clients) for run in collection.of(scenario, m))]
-    if not methods:
+    weighed = _weighed(report.collection, scenario)
+    if not weighed:
         return
-    yield Heading(f"Who counted how much in {scenario}", 3)
-    drawn = pictures.weights({method: collection.of(scenario, method) for method in methods}, slug(scenario))
-    note = "Weight of each client in every round; shaded, where there are several seeds, from least to most."
-    sums = [run.ledger["weight"].sum(axis=1) for method in methods for run in collection.of(scenario, method)]
+    yield Heading(f"Aggregation weights in {scenario}", 3)
+    others = {method: runs for method, runs in weighed.items() if method != report.focus}
+    note = "Weight of each client in every round; with several seeds the shade runs from the lowest to the highest."
+    sums = [run.ledger["weight"].sum(axis=1) for runs in weighed.values() for run in runs]
     if any((np.abs(total - 1) > 1e-6).any() for total in sums):
-        note += " Where weights do not add up to 1 they are the coefficients of the clients' moves."
-    yield Gallery(drawn, note)
-    for method in methods:
-        runs = collection.of(scenario, method)
-        drawers = (pictures.deviation, pictures.parts, pictures.by_class)
+        note += " Where weights do not sum to 1 they are the coefficients of the clients' updates."
+    if others:
+        yield Gallery(pictures.weights(others, slug(scenario)), note)
+    for method, runs in weighed.items():
+        drawers = (pictures.parts, pictures.by_class, pictures.deviation)
         more = [picture for draw in drawers for picture in draw(runs, method, slug(scenario))]
         if more:
-            yield Gallery(more, f"{method}: clients of one size against each other, and what the weights are made of.")
+            yield Gallery(more, f"What the weights of {method} are made of.")
             said = list(sentences(explain(runs[0])))
             yield Fold(f"The weights of {method} in words (seed {runs[0].repeat})", [Bullets(said)])
 

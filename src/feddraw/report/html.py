@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from importlib import resources
 
-from feddraw import __version__, plots
+from feddraw import __version__, palette
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.runs import METRICS
@@ -31,7 +31,7 @@ def render(document: Document, drawings: Mapping[str, str]) -> str:
     return PAGE.format(
         title=escape(document.title),
         policy=POLICY.format(digest=digest),
-        style=_palette() + _read("page.css"),
+        style=palette.variables() + _read("page.css"),
         script=script,
         navigation=_navigation(document),
         body=body,
@@ -43,12 +43,6 @@ def _read(name: str) -> str:
     return (resources.files("feddraw.report") / name).read_text(encoding="utf-8")
 
 
-def _palette() -> str:
-    """The colours of the explorer's page, light and dark: the part of its style before the first rule of layout."""
-    style = (resources.files("feddraw.explorer") / "explorer.css").read_text(encoding="utf-8")
-    return style.partition("* { box-sizing")[0]
-
-
 def _navigation(document: Document) -> str:
     metrics = "".join(
         f'<label><input type="radio" name="metric" value="{key}"{" checked" * (not place)}> {label}</label>'
@@ -56,10 +50,17 @@ def _navigation(document: Document) -> str:
     )
     names = [f'<option value="{place}">{escape(name)}</option>' for place, name in enumerate(document.scenarios)]
     every = '<option value="">all</option>' if len(names) > 1 else ""
+    links = "".join(_link(heading, scenario, document) for heading, scenario in document.menu)
     return (
         f'<fieldset class="switch"><legend>Metric</legend>{metrics}</fieldset>'
         f'<label class="choice">Scenario <select id="scenario">{"".join(names)}{every}</select></label>'
+        f"<ul>{links}</ul>"
     )
+
+
+def _link(heading: blocks.Heading, scenario: str, document: Document) -> str:
+    shown = f' data-scenario="{list(document.scenarios).index(scenario)}"' if scenario else ""
+    return f'<li{shown}><a href="#{escape(heading.anchor)}">{escape(heading.text)}</a></li>'
 
 
 class _Page:
@@ -81,7 +82,8 @@ class _Page:
 
     @render.register
     def _(self, block: blocks.Text) -> str:
-        return f"<p{' class=note' * block.quiet}>{escape(block.text)}</p>"
+        kind = ' class="lead"' if block.lead else ' class="note"' if block.quiet else ""
+        return f"<p{kind}>{escape(block.text)}</p>"
 
     @render.register
     def _(self, block: blocks.Bullets) -> str:
@@ -97,6 +99,11 @@ class _Page:
         metric = f' data-metric="{block.metric}"' if block.metric else ""
         scenario = f' data-scenario="{self.scenarios.index(block.scenario)}"' if block.scenario else ""
         return f"<section{metric}{scenario}>{inside}</section>"
+
+    @render.register
+    def _(self, block: blocks.Columns) -> str:
+        columns = "".join(f"<div>{self.render(one)}</div>" for one in block.blocks)
+        return f'<div class="columns">{columns}</div>'
 
     @render.register
     def _(self, block: blocks.Fold) -> str:
@@ -151,15 +158,13 @@ def _cell(cell: Cell, tag: str) -> str:
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-_THEME = {plots.INK: "--ink", plots.MUTED: "--muted", "#000000": "--ink", "#999999": "--muted", "#595959": "--muted"}
-_THEME |= {colour: f"--c{place}" for place, colour in enumerate(plots.COLOURS)}
-_COLOUR = re.compile("|".join(_THEME))
+_COLOUR = re.compile("|".join(palette.DRAWN))
 
 
 def _themed(drawing: str, prefix: str) -> str:
     """Ink and line colours are the page's, light or dark; names of parts do not clash with other figures'."""
     drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
-    drawing = _COLOUR.sub(lambda found: f"var({_THEME[found.group()]})", drawing)
+    drawing = _COLOUR.sub(lambda found: f"var(--{palette.DRAWN[found.group()]})", drawing)
     drawing = re.sub(r'\bid="', f'id="{prefix}', drawing)
     return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", drawing)
 
@@ -177,9 +182,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <header><a class="skip" href="#main">To the report</a><h1>{title}</h1></header>
-<nav aria-label="What to show">{navigation}<ul><li><a href="#short">In short</a></li>
-<li><a href="#results">Results</a></li><li><a href="#ranks">Ranks</a></li>
-<li><a href="#record">What was run</a></li></ul></nav>
+<nav aria-label="What to show">{navigation}</nav>
 <main id="main" tabindex="-1">
 {body}
 </main>

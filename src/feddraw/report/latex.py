@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from feddraw.report.blocks import Block, Cell, Document, Fold, Only, Table
+from feddraw.report.blocks import Block, Cell, Document, Table, inside
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -28,8 +28,8 @@ def _labelled(blocks: Sequence[Block]) -> Iterator[Table]:
         match block:
             case Table(label=label) if label:
                 yield block
-            case Only(inside) | Fold(_, inside):
-                yield from _labelled(inside)
+            case _:
+                yield from _labelled(inside(block))
 
 
 def _table(table: Table) -> str:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from feddraw.report.blocks import Block, Bullets, Cell, Code, Document, Fold, Gallery, Heading, Only, Table, Text
+from feddraw.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Columns,
+    Document,
+    Fold,
+    Gallery,
+    Heading,
+    Only,
+    Table,
+    Text,
+)
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
@@ -32,8 +45,8 @@ def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
                 yield from (f"- {escape(item)}" for item in items)
             case Code(text):
                 yield f"```\n{text.replace('```', '')}\n```"
-            case Only(inside) | Fold(_, inside):
-                yield from _blocks(inside, folder)
+            case Only() | Columns() | Fold():
+                yield from _blocks(block.blocks, folder)
                 continue
             case Gallery(pictures, note):
                 yield from (f"![{escape(one.words)}]({folder}/{one.name}.svg)" for one in pictures)

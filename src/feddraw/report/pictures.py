@@ -63,14 +63,14 @@ def _height(rows: int) -> float:
 # ---------------------------------------------------------------------------------------------------- weights
 
 
-def weights(runs: Mapping[str, Sequence[Run]], scenario: str) -> list[Picture]:
-    """A panel a method, all with one scale."""
+def weights(runs: Mapping[str, Sequence[Run]], scenario: str, *, title: str = "") -> list[Picture]:
+    """One panel per method, all on one scale."""
     found = []
     top = max(float(np.nanmax(run.ledger["weight"])) for members in runs.values() for run in members)
     for method, members in runs.items():
         series, spread = _over_repeats(members, "weight")
         figure, axes = plots.panel()
-        plots.draw_weights(axes, series, title=plots.short(method, 44), spread=spread)
+        plots.draw_weights(axes, series, title=plots.short(title or method, 60), spread=spread)
         axes.set_ylim(top=1.05 * top)
         words = f"Weight of each client in every round under {method}"
         found.append(Picture(f"{scenario}-{slug(method)}-weights", figure, words))
@@ -78,13 +78,13 @@ def weights(runs: Mapping[str, Sequence[Run]], scenario: str) -> list[Picture]:
 
 
 def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
-    """Only where clients of one size differ at all."""
+    """Only where clients of one size differ by more than a hundredth of the equal weight."""
     series, _ = _over_repeats(runs, "weight")
     sizes = dict(zip(runs[0].ledger.clients, runs[0].ledger.sizes.tolist(), strict=True))
     figure, axes = plots.panel()
     title = f"{plots.short(method, 30)}: clients of one size"
     if plots.draw_deviation(axes, series, sizes, title=title) and any(
-        np.ptp(line.get_ydata()) > 1e-9 for line in axes.lines
+        np.ptp(line.get_ydata()) > 0.01 / len(series) for line in axes.lines
     ):
         words = f"How far the weight of each client is from the mean weight of the clients of its size, under {method}"
         yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
@@ -164,13 +164,6 @@ def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str)
                 title = f"{part} {label}"
                 figure = plots.curve_figure(series, focus=focus, order=order, spread=spread, label=title)
                 yield Picture(f"{scenario}-{part}-{metric}", figure, f"Macro {part} {label} of each method by round")
-
-
-def heat(values: Floats, rows: Sequence[str], columns: Sequence[str], name: str, words: str) -> Picture:
-    figure, axes = plots.panel(2.2 + 0.72 * len(columns), 1.1 + 0.3 * len(rows))
-    plots.draw_heat(axes, values, rows, columns)
-    axes.set_title(words)
-    return Picture(f"{name}-heat", figure, f"{words}, by method and finding; the table has the numbers")
 
 
 def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:

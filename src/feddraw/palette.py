@@ -1,0 +1,75 @@
+"""The colours of every page and figure, for light and dark: told apart by colour-blind readers.
+
+Figures are drawn in the light colours. Pages define both sets as CSS variables; a drawing that stands alone carries
+its own rule for the dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LIGHT = {
+    "paper": "#fbfaf8",
+    "card": "#ffffff",
+    "ink": "#1d2329",
+    "muted": "#59636e",
+    "rule": "#dcdad5",
+    "accent": "#0b5fa5",
+    "wrong": "#a1260d",
+    "share": "#b9b5ad",
+    "c0": "#0b5fa5",
+    "c1": "#c8520a",
+    "c2": "#007a5e",
+    "c3": "#a63d7f",
+    "c4": "#86690a",
+    "c5": "#2b86b5",
+    "c6": "#3c3c3c",
+}
+DARK = {
+    "paper": "#14171b",
+    "card": "#1b2026",
+    "ink": "#e8eaed",
+    "muted": "#a3adb8",
+    "rule": "#343b44",
+    "accent": "#7cc0f8",
+    "wrong": "#ff9c86",
+    "share": "#6a727c",
+    "c0": "#6fb7f2",
+    "c1": "#ff9a57",
+    "c2": "#3fd2a4",
+    "c3": "#ec9fd0",
+    "c4": "#e3c14a",
+    "c5": "#a5def7",
+    "c6": "#d8d8d8",
+}
+INK, MUTED, RULE = LIGHT["ink"], LIGHT["muted"], LIGHT["rule"]
+SERIES = tuple(colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit())
+GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
+DRAWN = {LIGHT[name]: name for name in ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")} | GREYS
+FONTS = {
+    "sans": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif',
+    "serif": '"STIX Two Text", Cambria, Georgia, "DejaVu Serif", serif',
+}
+
+
+def variables() -> str:
+    """The colours as CSS variables of a page; on paper it stays light."""
+    return (
+        f":root {{ {_variables(LIGHT | FONTS)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}\n"
+    )
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+def dark_drawing() -> str:
+    """A style for an SVG that is shown as a picture: in the dark its light colours give way to the dark ones."""
+    rules = [
+        f'[style*="{kind}: {colour}"] {{ {kind}: {DARK[name]} !important; }}'
+        for colour, name in DRAWN.items()
+        for kind in ("fill", "stroke")
+    ]
+    ground = f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }} text {{ fill: {DARK["ink"]}; }}'
+    return f"<style>@media (prefers-color-scheme: dark) {{ {ground} {' '.join(rules)} }}</style>"
