@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import nn
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import prepare, run
+from feddraw.experiment import _workers, prepare, run
 from feddraw.federation import federate
 from small import small
 from tiny import kinds_of_client
@@ -199,3 +200,14 @@ def test_predictions_do_not_depend_on_the_engine() -> None:
     finally:
         engine.close()
     assert scores.tobytes() == Serial(setting.trainer).predict(setting.initial, rows).tobytes()
+
+
+@pytest.mark.parametrize(("workers", "clients", "started"), [(0, 3, 2), (2, 3, 2), (5, 3, 3), (100_000, 10**6, 8)])
+def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
+    workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddraw.data.crew.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.experiment.cores", lambda: 2)
+    with warnings.catch_warnings(record=True) as told:
+        assert _workers(workers, clients) == started
+    assert [str(workers) in str(one.message) for one in told] == ([True] if workers > started else [])

@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from feddraw.data.cache import CHUNK
 from feddraw.errors import UserError
 from feddraw.study import ResultTable, conduct, read_study, shard_of
 
@@ -222,6 +225,75 @@ def test_a_job_array_does_the_whole_study_between_its_tasks(whole, tmp_path, req
     assert [task.wait() for task in tasks] == [0, 0]
     shares = [rows(tmp_path / "out" / f"runs-{task}-of-2.csv") for task in (1, 2)]
     assert shares[0] | shares[1] == rows(whole / "out" / "runs.csv")
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch):
+    """More images than one process prepares alone, not prepared yet."""
+    monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    lines = ["path,split,Opacity"]
+    for number in range(2 * CHUNK):
+        grey = np.full((16, 16), 60 + 120 * (number % 2), np.uint8)
+        Image.fromarray(grey).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{('train', 'train', 'val', 'test')[number // 2 % 4]},{number % 2}")
+    (folder / "clinic.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def on_archive(archive):
+    data = TINY[TINY.index("[data]") : TINY.index("[scenario]")]
+    return TINY.replace(data, f'[data]\nname = "{archive}"\nsize = 28\n').replace("[0, 1]", "[0]")
+
+
+def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(archive, file, tmp_path):
+    told = []
+    runs = read_study(file(on_archive(archive)))
+    events = list(conduct(runs, tmp_path / "out", 2, [], lambda *progress: told.append(progress)))
+    assert [event.text for event in events if event.kind == "failed"] == []
+    assert [event.kind for event in events if event.kind == "finished"] == ["finished"] * 2
+    assert told[-1] == ("clinic", 2 * CHUNK, 2 * CHUNK)
+
+
+def test_the_command_names_the_images_that_it_prepares(archive, file, tmp_path):
+    words = ["study", str(file(on_archive(archive))), "--out", str(tmp_path / "out"), "--workers", "1"]
+    done = subprocess.run([sys.executable, "-m", "feddraw", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("data: clinic\n") == 1
+
+
+def test_runs_whose_images_cannot_be_used_fail_with_the_reason(archive, file, tmp_path):
+    (archive / "3.png").write_bytes(b"not a picture")
+    events = list(conduct(read_study(file(on_archive(archive))), tmp_path / "out", 1, []))
+    assert [event.kind for event in events] == ["failed"] * 2
+    assert all("3.png" in event.text for event in events)
+
+
+def test_a_worker_process_prepares_images_alone(archive, tmp_path):
+    work = f"open_dataset({str(archive)!r}, size=28, options=dict(workers=2))"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\nfrom feddraw.data import open_dataset\n"
+        f"def work(): {work}\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.Process(target=work, daemon=True)\n"
+        "    process.start(); process.join(); raise SystemExit(process.exitcode)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("log", ["fresh folder", "log that cannot be written"])
+def test_why_a_run_failed_is_told_whatever_becomes_of_the_log(file, in_tmp, log):
+    (in_tmp / "own_images.py").write_text("def make(size):\n    raise ValueError('the disk is on fire')\n")
+    path = file('method = "uniform"\ndata = "own_images:make"')
+    if log != "fresh folder":
+        (in_tmp / "out" / "failures.log").mkdir(parents=True)
+    *_, event = conduct(read_study(path, trust=True), in_tmp / "out", 1, [])
+    assert (event.kind, event.text.partition(";")[0]) == ("failed", "ValueError: the disk is on fire")
+    if log == "fresh folder":
+        assert "in make" in (in_tmp / "out" / "failures.log").read_text()
 
 
 def _add_rows(path, barrier, number):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,6 +24,7 @@ from feddraw.core import Method, Model, Update, brings_training, brings_weightin
 from feddraw.data import Dataset, Labels, Part
 from feddraw.data.catalog import defaults as dataset_defaults
 from feddraw.data.catalog import open_dataset
+from feddraw.data.crew import cores, limited
 from feddraw.data.folds import refold
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
@@ -644,6 +645,13 @@ def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tup
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
+def _workers(wanted: int, clients: int) -> int:
+    """As many processes as there is work for; a number that makes no sense is lowered, and it is said."""
+    if wanted > clients:
+        warnings.warn(f"{wanted} workers for {clients} client(s): one for each client starts", stacklevel=2)
+    return limited(min(wanted or cores(), clients))
+
+
 class opened_engine:
     """The engine that an experiment asks for, closed whatever happens."""
 
@@ -652,7 +660,7 @@ class opened_engine:
 
     def __enter__(self) -> Engine:
         experiment, trainer = self._setting.experiment, self._setting.trainer
-        workers = experiment.workers or min(os.cpu_count() or 1, len(self._setting.clients))
+        workers = _workers(experiment.workers, len(self._setting.clients))
         self._engine: Engine
         if experiment.engine == "serial":
             self._engine = Serial(trainer)

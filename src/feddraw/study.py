@@ -26,7 +26,7 @@ from typing import Any, Literal
 from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import HOW, Experiment, complete, open_data, run, unnamed_defaults
+from feddraw.experiment import HOW, Experiment, Progress, complete, open_data, run, unnamed_defaults
 from feddraw.locks import lock_file
 from feddraw.results import (
     RunFolder,
@@ -253,8 +253,17 @@ class Event:
     row: Mapping[str, Any] | None = None
 
 
-def conduct(runs: Sequence[Planned], out: Path, workers: int, tables: Sequence[ResultTable]) -> Iterator[Event]:
-    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others."""
+def conduct(
+    runs: Sequence[Planned],
+    out: Path,
+    workers: int,
+    tables: Sequence[ResultTable],
+    progress: Progress | None = None,
+) -> Iterator[Event]:
+    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
+
+    `progress` is told of images that are prepared before the first run.
+    """
     waiting = []
     for planned in runs:
         event = _already(planned, out, tables)
@@ -262,6 +271,9 @@ def conduct(runs: Sequence[Planned], out: Path, workers: int, tables: Sequence[R
             waiting.append(planned)
         else:
             yield event
+    unusable = _prepare_data(waiting, progress)
+    yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
+    waiting = [planned for planned in waiting if planned not in unusable]
     crew = _Crew(out, min(workers, len(waiting)))
     try:
         for event in crew.carry_out(waiting):
@@ -287,6 +299,37 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
         return Event("failed", planned.name, str(mistake))
     listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
     return None if listed is None else Event("skipped", planned.name, row=listed)
+
+
+def _prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
+    """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
+
+    Phantoms, and what somebody's own function makes, are not kept on disk: workers make their own.
+    """
+    mistakes: dict[str, str] = {}
+    unusable = {}
+    for planned in runs:
+        name, key = planned.experiment.section("data")[0], _data_key(planned.experiment)
+        if key not in mistakes and name != "phantom" and ":" not in name:
+            mistakes[key] = _mistake(planned.experiment, progress)
+        if mistakes.get(key):
+            unusable[planned] = mistakes[key]
+    return unusable
+
+
+def _mistake(experiment: Experiment, progress: Progress | None) -> str:
+    """What is wrong with an experiment's data; empty if they are ready."""
+    try:
+        open_data(experiment, progress)
+    except (UserError, RunFailed) as mistake:
+        return str(mistake)
+    except Exception:
+        return ""  # a worker will meet it again, and log it with its traceback
+    return ""
+
+
+def _data_key(experiment: Experiment) -> str:
+    return json.dumps(complete(experiment).data, sort_keys=True)
 
 
 class _Crew:
@@ -331,10 +374,24 @@ class _Crew:
             return Event("progress", planned.name, *said["progress"])
         del self._busy[pipe]
         if "failed" in said:
-            if "traceback" in said:
-                append(self.out / "failures.log", f"{planned.name}\n{said['traceback']}\n")
-            return Event("failed", planned.name, said["failed"])
-        return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
+            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
+            return Event("failed", planned.name, said["failed"] + where)
+        try:
+            return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
+        except UserError as mistake:
+            return Event("failed", planned.name, str(mistake))
+
+    def _logged(self, planned: Planned, trace: str) -> str:
+        """Where the traceback is, or why it is nowhere: the failure itself is told in any case."""
+        log = self.out / "failures.log"
+        try:
+            with reporting(log):
+                make_folder(self.out)
+            with lock_file(log):
+                append(log, f"{planned.name}\n{trace}\n")
+        except (UserError, RunFailed) as trouble:
+            return f"; {trouble}"
+        return f"; its traceback is in {log}"
 
     def _replace(self, pipe: Connection) -> Event:
         planned, process = self._busy.pop(pipe), self._members.pop(pipe)
@@ -395,7 +452,7 @@ def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, D
 
 def _opened(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
     """The data of the run; the last ones stay open, since most runs of a study share them."""
-    key = json.dumps(complete(experiment).data, sort_keys=True)
+    key = _data_key(experiment)
     if key not in opened:
         while len(opened) > 1:
             del opened[next(iter(opened))]

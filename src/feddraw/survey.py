@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data import PARTS
+from feddraw.data.crew import cores
 from feddraw.data.folder import SAMPLE, SPLITS, SUFFIXES, USUAL, Layout, find_sheet, guess, holding_paths, read_sheet
 from feddraw.data.folder import place_of as place_by_name
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.preparation import cores
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.errors import UserError
 

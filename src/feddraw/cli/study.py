@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +14,12 @@ from feddraw.cli.run import parse_settings
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import TaskID
     from rich.table import Table
 
+    from feddraw.experiment import Progress
     from feddraw.study import Event
 
 Option = typer.Option
@@ -36,6 +40,7 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one a core) or more, not {workers}")
     from feddraw.cli.show import console
+    from feddraw.data.crew import limited
     from feddraw.study import ResultTable, conduct, read_study, shard_of
 
     runs = read_study(file, parse_settings(set_ or []), trust=trust)
@@ -49,8 +54,8 @@ def study(
     tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
-    watch = _Watch(len(runs), workers or os.cpu_count() or 1)
-    for event in _shown(conduct(runs, folder, watch.workers, tables), watch):
+    watch = _Watch(len(runs), limited(workers))
+    for event in _shown(partial(conduct, runs, folder, watch.workers, tables), watch):
         watch.note(event)
     say.print(watch.summary())
     if (folder / name).is_file():
@@ -107,7 +112,7 @@ class _Watch:
         return f"{self.finished} runs finished in {_duration(time.monotonic() - self.began)}{skipped}"
 
 
-def _shown(events: Iterator[Event], watch: _Watch) -> Iterator[Event]:
+def _shown(conducted: Callable[[Progress], Iterator[Event]], watch: _Watch) -> Iterator[Event]:
     """A live table in a terminal; elsewhere a line for every run that ends."""
     from rich.live import Live
 
@@ -115,12 +120,32 @@ def _shown(events: Iterator[Event], watch: _Watch) -> Iterator[Event]:
 
     out = console()
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        for event in events:
+        for event in conducted(_preparing(out, live)):
             yield event
             if event.kind in ("finished", "failed"):
                 out.print(_line(event, watch))
             if out.is_terminal:
                 live.update(_table(watch), refresh=True)
+
+
+def _preparing(out: Console, live: Live) -> Progress:
+    """A bar for each data set whose images are prepared; elsewhere than in a terminal a line."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    bars = Bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out)
+    tasks: dict[str, TaskID] = {}
+
+    def told(what: str, ready: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bars.add_task(f"data: {what}", total=total)
+            if not out.is_terminal:
+                out.print(f"data: {what}", markup=False)
+        bars.update(tasks[what], completed=ready, total=total)
+        if out.is_terminal:
+            live.update(bars, refresh=True)
+
+    return told
 
 
 def _line(event: Event, watch: _Watch) -> str:

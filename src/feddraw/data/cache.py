@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import time
@@ -195,8 +196,8 @@ class Job:
     offset: int  # of the first pixel in the target
 
     def chunks(self, starts: list[int], workers: int) -> Generator[tuple[int, dict[int, str]], None, None]:
-        """Each chunk's start and bad rows, as they get ready."""
-        if workers > 1 and len(starts) > 1:
+        """Each chunk's start and bad rows, as they get ready. A worker process may not start others: it works alone."""
+        if workers > 1 and len(starts) > 1 and not multiprocessing.current_process().daemon:
             yield from in_workers(self, starts, min(workers, len(starts)))
         else:
             yield from ((start, self(start)) for start in starts)

@@ -1,4 +1,7 @@
-"""A few worker processes that take the next piece of work whenever they are free, and end when their parent does."""
+"""A few worker processes that take the next piece of work whenever they are free, and end when their parent does.
+
+Also how many there may be.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,29 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from feddraw.errors import RunFailed
+
+MOST_PER_CORE = 4  # more only take memory from one another
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def limited(workers: int) -> int:
+    """So many worker processes: 0 is one a core; more than a few a core are not started, and it is said."""
+    most = MOST_PER_CORE * cores()
+    if workers > most:
+        why = f"{MOST_PER_CORE} for each of the {cores()} core(s) here"
+        warnings.warn(f"{workers} workers are more than this machine can use: {most} start, {why}", stacklevel=2)
+    return min(workers or cores(), most)
 
 
 def in_workers(job: Callable[[int], Any], pieces: Iterable[int], workers: int) -> Iterator[tuple[int, Any]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from feddraw.catalog import installed
 from feddraw.data import PARTS, Dataset, Part
 from feddraw.data.cache import Files, Prepared, Progress, prepare
+from feddraw.data.crew import limited
 from feddraw.data.imaging import Recipe
 from feddraw.data.tables import Problem, Table, complaint, numbers
 from feddraw.errors import UserError
@@ -47,12 +48,7 @@ class Preparation:
 
     @property
     def processes(self) -> int:
-        return self.workers or cores()
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return limited(self.workers)
 
 
 def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset:
