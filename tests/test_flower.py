@@ -342,11 +342,25 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
     assert list(strategy.history[0].weights) == ["partition 0", "partition 2"]
 
 
-def test_when_no_reply_can_be_used_the_model_stays_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = once(echo(lambda arrays, number: ArrayRecord()), rounds=2)
+def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    empty = echo(lambda arrays, number: ArrayRecord())
+    strategy = once(empty)
     assert strategy.result.arrays == start_arrays()
-    assert "no reply can be used, the model stays as it was" in caplog.text
-    assert strategy.result.train_metrics_clientapp[2]["clients-refused"] == 3
+    assert strategy.result.train_metrics_clientapp[1]["clients-refused"] == 3
+    told = [r.message for r in caplog.records if r.levelname == "ERROR"]
+    assert told == [
+        "round 1: nobody counted, the model stays as it was (3 refused: 4 tensor(s) are not there, such as body.weight)"
+    ]
+    with pytest.raises(RunFailed, match=r"nobody counted in rounds 1 and 2 \(3 refused: 4 tensor"):
+        once(empty, rounds=5)
+
+
+def test_rounds_in_which_nobody_counts_may_be_apart() -> None:
+    rounds = iter([[], [0, 1, 2], [], [1, 2]])
+    strategy = once(echo(moved), lambda replies: [replies[place] for place in next(rounds)], rounds=4)
+    assert [len(r.weights) for r in strategy.history] == [0, 3, 0, 2]
 
 
 def test_a_million_times_too_large_a_size_is_pointed_out_and_capped_where_asked(
@@ -432,7 +446,7 @@ def test_two_nodes_under_one_name_are_not_believed_unless_one_is_known() -> None
         echo(moved), lambda replies: rename(replies) if replies[0].metadata.group_id == "2" else replies, rounds=2
     )
     assert list(later.history[1].weights) == ["partition 0", "partition 1"]
-    assert "refused: 2 nodes answer as partition 1" in [entry.status for entry in later.history[1].ledger]
+    assert later.history[1].ledger[2].status == "refused: it answers as partition 1, which is another node's name"
 
 
 def test_a_late_reply_and_one_of_a_stranger_do_not_count() -> None:
@@ -538,7 +552,7 @@ def test_an_offset_goes_on_with_the_schedule_by_hand(tmp_path: Path) -> None:
 
 def test_a_loop_of_ones_own_must_say_how_many_rounds(tmp_path: Path) -> None:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0)
-    with pytest.raises(UserError, match=r"use start\(num_rounds"):
+    with pytest.raises(UserError, match=r"Give it to this strategy as rounds=…"):
         strategy.configure_train(1, to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path))
 
 

@@ -28,6 +28,7 @@ from feddraw.experiment import Experiment, make_method
 from feddraw.flower import histograms, intake, records, site, strategy
 from feddraw.flower.histograms import merge, to_metrics
 from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
+from feddraw.flower.roster import Roster
 from feddraw.flower.site import Site
 from feddraw.training import Trainer
 
@@ -74,7 +75,7 @@ def template() -> Any:
 def read_reply(data: bytes, _: Path) -> object:
     message = received(data)
     waiting = copy.copy(template())
-    waiting.clients, waiting._nodes, waiting.history, waiting._room = [], {}, [], None
+    waiting.roster, waiting.history, waiting._room = Roster(), [], None
     honest = [answered(node, content(number)) for number, node in enumerate(NODES[1:], 1)]
     waiting.aggregate_train(1, [message, *honest])
     ledger = {entry.client: entry for entry in waiting.history[0].ledger}

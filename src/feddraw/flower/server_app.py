@@ -35,6 +35,7 @@ from feddraw.experiment import (
 )
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
+from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy, Round
 from feddraw.results import RunFolder, read_jsonl
@@ -107,7 +108,7 @@ def _carry_out(
     strategy = make_strategy(experiment, federation, court, folder)
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        done = strategy.round_offset + server_round - 1
+        done = server_round - 1
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
@@ -140,6 +141,8 @@ def make_strategy(
         proxy=court.proxy,
         folder=folder,
         resume=federation.resume,
+        sites=read_sites(federation.sites),
+        rebind=federation.rebind,
     )
 
 

@@ -30,6 +30,8 @@ class Federation:
     wait: float = 600.0  # seconds for so many to connect
     timeout: float = 3600.0  # seconds for a round's replies
     size_cap: float = 0.0  # largest size that counts, in medians of the sites'; 0: no cap
+    sites: str = ""  # NAME=FINGERPRINT of each site's key, with commas; empty: a name belongs to who comes first
+    rebind: bool = False  # with resume: names belong to whoever answers under them first from now on
     validation: str = ""  # a folder of images on the server, for sites with folders of their own
     set: str = ""  # more settings, KEY=VALUE with blanks between
 

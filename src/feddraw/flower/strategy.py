@@ -11,8 +11,9 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,13 +22,15 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from feddraw.core import Layout, Method, Model, Proxy, State, Update
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.federation import LedgerEntry, PieceEntry, settle
 from feddraw.flower import intake, orders
+from feddraw.flower.counting import Counting
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.roster import Roster
 from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import Checkpoint, RunFolder
@@ -84,7 +87,7 @@ class MethodStrategy(FedAvg):
         *,
         classifier: str = "",  # its layer's name; empty: the last matrix with a bias
         round_offset: int = 0,  # rounds done before this start
-        rounds: int = 0,  # T, where it is not round_offset + num_rounds
+        rounds: int = 0,  # T, where it is not round_offset + num_rounds, and where another loop than ours calls
         seed: int = 0,  # of sampling, and of local training where the clients are ours
         wait: float = 600.0,  # seconds for enough nodes to connect
         size_cap: float = 0.0,  # largest size that counts, in medians of all clients'; 0: no cap
@@ -92,6 +95,8 @@ class MethodStrategy(FedAvg):
         proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
         folder: Path | str | RunFolder | None = None,
         resume: bool = False,
+        sites: Mapping[str, str | int] | None = None,  # name to key's fingerprint or node id; left out: first come
+        rebind: bool = False,  # on resume, give names to whoever answers under them first
         on_round: Callable[[Round], None] | None = None,
     ) -> None:
         super().__init__(
@@ -120,12 +125,23 @@ class MethodStrategy(FedAvg):
         self.model: Model | None = None  # the one that is sent next
         self.state: State | None = None
         self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
-        self.clients: list[str] = []  # known so far; a client's place here is its number
-        self._nodes: dict[int, str] = {}  # how each node's client is called
+        self.roster, self.rebind = Roster(sites), rebind
         self._population = 0  # most nodes that were ever connected at once
         self._asked: list[int] = []
+        self._driving = False  # our own loop calls us, and counts rounds over all restarts
+        self._through: Strategy | None = None  # a wrapper between that loop and us
+        self._entered = ExitStack()  # a loop of another's: the folder's lock
+        self._ready = False  # the folder has been looked into
+        self._unsaved: int | None = None  # rounds done that no checkpoint holds yet
+        self._idle = 0  # rounds in a row in which nobody counted
         self._room: Model | None = None  # where the replies of a round are laid out, a row each
         self._arrays: ArrayRecord | None = None  # what `model` is on the wire
+        self._made: ArrayRecord | None = None  # the same, where it is our own work
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of those that have answered so far; a client's place here is its number."""
+        return self.roster.names
 
     # ------------------------------------------------------------------------------------------ the whole
 
@@ -138,21 +154,82 @@ class MethodStrategy(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        through: Strategy | None = None,
     ) -> Result:
-        """As FedAvg's; `num_rounds` is T. After a restart from `folder` it is the same T, and only the rest is done."""
+        """As FedAvg's; `num_rounds` is T. After a restart from `folder` it is the same T, and only the rest is done.
+
+        Rounds are counted over all restarts. `through` is a wrapper around this strategy, such as Flower's for
+        differential privacy: give it here instead of calling its own `start`, which cannot resume.
+        """
         arguments = (timeout, train_config, evaluate_config, evaluate_fn)
-        with nullcontext() if self.folder is None else self.folder.locked():
-            return self._start(grid, initial_arrays, num_rounds, arguments)
+        self._driving, self._through = True, through
+        try:
+            with nullcontext() if self.folder is None else self.folder.locked():
+                return self._start(grid, initial_arrays, num_rounds, arguments)
+        finally:
+            self._driving, self._through = False, None
 
     def _start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, arguments: tuple[Any, ...]) -> Result:
         self._begin(initial_arrays)
         resumed = self._restore() if self.folder is not None else None
         self.rounds = self._given_rounds or (num_rounds if resumed else self.round_offset + num_rounds)
-        left = min(num_rounds, self.rounds - self.round_offset)
+        done = self.round_offset
+        left = min(num_rounds, self.rounds - done)
         if resumed and left <= 0:
             log.info("all %d rounds were done before: nothing is left", self.rounds)
             return Result(arrays=resumed)
-        return super().start(grid, resumed or initial_arrays, left, *arguments)
+        first = resumed or initial_arrays
+        if done:
+            result = Counting(self._through or self, done).start(grid, first, left, *arguments)
+        elif self._through is not None:
+            result = self._through.start(grid, first, left, *arguments)
+        else:
+            result = super().start(grid, first, left, *arguments)
+        return result if result.arrays else replace(result, arrays=first)
+
+    def restore(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+        """For a loop of one's own: what to begin with. `round_offset` rounds of `rounds` are done; count on from 1.
+
+        The arrays are those of the folder's checkpoint, if `resume` is set and there is one.
+        """
+        self._enter()
+        self._begin(initial_arrays)
+        return (self._restore() if self.folder is not None else None) or initial_arrays
+
+    def _enter(self) -> None:
+        """What `start` would do first, where it is not our own loop that calls."""
+        if not self.rounds:
+            raise UserError(
+                "the number of rounds is not known: a wrapper or a loop of your own does not tell it. Give it to this "
+                "strategy as rounds=…, or let it lead: strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
+            )
+        if self.folder is not None and not self._ready:
+            self._entered.enter_context(self.folder.locked())
+
+    def _join(self, arrays: ArrayRecord) -> None:
+        """The first round of a loop that is not ours."""
+        self._enter()
+        if self.folder is not None and not self._ready:
+            self._begin(arrays)
+            if self._restore() is not None:
+                raise UserError(
+                    f"{self.folder.path} holds {self.round_offset} rounds that this loop does not know of: go on with "
+                    "strategy.start(…, through=wrapper), or begin your own loop with strategy.restore(initial_arrays)"
+                )
+
+    def _count(self, server_round: int) -> int:
+        """Rounds with this one, over all restarts; a loop that is not ours begins at 1."""
+        count = server_round if self._driving else self.round_offset + server_round
+        if count > self.rounds > 0:
+            raise UserError(f"round {count} of {self.rounds}: give more rounds=…, or begin with a new folder")
+        return count
+
+    @property
+    def _alone(self) -> bool:
+        """Nobody else sees the replies, or can change the model that comes of them."""
+        own = type(self).aggregate_train is MethodStrategy.aggregate_train
+        return self._driving and self._through is None and own
 
     def _begin(self, arrays: ArrayRecord) -> None:
         """Take a model that is not the one we gave: what its tensors are, and a fresh state with the first one."""
@@ -175,6 +252,7 @@ class MethodStrategy(FedAvg):
         """Go on from the folder's checkpoint, if there is one; begin its ledger."""
         assert self.folder is not None
         assert self.model is not None
+        self._ready = True
         if not self.resume and self.folder.ledger.exists():
             raise UserError(f"{self.folder.path} is already used: choose another folder, or go on with resume=True")
         checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
@@ -184,18 +262,23 @@ class MethodStrategy(FedAvg):
         self.model, self.round_offset = checkpoint.model, checkpoint.next_round
         about = checkpoint.state["flower"]
         self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
-        self.clients, self.run, self._population = list(about["clients"]), about["run"], about["population"]
-        self._arrays = to_arrays(self.model)
+        self.roster.restore(about, rebind=self.rebind)
+        self.run, self._population = about["run"], about["population"]
+        self._arrays = self._made = to_arrays(self.model)
         log.info("going on after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
 
-    def _save(self, done: Round) -> None:
-        assert self.folder is not None
+    def _save(self) -> None:
+        """A checkpoint of the last round, with the model that is sent next."""
+        if self.folder is None or self._unsaved is None:
+            return
         assert self.model is not None
         assert self.state is not None
-        about = {"clients": self.clients, "run": self.run, "population": self._population}
-        self.folder.add_to_ledger(done.ledger, done.pieces)
-        self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, done.round + 1, {}))
+        about = self.roster.kept() | {"run": self.run, "population": self._population}
+        self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, self._unsaved, {}))
+        if self._unsaved == self.rounds:
+            self._entered.close()
+        self._unsaved = None
 
     def summary(self) -> None:
         super().summary()
@@ -208,14 +291,14 @@ class MethodStrategy(FedAvg):
     ) -> Iterable[Message]:
         if self.fraction_train == 0.0:
             return []
-        if arrays is not self._arrays:
-            self._begin(arrays)
+        if not self._driving:
+            self._join(arrays)
+        count = self._count(server_round)
+        self._take(arrays)
         assert self.state is not None
-        if not self.rounds:
-            raise UserError("the number of rounds is not known: use start(num_rounds=…), or give rounds=…")
-        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, server_round, TRAINING)
-        config["server-round"] = server_round
-        told = {"round": self.round_offset + server_round - 1, "rounds": self.rounds, "seed": self.seed}
+        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
+        config["server-round"] = count
+        told = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         settings = orders.added(config, told | {"run": self.run})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
@@ -225,18 +308,26 @@ class MethodStrategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        self._take(arrays)
         if self.fraction_evaluate == 0.0:
             return []
-        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, server_round, EVALUATION)
-        config["server-round"] = server_round
-        settings = orders.added(config, {"final": self.round_offset + server_round == self.rounds})
+        count = self._count(server_round)
+        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION)
+        config["server-round"] = count
+        settings = orders.added(config, {"final": count == self.rounds})
         shown = self.shown_arrays(arrays)
         content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
         return self._messages(content, MessageType.EVALUATE, server_round, nodes)
 
+    def _take(self, arrays: ArrayRecord) -> None:
+        """The model that goes on, which a wrapper or a subclass may have changed; only now it can be kept."""
+        if arrays is not self._arrays:
+            self._begin(arrays)
+        self._save()
+
     def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """The model to evaluate and to keep, where it is not the one that is sent next."""
-        if self.model is None or self.state is None or arrays is not self._arrays:
+        if self.model is None or self.state is None or arrays is not self._made:
             return arrays
         shown = self.method.shown(self.model, self.state)
         return arrays if shown is self.model else to_arrays(shown)
@@ -244,15 +335,22 @@ class MethodStrategy(FedAvg):
     def _messages(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
         return [Message(content, node, kind, group_id=str(server_round)) for node in nodes]
 
-    def _choose(self, grid: Grid, share: float, least: int, server_round: int, draw: Sequence[int]) -> list[int]:
+    def _choose(self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]) -> list[int]:
         """A random part of the nodes, drawn with our own seed; the same nodes give the same choice."""
         nodes = self._wait_for(grid, max(self.min_available_nodes, least))
         self._population = max(self._population, len(nodes))
         count = max(int(len(nodes) * share), least)
-        ordered = sorted(nodes, key=lambda node: (self._nodes.get(node, ""), node))
-        rng = np.random.default_rng([self.seed, self.round_offset + server_round, *draw])
+        self.roster.meet(grid)
+        if not self.roster.knows_any(nodes):
+            log.warning(
+                "none of the %d connected nodes is one that took part before: a node without a registered key gets a "
+                "new id when it or the SuperLink restarts; give sites=…, or go on with rebind=True if you know them",
+                len(nodes),
+            )
+        ordered = sorted(nodes, key=lambda node: (self.roster.name_of(node) or "", node))
+        rng = np.random.default_rng([self.seed, round, *draw])
         chosen = rng.choice(len(ordered), count, replace=False) if count < len(ordered) else range(len(ordered))
-        log.info("round %d: %d of %d nodes are asked", server_round, count, len(nodes))
+        log.info("round %d: %d of %d nodes are asked", round, count, len(nodes))
         return [ordered[place] for place in sorted(chosen)]
 
     def _wait_for(self, grid: Grid, count: int) -> list[int]:
@@ -273,12 +371,14 @@ class MethodStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if self.fraction_train == 0.0:
+            return None, None
         if self.model is None or self.state is None:
             raise UserError("aggregate_train before configure_train: there is no model to compare the replies with")
         began = time.perf_counter()
-        round = self.round_offset + server_round - 1
+        round = self._count(server_round) - 1
         answers, failures = intake.read(replies, self._asked, str(server_round))
-        answers, impostors = self._recognize(answers)
+        answers, impostors = self.roster.recognize(answers)
         known = {name: place for place, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
         updates, refused, self._room = intake.decode(
@@ -293,36 +393,30 @@ class MethodStrategy(FedAvg):
         updates = self._capped(updates)
         absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
         everyone = [*self.clients, *absent]  # the population: also those that never answered
-        asked = [known[self._nodes[node]] for node in self._asked if node in self._nodes]
+        asked = [place for node in self._asked if (place := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
         settled = settle(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy)
         counted = {entry.client for entry in settled.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
             self.model, self.state = settled.model, settled.state
-            self._arrays = to_arrays(settled.model)
-        else:
-            log.warning("round %d: no reply can be used, the model stays as it was", round + 1)
+            self._arrays = self._made = to_arrays(settled.model)
         ledger = self._ledger(round, settled.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
         self._tell(Round(round, self.rounds, ledger, settled.pieces, dict(metrics), time.perf_counter() - began))
-        return self._arrays, metrics
+        self._stop_without_clients(round, ledger)
+        return self._arrays if counted else None, metrics
 
-    def _recognize(self, answers: Sequence[intake.Reply]) -> tuple[list[intake.Reply], dict[int, str]]:
-        """Give new clients a number, in their own order; of two nodes with one name only a known one is believed."""
-        impostors: dict[int, str] = {}
-        claims: dict[str, list[int]] = {}
-        for answer in answers:
-            claims.setdefault(answer.name, []).append(answer.node)
-        for name, nodes in claims.items():
-            known = [node for node in nodes if self._nodes.get(node) == name]
-            if len(nodes) > 1:
-                others = [node for node in nodes if known != [node]]
-                impostors |= dict.fromkeys(others, f"{len(nodes)} nodes answer as {name}")
-        believed = [answer for answer in answers if answer.node not in impostors]
-        self.clients += [answer.name for answer in believed if answer.name not in self.clients]
-        self._nodes |= {answer.node: answer.name for answer in believed}
-        return believed, impostors
+    def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
+        """One round in which nobody counts may be an accident; a second one in a row is not."""
+        self._idle = 0 if any(entry.counted for entry in ledger) else self._idle + 1
+        if not self._idle:
+            return
+        several = Counter(entry.status for entry in ledger).most_common(3)
+        reasons = "; ".join(f"{count} {status}" for status, count in several) or "no node was asked"
+        log.error("round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
+        if self._idle > 1:
+            raise RunFailed(f"nobody counted in rounds {round} and {round + 1} ({reasons}): mend this, then go on")
 
     def _capped(self, updates: list[Update]) -> list[Update]:
         """Point out sizes that are out of all proportion, and cap them where that is asked for."""
@@ -347,8 +441,8 @@ class MethodStrategy(FedAvg):
         """A line for every client that is known, for every node that was asked, and for whoever else answered."""
         reasons = dict(refused)
         for node, why in (failures | impostors).items():
-            reasons.setdefault(self._name(node, impostors), why)
-        asked = {self._name(node, impostors) for node in self._asked} | reasons.keys()
+            reasons.setdefault(self.roster.label(node), why)
+        asked = {self.roster.label(node) for node in self._asked} | reasons.keys()
         lines = {entry.client: entry for entry in settled[: len(self.clients)]}  # those after them never answered
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
         whole = lines | missing
@@ -356,9 +450,6 @@ class MethodStrategy(FedAvg):
             replace(entry, status=f"refused: {reasons[name]}") if name in reasons else entry
             for name, entry in whole.items()
         )
-
-    def _name(self, node: int, impostors: Collection[int]) -> str:
-        return self._nodes[node] if node in self._nodes and node not in impostors else f"node {node}"
 
     def _report(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
         """The clients' metrics in the mean, and the ledger's columns as lists."""
@@ -382,8 +473,11 @@ class MethodStrategy(FedAvg):
             if entry.status != "counted":
                 log.warning("round %d: %s %s", done.round + 1, entry.client, entry.status)
         self.history.append(done)
+        self._unsaved = done.round + 1
         if self.folder is not None:
-            self._save(done)
+            self.folder.add_to_ledger(done.ledger, done.pieces)
+        if self._alone:
+            self._save()
         if self.on_round is not None:
             self.on_round(done)
 
