@@ -244,3 +244,11 @@ def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> N
         assert found["gm"]["per_class"][name] == pytest.approx(best, abs=0.01)
     mean = np.mean([metrics.auc(scores[p, 1], truth[p, 1]) for p in parts])
     assert abs(found["auc"]["per_class"]["b"] - mean) > 0.01
+
+
+def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_path: Path) -> None:
+    """Without one of them the bits would not be those of `feddraw run`."""
+    settings = config(rounds=1, wait=0.1, nodes=0)
+    with pytest.raises(RunFailed, match=r"only 2 of 3 nodes were connected within 0\.1 s"):
+        carry_out(settings, NODES[:2])
+    assert len(carry_out(settings).history[0].ledger) == 3

@@ -1,8 +1,9 @@
-"""A real federation on this machine, with TLS and node authentication: the bits of the serial engine."""
+"""A real federation on this machine, with TLS, keys and signatures: the bits of the serial engine."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def settings(**changes: Any) -> str:
 @pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen")
 def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_stranger_is_refused(tmp_path: Path) -> None:
     local = script()
-    with local.federation(tmp_path / "federation") as made:
+    with local.federation(tmp_path / "federation", behind_nginx=local.NGINX is not None) as made:
         for number in range(3):
             made.supernode(f"node{number}", f"partition-id={number}")
         made.supernode("stranger", "partition-id=0", register=False)
@@ -59,3 +60,28 @@ def test_three_registered_nodes_give_the_bits_of_the_serial_engine_and_a_strange
     for name in FILES:
         assert (tmp_path / "federation" / "run" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes()
     assert all(process.poll() is not None for process in made.processes.values())
+
+
+def test_the_example_has_a_node_for_every_client_of_the_scenario_or_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = script()
+    assert local.clients("") == 4  # CHM-2
+    assert local.clients('scenario.name="CHM-3" rounds=2') == 6
+    with pytest.raises(SystemExit, match="2"):
+        local.main(["--nodes", "3", "--folder", str(tmp_path / "federation")])
+    assert "the run's scenario has 4 clients, so there are 4 nodes, not 3" in capsys.readouterr().err
+    assert not (tmp_path / "federation").exists()
+
+
+def test_the_example_does_not_play_hospitals_with_folders(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"follow docs/federation\.md"):
+        script().clients('data.name="folder" data.findings="Edema,Pneumonia"')
+
+
+def test_the_tutorials_federation_and_its_command_in_one_process_are_one_experiment() -> None:
+    text = (EXAMPLE.parent.parent.parent / "docs" / "tutorial" / "5-federation.md").read_text()
+    (line,) = re.findall(r"^feddraw run .*", text, re.MULTILINE)
+    (settings,) = re.findall(r"local_federation\.py .*--run-config '(.*)'", text)
+    assert line == "feddraw run --method feddraw --scenario CHM-2 --rounds 2 --out plain"
+    assert settings == 'rounds=2 out="run"'

@@ -1,9 +1,10 @@
-"""A whole federation on this machine: a SuperLink and some SuperNodes with TLS and node authentication, and one run.
+"""A whole federation on this machine, as docs/federation.md describes it: a SuperLink behind nginx with TLS, a node for
+each client of the run's scenario with a key of its own and the operator's signature of the app, and one run.
 
-    python examples/flower/local_federation.py --nodes 3 --folder federation --run-config 'rounds=2 out="run"'
+    python examples/flower/local_federation.py --folder federation --run-config 'rounds=2 out="run"'
 
-Certificates, keys, logs and the run lie in the folder. Everything listens on 127.0.0.1, and everything that was
-started is stopped at the end, also by Ctrl-C. `--stranger` starts one more node, whose key nobody has registered.
+Certificates, keys, logs and the run are in the folder. Everything listens on 127.0.0.1, and everything that was
+started is stopped at the end, also by Ctrl-C. `--stranger` also shows what somebody with the address and ca.crt can do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 APP = Path(__file__).parent / "app"
+DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
 REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
 
@@ -28,10 +32,13 @@ REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
 class Federation:
     """Processes of one federation, each in a session of its own with a log of its own."""
 
-    def __init__(self, folder: Path, *, secure: bool = True) -> None:
-        self.folder, self.secure = folder.resolve(), secure
+    def __init__(self, folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> None:
+        self.folder, self.secure, self.behind_nginx = folder.resolve(), secure, secure and behind_nginx
+        if self.behind_nginx and NGINX is None:
+            raise SystemExit("nginx is not installed: apt install nginx, or try without it with --without-nginx")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = free_port()  # of the SuperLink
+        self.door = free_port() if self.behind_nginx else self.port  # where the nodes knock
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         tools = Path(sys.executable).parent  # Flower starts its own commands by their bare names
         self.environment = os.environ | {
@@ -45,6 +52,7 @@ class Federation:
         }
         if secure:
             make_certificates(self.folder)
+            self.sign(APP)
         self._configure()
 
     def _configure(self) -> None:
@@ -52,16 +60,15 @@ class Federation:
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
-        text = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
-        (home / "config.toml").write_text(text)
+        (home / "config.toml").write_text(connection(self.port, trust))
 
     # ------------------------------------------------------------------------------------------ processes
 
     def start(self, name: str, *command: str | Path) -> None:
         log = (self.folder / f"{name}.log").open("wb")
-        tool, *arguments = map(str, command)
+        tool, *arguments = map(str, command)  # a bare name is a command of this Python's environment
         self.processes[name] = subprocess.Popen(
-            [str(Path(sys.executable).with_name(tool)), *arguments],
+            [str(Path(sys.executable).parent / tool), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=self.environment,
@@ -110,27 +117,70 @@ class Federation:
         if link.poll() is not None:
             raise SystemExit(f"the SuperLink has ended: see {self.folder / 'superlink.log'}")
 
-    def supernode(self, name: str, config: str, *, register: bool = True) -> None:
-        security = ["--insecure"]
-        if self.secure:
-            key = make_key(self.folder / f"{name}.key")
-            if register:
-                self.flwr("supernode", "register", key.with_suffix(".key.pub"), NAME)
-            security = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", key.name]
-        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-        self.start(name, "flower-supernode", *security, *where, "--node-config", config)
+    def nginx(self) -> None:
+        """The door: TLS for the nodes, and no way to anything that they do not need."""
+        folder = self.folder / "nginx"
+        folder.mkdir(exist_ok=True)
+        (folder / "door.conf").write_text(door(DOOR.read_text(), self.folder, self.door, self.port))
+        (folder / "nginx.conf").write_text(around(folder))
+        self.start("nginx", str(NGINX), "-e", folder / "error.log", "-p", folder, "-c", folder / "nginx.conf")
+        process = self.processes["nginx"]
+        wait_for(lambda: answers(self.door) or process.poll() is not None, 30, "nginx does not answer")
+        if process.poll() is not None:
+            raise SystemExit(f"nginx has ended: {self.log('nginx')}")
 
-    def run(self, settings: str, timeout: float = 3600) -> str:
-        """Carry the app out; returns its log."""
-        return self.flwr("run", APP.resolve(), NAME, "--stream", "--run-config", settings, timeout=timeout)
+    def sign(self, app: Path) -> None:
+        """The operator's part, which in a real federation is done on another machine than the server."""
+        operator, given = self.folder / "operator", self.folder / "signatures"
+        operator.mkdir(mode=0o700, exist_ok=True)
+        given.mkdir(exist_ok=True)
+        key = operator / "operator.key"
+        if not key.exists():
+            self.feddraw("operator", "key", key)
+        self.feddraw(
+            "operator", "sign", app.resolve(), "--key", key, "--out", given / f"{app.resolve().name}.signature"
+        )
+
+    def feddraw(self, *arguments: str | Path) -> None:
+        command = [str(Path(sys.executable).with_name("feddraw")), *map(str, arguments)]
+        subprocess.run(command, check=True, capture_output=True, env=self.environment)
+
+    def supernode(self, name: str, config: str, *, register: bool = True) -> None:
+        where = ["--superlink", f"127.0.0.1:{self.door}", "--port", str(free_port()), "--node-config", config]
+        if not self.secure:
+            self.start(name, "flower-supernode", "--insecure", "--host", "127.0.0.1", *where)
+            return
+        key = make_key(self.folder / f"{name}.key")
+        if register:
+            self.flwr("supernode", "register", key.with_suffix(".key.pub"), NAME)
+        trust = [
+            "--root-certificates",
+            "ca.crt",
+            "--operator",
+            "operator/operator.key.pub",
+            "--signatures",
+            "signatures",
+        ]
+        self.start(name, "feddraw", "site", "start", "--key", key.name, *trust, *where)
+
+    def run(self, settings: str, timeout: float = 3600, app: Path = APP) -> str:
+        """Carry an app out; returns its log."""
+        return self.flwr("run", app.resolve(), NAME, "--stream", "--run-config", settings, timeout=timeout)
+
+
+def connection(port: int, trust: str) -> str:
+    """Flower's configuration of a connection."""
+    return f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{port}"\n{trust}\n'
 
 
 @contextmanager
-def federation(folder: Path, *, secure: bool = True) -> Iterator[Federation]:
-    """A SuperLink that is there for as long as the block lasts."""
-    made = Federation(folder, secure=secure)
+def federation(folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> Iterator[Federation]:
+    """A SuperLink, and its door, for as long as the block lasts."""
+    made = Federation(folder, secure=secure, behind_nginx=behind_nginx)
     try:
         made.superlink()
+        if made.behind_nginx:
+            made.nginx()
         yield made
     finally:
         made.stop()
@@ -144,6 +194,35 @@ def descendants(parents: list[int]) -> list[int]:
     for older in family:  # grows while it is read
         family += [pid for pid, parent in pairs if parent == older and pid not in family]
     return family
+
+
+# ---------------------------------------------------------------------------------------------------- the door
+
+
+def door(template: str, folder: Path, listen: int, superlink: int) -> str:
+    """The guide's nginx configuration with this federation's ports and certificates in it."""
+    ours = {
+        "server 127.0.0.1:8000;": f"server 127.0.0.1:{superlink};",
+        "listen 443 ssl;": f"listen 127.0.0.1:{listen} ssl;",
+        "/etc/feddraw/server.pem;": f'"{folder / "server.pem"}";',
+        "/etc/feddraw/server.key;": f'"{folder / "server.key"}";',
+        "/etc/feddraw/ca.crt;": f'"{folder / "ca.crt"}";',
+    }
+    for value, own in ours.items():
+        if template.count(value) != 1:
+            raise SystemExit(f"nginx.conf must have '{value}' once")
+        template = template.replace(value, own)
+    return template
+
+
+def around(folder: Path) -> str:
+    """What Debian has in /etc/nginx/nginx.conf, for an nginx that writes into this folder only."""
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    lines = [f'    {kind}_temp_path "{folder / kind}";' for kind in kinds]
+    lines += [f'    access_log "{folder / "access.log"}";', f'    include "{folder / "door.conf"}";']
+    user = "user root;\n" if os.geteuid() == 0 else ""  # its default has no way into a private folder
+    head = f'{user}daemon off;\nworker_processes 1;\npid "{folder / "nginx.pid"}";\nevents {{}}\n'
+    return head + "http {\n" + "\n".join(lines) + "\n}\n"
 
 
 # ---------------------------------------------------------------------------------------------------- keys and ports
@@ -197,35 +276,68 @@ def wait_for(ready: object, seconds: float, otherwise: str) -> None:
 # ---------------------------------------------------------------------------------------------------- the command
 
 
+def clients(settings: str) -> int:
+    """How many clients the run's scenario has: each is a node, or the bits would not be those of `feddraw run`."""
+    from flwr.common.config import get_fused_config_from_dir, parse_config_args
+
+    from feddraw.experiment import prepare
+    from feddraw.flower.settings import own_folders, read, trusted_here
+
+    given = get_fused_config_from_dir(APP, parse_config_args([settings]))
+    experiment, _ = read(given, trust=trusted_here())
+    if own_folders(experiment):
+        raise SystemExit("here all nodes share one data set: for folders of their own, follow docs/federation.md")
+    return len(prepare(experiment).clients)
+
+
 def show_stranger(made: Federation) -> None:
-    """A node whose key is not registered is refused."""
+    """A node whose key is not registered is refused, and so is everything that `flwr` does from outside."""
     made.supernode("stranger", "partition-id=0", register=False)
     process = made.processes["stranger"]
     wait_for(lambda: process.poll() is not None, 60, "the stranger was not refused within a minute")
     words = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", made.log("stranger")).splitlines() if line.strip()]
-    print(
-        f"stranger: refused, exit code {process.returncode} (Flower's {REFUSED})", *words[-4:], sep="\n  ", flush=True
-    )
+    print(f"stranger's node: refused, exit code {process.returncode} (Flower's {REFUSED})", *words[-4:], sep="\n  ")
+    for command in (["supernode", "list"], ["supernode", "register", made.folder / "stranger.key.pub"], ["run", APP]):
+        found = knock(made, *command)
+        print(f"stranger's flwr {command[0]}: {'refused' if found.returncode else 'LET IN'}", flush=True)
+
+
+def knock(made: Federation, command: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command of Flower's from somebody outside, who has the nodes' address and ca.crt."""
+    home = made.folder / "stranger"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(connection(made.door, f'root-certificates = "{made.folder / "ca.crt"}"'))
+    line = [str(Path(sys.executable).with_name("flwr")), command, *map(str, arguments), NAME]
+    environment = made.environment | {"FLWR_HOME": str(home)}
+    return subprocess.run(line, env=environment, cwd=home, capture_output=True, text=True, check=False, timeout=120)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=int, help="number of nodes, which must be that of the scenario's clients")
     parser.add_argument("--folder", type=Path, default=Path("federation"))
     parser.add_argument("--run-config", default='rounds=2 out="run"', help="settings of the run, as for `flwr run`")
-    parser.add_argument("--insecure", action="store_true", help="neither TLS nor authentication")
-    parser.add_argument("--stranger", action="store_true", help="also show that an unknown node is refused")
+    parser.add_argument("--insecure", action="store_true", help="no TLS, no keys, no signatures, no nginx")
+    parser.add_argument("--without-nginx", action="store_true", help="nodes connect to the SuperLink itself")
+    parser.add_argument("--stranger", action="store_true", help="also show that strangers are refused")
     options = parser.parse_args(arguments)
+    count = clients(options.run_config)
+    if options.nodes not in (None, count):
+        parser.error(f"the run's scenario has {count} clients, so there are {count} nodes, not {options.nodes}")
+    if options.stranger and (options.insecure or options.without_nginx):
+        parser.error("--stranger needs TLS and nginx: without them strangers are not refused")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with federation(options.folder, secure=not options.insecure) as made:
+        with federation(options.folder, secure=not options.insecure, behind_nginx=not options.without_nginx) as made:
             print(f"SuperLink on 127.0.0.1:{made.port}, logs in {made.folder}", flush=True)
-            for number in range(options.nodes):
+            if made.behind_nginx:
+                print(f"nginx on 127.0.0.1:{made.door} passes on what nodes need", flush=True)
+            for number in range(count):
                 made.supernode(f"node{number}", f"partition-id={number}")
-            print(f"{options.nodes} SuperNodes started", flush=True)
-            if options.stranger and not options.insecure:
+            print(f"{count} SuperNodes started", flush=True)
+            if options.stranger:
                 show_stranger(made)
-            print(made.run(f"nodes={options.nodes} {options.run_config}"))
+            print(made.run(options.run_config))
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

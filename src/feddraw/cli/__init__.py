@@ -18,10 +18,12 @@ from feddraw.cli import (
     explore,
     init,
     listing,
+    operator,
     paper,
     report,
     run,
     scenario,
+    site,
     stats,
     study,
     verify,
@@ -52,6 +54,8 @@ app.command("paper")(paper.paper)
 app.command("verify")(verify.verify)
 app.command("list")(listing.show)
 app.command("bench")(bench.bench)
+app.add_typer(operator.app, name="operator")
+app.add_typer(site.app, name="site")
 
 
 def _version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """The ready ClientApp. A node trains on its partition of the run's scenario, or on a folder of its own.
 
-flower-supernode … --node-config 'partition-id=0'
-flower-supernode … --node-config 'data="/srv/xrays" client="North" memory="/srv/feddraw"'
+feddraw site start … --node-config 'partition-id=0'
+feddraw site start … --node-config 'data="/srv/xrays" client="North" memory="/srv/feddraw"'
 """
 
 from __future__ import annotations

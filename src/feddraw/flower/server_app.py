@@ -125,13 +125,14 @@ def make_strategy(
     experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
 ) -> MethodStrategy:
     method: Method = court.method
+    nodes = federation.nodes or len(court.partition.shards) or 2
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
         fraction_evaluate=0.0 if court.dataset is not None else 1.0,
-        min_train_nodes=federation.nodes,
-        min_evaluate_nodes=federation.nodes if court.dataset is None else 0,
-        min_available_nodes=federation.nodes,
+        min_train_nodes=nodes,
+        min_evaluate_nodes=nodes if court.dataset is None else 0,
+        min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=court.merge,
         classifier=court.initial.layout.classifier,
         seed=experiment.seed,

@@ -25,7 +25,7 @@ class Federation:
 
     out: str = ""  # the run's folder on the server
     resume: bool = False
-    nodes: int = 2  # fewest to begin a round with
+    nodes: int = 0  # fewest to begin a round with; 0: the scenario's clients, or 2 sites with folders of their own
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
     timeout: float = 3600.0  # seconds for a round's replies

@@ -1,0 +1,51 @@
+"""`feddraw operator`: the key of a federation's operator, and the signatures that sites ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Option = typer.Option
+app = typer.Typer(no_args_is_help=True, help="For a federation's operator: make a key, sign apps for the sites.")
+
+
+@app.command()
+def key(
+    path: Annotated[Path, typer.Argument(help="The private key to write; PATH.pub beside it is for the sites.")],
+    passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
+) -> None:
+    """Make an Ed25519 key pair. Do it on a machine of your own: the private key must never be on the server."""
+    from feddraw.flower.signatures import fingerprint, make_keys
+
+    secret = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if passphrase else ""
+    line = make_keys(path, secret)
+    typer.echo(f"{path} is your private key: keep it, and keep it off the server")
+    typer.echo(
+        f"{path}.pub goes to every site, not by way of the server; let them compare its fingerprint by telephone:"
+    )
+    typer.echo(fingerprint(line))
+
+
+@app.command()
+def sign(
+    bundle: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder, or its .fab from `flwr build`.")],
+    key: Annotated[Path, Option(help="The private key of `feddraw operator key`.")],
+    days: Annotated[float, Option(help="Days that the signature counts.")] = 365.0,
+    out: Annotated[Path | None, Option(help="The signature to write (default: the app's name and hash, here).")] = None,
+) -> None:
+    """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
+    from feddraw.errors import UserError
+    from feddraw.flower.signatures import file_name, read_private, sign
+    from feddraw.flower.supernode import read_bundle
+    from feddraw.results import write_whole
+
+    made = read_bundle(bundle)
+    target = out or Path(file_name(made))
+    if not target.parent.is_dir():
+        raise UserError(f"cannot write {target}: there is no folder {target.parent}")
+    text = sign(made, read_private(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
+    write_whole(target, text.encode())
+    typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
+    typer.echo(f"{target} is written: give it to the sites, for the folder that they name with --signatures")

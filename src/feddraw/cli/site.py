@@ -1,0 +1,52 @@
+"""`feddraw site`: a hospital's node of a federation, which runs only what the operator has signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Option = typer.Option
+app = typer.Typer(no_args_is_help=True, help="For a site of a federation: start its node.")
+
+
+@app.callback()
+def callback() -> None:
+    """For a site of a federation: start its node."""
+
+
+@app.command()
+def start(
+    superlink: Annotated[str, Option(help="The server's address, NAME:PORT.")],
+    key: Annotated[Path, Option(help="This site's private key; the operator has registered its public half.")],
+    operator: Annotated[Path, Option(help="The operator's public key, which did not come by way of the server.")],
+    signatures: Annotated[Path, Option(help="A signature from the operator, or a folder of them (*.signature).")],
+    root_certificates: Annotated[
+        Path | None, Option(help="The authority that signed the server's certificate (default: the system's).")
+    ] = None,
+    node_config: Annotated[
+        str, Option(help="""As for flower-supernode: 'data="/srv/xrays" client="North" memory="/srv/feddraw"'.""")
+    ] = "",
+    port: Annotated[int, Option(min=1, max=65535, help="A port on 127.0.0.1 for the node's own processes.")] = 9094,
+) -> None:
+    """Start this site's SuperNode. An app is unpacked only if the operator has signed it; others are refused."""
+    from feddraw.errors import UserError
+    from feddraw.flower.signatures import Signatures, read_public
+    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start
+
+    refuse_unknown_flower()
+    for file in [key] if root_certificates is None else [key, root_certificates]:
+        if not file.is_file():
+            raise UserError(f"there is no file {file}")
+    if not signatures.exists():
+        raise UserError(f"there is no {signatures}: it must be a signature from the operator, or a folder of them")
+    given = Signatures(signatures, read_public(operator))
+    complaints = given.read()[1]
+    if complaints:
+        raise UserError(f"{complaints[0]}: remove the file, or check that {operator} is the operator's key")
+    check_node_config(node_config)
+    arguments = ["--superlink", superlink, "--auth-supernode-private-key", str(key)]
+    arguments += ["--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--root-certificates", str(root_certificates)] if root_certificates is not None else []
+    start(given, arguments + (["--node-config", node_config] if node_config else []))

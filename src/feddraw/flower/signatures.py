@@ -1,0 +1,219 @@
+"""The operator's signature of an app bundle: what a site asks for before it runs an app that the server sends.
+
+A signature is a text file of two lines: a statement in JSON, and the Ed25519 signature of exactly that line. The
+statement names the app (publisher/name), its version, the bundle's SHA-256, the time of signing and an expiry. A site
+keeps the signatures that it was given in a folder of its own, so the server cannot bring an old one back.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from feddraw.errors import UserError, positive
+
+PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
+SUFFIX = ".signature"
+LARGEST = 64 * 1024  # bytes of a key or of a signature
+LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
+LONGEST = 3660.0  # days that a signature may count
+
+
+class Refused(UserError):
+    """An app that this site does not run."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An app as it travels: the bytes of its .fab, and what these say they are."""
+
+    content: bytes
+    app: str  # publisher/name
+    version: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the operator signs."""
+
+    app: str
+    version: str
+    sha256: str
+    signed: str  # ISO 8601, UTC, to the second: as text they sort by time
+    expires: str
+    purpose: str = PURPOSE
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+def make_keys(path: Path, passphrase: str = "") -> str:
+    """Write a private key (0600) and beside it NAME.pub; returns the public line."""
+    private = Ed25519PrivateKey.generate()
+    lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        lock = serialization.BestAvailableEncryption(passphrase.encode())
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    line = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = path.with_name(path.name + ".pub")
+    for file in (path, public):
+        if os.path.lexists(file):
+            raise UserError(f"{file} exists: choose another name; a key is never overwritten")
+    _write_new(path, private.private_bytes(*form, lock), 0o600)
+    _write_new(public, line + b"\n", 0o644)
+    return line.decode()
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # never through a link, never over a file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def read_private(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
+    """The operator's private key; `ask` is called if it has a passphrase."""
+    content = _small_file(path)
+    try:
+        try:
+            key = serialization.load_pem_private_key(content, password=None)
+        except TypeError:  # how cryptography says that there is a passphrase
+            key = serialization.load_pem_private_key(content, password=ask().encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UserError(f"{path} is no private key of `feddraw operator key`, or the passphrase is wrong") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"{path} is no Ed25519 key: make one with `feddraw operator key`")
+    return key
+
+
+def read_public(path: Path) -> Ed25519PublicKey:
+    """The operator's public key, one line that begins with ssh-ed25519."""
+    try:
+        key = serialization.load_ssh_public_key(_small_file(path).strip())
+    except (ValueError, UnsupportedAlgorithm):
+        raise UserError(f"{path} is no public key: it must be a line that begins with ssh-ed25519") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UserError(f"{path} is no Ed25519 key: ask the operator for the .pub of `feddraw operator key`")
+    return key
+
+
+def fingerprint(line: str) -> str:
+    """The public key's fingerprint as `ssh-keygen -l` prints it, to be compared by telephone."""
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _small_file(path: Path) -> bytes:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"{path} is too large for a key or a signature")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------------- signing
+
+
+def sign(bundle: Bundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None) -> str:
+    """The text of a signature file."""
+    if positive("--days", days) > LONGEST:
+        raise UserError(f"--days must be at most {LONGEST:.0f}")
+    signed = now or datetime.now(UTC)
+    times = {"signed": _written(signed), "expires": _written(signed + timedelta(days=days))}
+    line = json.dumps(asdict(Statement(bundle.app, bundle.version, bundle.sha256, **times)))
+    return f"{line}\n{base64.b64encode(key.sign(line.encode())).decode()}\n"
+
+
+def file_name(bundle: Bundle) -> str:
+    publisher, _, name = bundle.app.partition("/")
+    return f"{publisher}.{name}.{bundle.version}.{bundle.sha256[:8]}{SUFFIX}"
+
+
+def _written(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_statement(path: Path, operator: Ed25519PublicKey) -> Statement:
+    """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
+    lines = _small_file(path).splitlines()
+    try:
+        line, signature = lines
+        operator.verify(base64.b64decode(signature, validate=True), line)
+    except (ValueError, InvalidSignature):
+        raise UserError(f"{path} is not signed with the operator's key") from None
+    try:
+        found: dict[str, Any] = json.loads(line)
+        statement = Statement(**found)
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path} is no signature that this version knows") from None
+    if statement.purpose != PURPOSE or not all(isinstance(value, str) for value in found.values()):
+        raise UserError(f"{path} is no signature of an app bundle that this version knows")
+    if not all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time) for time in (statement.signed, statement.expires)
+    ):
+        raise UserError(f"{path} has times that this version does not know")
+    return statement
+
+
+# ---------------------------------------------------------------------------------------------------- checking
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The signatures that a site was given: a file, or a folder of them, read anew for every run."""
+
+    path: Path
+    operator: Ed25519PublicKey
+
+    def read(self) -> tuple[list[Statement], list[str]]:
+        """What counts, and what is wrong with the other files."""
+        files = sorted(self.path.glob(f"*{SUFFIX}")) if self.path.is_dir() else [self.path]
+        statements, complaints = [], []
+        for file in files:
+            try:
+                statements.append(read_statement(file, self.operator))
+            except UserError as complaint:
+                complaints.append(str(complaint))
+        return statements, complaints
+
+    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> Statement:
+        """The signature under which these bytes may be unpacked; `app` and `version` are the server's words."""
+        digest = hashlib.sha256(content).hexdigest()
+        statements, complaints = self.read()
+        found = [statement for statement in statements if statement.sha256 == digest]
+        if not found:
+            others = f" ({'; '.join(complaints)})" if complaints else ""
+            raise Refused(f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}")
+        newest = max(found, key=lambda statement: statement.signed)
+        if (newest.app, newest.version) != (app, version):
+            raise Refused(f"the bundle is signed as {newest.app} {newest.version}, not as what the server calls it")
+        if newest.expires <= _written(now or datetime.now(UTC)):
+            raise Refused(
+                f"the signature of {app} {version} expired at {newest.expires}: ask the operator for a new one"
+            )
+        later = [other for other in statements if other.app == app and other.signed > newest.signed]
+        if later:
+            latest = max(later, key=lambda statement: statement.signed)
+            raise Refused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")
+        return newest

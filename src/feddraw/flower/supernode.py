@@ -1,0 +1,145 @@
+"""A site's node: Flower's SuperNode, with a check of the operator's signature before any app is unpacked.
+
+Everything that depends on the inside of `flower-supernode` is here. The seam is one private function of Flower, which
+asks the server for a run and its bundle and stores both; nothing is unpacked before it returns. Another version of
+Flower may work differently, so only versions that were read and tested are accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from functools import wraps
+from logging import ERROR, INFO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from flwr.app import Error, Message
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import get_fab_config, get_metadata_from_config, parse_config_args
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.version import package_version
+from flwr.supernode import start_client_internal as loop
+
+from feddraw.errors import UserError
+from feddraw.flower.signatures import LARGEST_BUNDLE, Bundle, Refused, Signatures
+
+KNOWN_FLOWER = ("1.41.0",)
+COMMAND = "flower-supernode"
+
+
+def refuse_unknown_flower(version: str = package_version) -> None:
+    """With an unknown Flower the check could be bypassed silently: do not start."""
+    if version not in KNOWN_FLOWER:
+        known = " or ".join(KNOWN_FLOWER)
+        raise UserError(
+            f"signatures cannot be checked with Flower {version}, only with {known}: "
+            f"pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw"
+        )
+
+
+def read_bundle(path: Path) -> Bundle:
+    """An app as `flwr run` would send it: from its folder, or from a .fab that `flwr build` has made."""
+    try:
+        content = build_fab_from_disk(path) if path.is_dir() else _read_fab(path)
+        app, version = get_metadata_from_config(get_fab_config(content))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, click.ClickException) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else error
+        raise UserError(f"{path} is no Flower app: {' '.join(str(said).split())}") from None
+    return Bundle(content, app, version)
+
+
+def _read_fab(path: Path) -> bytes:
+    if not path.is_file():
+        raise UserError(f"there is no app {path}: name its folder or its .fab")
+    if path.stat().st_size > LARGEST_BUNDLE:
+        raise UserError(f"{path} is larger than the {LARGEST_BUNDLE:,} bytes that Flower lets an app have")
+    return path.read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------- the seam
+
+
+def guarded(pull: Callable[..., int | None], signatures: Signatures) -> Callable[..., int | None]:
+    """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not signed."""
+
+    @wraps(pull)
+    def pull_checked(**given: Any) -> int | None:
+        seen: dict[str, Any] = {}
+
+        def receive() -> Any:
+            found = given["receive"]()
+            if found is not None:
+                seen["message"] = found[0]
+            return found
+
+        def get_run(run_id: int) -> Any:
+            seen["run"] = given["get_run"](run_id)
+            return seen["run"]
+
+        def get_fab(fab_hash: str, run_id: int) -> Any:
+            fab = given["get_fab"](fab_hash, run_id)
+            check_run(fab.content, seen["run"], signatures)
+            return fab
+
+        try:
+            return pull(**given | {"receive": receive, "get_run": get_run, "get_fab": get_fab})
+        except Refused as reason:
+            log(ERROR, "The app of run %s is refused, and nothing of it is unpacked: %s", seen["run"].run_id, reason)
+            answer = Error(ErrorCode.INVALID_FAB, f"the site refuses the app: {reason}")
+            loop._insert_message(Message(answer, reply_to=seen["message"]), given["state"], given["object_store"])
+            return int(seen["run"].run_id)  # so that Flower sends the answer
+
+    return pull_checked
+
+
+def check_run(content: bytes, run: Any, signatures: Signatures) -> None:
+    """Raise `Refused` unless the bundle is signed and the run calls it what it is: Flower finds its code by that."""
+    if hashlib.sha256(content).hexdigest() != run.fab_hash:
+        raise Refused("the server sent another bundle than the run names")
+    if run.primary_task_type != TaskType.SERVER_APP:
+        raise Refused(f"the run is of the kind '{run.primary_task_type}', and sites run client apps only")
+    statement = signatures.check(content, run.fab_id, run.fab_version)
+    log(INFO, "Signed by the operator: %s %s, until %s", statement.app, statement.version, statement.expires)
+
+
+# ---------------------------------------------------------------------------------------------------- the start
+
+
+def check_node_config(text: str) -> None:
+    """A signature covers the app, not the run's settings: with `trust` these could name code all the same."""
+    try:
+        settings = parse_config_args([text])
+    except (click.ClickException, ValueError, OSError) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else error
+        raise UserError(f"--node-config: {said}") from None
+    if text.strip() and not settings:
+        raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
+    if settings.get("trust"):
+        raise UserError(
+            "trust=true lets the server name code to import, and a signature does not cover that: leave it out"
+        )
+
+
+def start(signatures: Signatures, arguments: list[str]) -> None:
+    """Run `flower-supernode` in this process until it is stopped; apps are unpacked into a new, private folder."""
+    from flwr.supernode.cli import flower_supernode
+
+    refuse_unknown_flower()
+    loop._pull_and_store_message = guarded(loop._pull_and_store_message, signatures)
+    with TemporaryDirectory(prefix="feddraw-site-", ignore_cleanup_errors=True) as home:
+        # Flower takes an app that lies in its folder under the first 8 digits of the hash for the one that was sent.
+        os.environ["FLWR_HOME"] = home
+        os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+        os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+        # It starts its own commands by their bare names.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        sys.argv = [COMMAND, *arguments]
+        flower_supernode()
