@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.bench import document, growth, memory, rivals, server
-from feddraw.bench.peers import work
+from feddraw.bench import document, growth, memory, rivals, server, work
 from feddraw.bench.ratios import Session, interval, ratio
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
@@ -84,6 +83,24 @@ def test_a_peer_that_cannot_be_imported_says_so():
     rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
     with pytest.raises(RunFailed, match="No such file"), rivals.visiting(rival, sys.executable, TINY):
         pass
+
+
+def test_without_a_source_checkout_the_bench_says_that_peers_need_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(rivals, "SCRIPTS", tmp_path / "benchmarks" / "peers")
+    shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
+    assert "run feddraw bench from a checkout" in json.loads(shown.stdout)["missing"]["flower"]
+
+
+def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, tmp_path):
+    assert {rival.script for rival in rivals.RIVALS.values()} <= {path.name for path in rivals.SCRIPTS.iterdir()}
+    scripts = tmp_path / "peers"
+    scripts.mkdir()
+    (scripts / "echo.py").write_text(
+        "from work import Bench, setting\nassert setting().clients == 2\nfor _ in Bench().rounds(): pass\n"
+    )
+    monkeypatch.setattr(rivals, "SCRIPTS", scripts)
+    with rivals.visiting(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as visitor:
+        assert visitor.round() >= 0
 
 
 def test_a_server_of_many_streams_in_little_memory():

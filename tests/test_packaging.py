@@ -31,6 +31,7 @@ def test_the_wheel_built_from_the_sdist_holds_every_file_of_the_package_and_runs
         "docs/index.md",
         "mkdocs.yml",
         "examples/quickstart.py",
+        "benchmarks/peers/with_flower.py",
         "Makefile",
         "LICENSE",
     ):
@@ -51,6 +52,39 @@ def test_the_wheel_built_from_the_sdist_holds_every_file_of_the_package_and_runs
     alone = os.environ | {"PYTHONPATH": str(tmp_path / "alone")}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=alone, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+IMPORT_ALL = """
+import importlib, os, pkgutil, signal, sys, threading, unittest.mock
+import psutil, torch, feddraw
+for name in ("flwr.simulation", "flwr.server", "ray", "nvflare"):  # what these do themselves is not ours
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+before = dict(os.environ), list(sys.argv), threading.active_count(), signal.getsignal(signal.SIGINT)
+optional = {"flwr", "nvflare", "ray", "tensorboard", "monai", "pydicom"}
+for module in pkgutil.walk_packages(feddraw.__path__, "feddraw."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        assert error.name.partition(".")[0] in optional, error
+    except feddraw.UserError as error:
+        assert "pip install" in str(error), error
+    children = psutil.Process().children(recursive=True)
+    assert not children, (module.name, children)
+    mocks = [name for name, one in sys.modules.items() if isinstance(one, unittest.mock.NonCallableMock)]
+    assert not mocks, (module.name, mocks)
+assert (dict(os.environ), sys.argv, threading.active_count(), signal.getsignal(signal.SIGINT)) == before
+"""
+
+
+def test_importing_any_module_of_the_package_does_nothing_else(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -10,4 +10,5 @@ if Path(sys.path[0]).resolve() == Path.cwd() and not Path(__file__).is_relative_
 
 from feddraw.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -67,7 +67,7 @@ def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> di
 
 
 def _build(hidden: int, pixels: int) -> Any:
-    from feddraw.bench.peers.work import Net
+    from feddraw.bench.work import Net
 
     net = Net(hidden, pixels)
     return net, net.classifier_name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from feddraw.bench.peers import work
+from feddraw.bench import work
 from feddraw.bench.ratios import Ratio, Session, Timed, ratio, timed
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
@@ -36,6 +37,7 @@ from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.training import Examples, Trainer, Training
 
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
 PATIENCE = 240.0  # seconds for a peer to start, or to do a round
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -131,11 +133,13 @@ class Visitor:
         listening.bind(str(folder / "socket"))
         listening.listen()
         told = {work.SOCKET: str(folder / "socket"), work.SETTING: json.dumps(asdict(setting))}
-        script = Path(__file__).parent / "peers" / rival.script
+        scripts = folder / "scripts"
+        shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(work.__file__, scripts)
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [python, script, *rival.arguments],
+                [python, scripts / rival.script, *rival.arguments],
                 env=environment | ENVIRONMENT | told,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -229,12 +233,18 @@ def measure(session: Session, name: str) -> dict[str, Any]:
     python = session.pythons.get(rival.environment, sys.executable)
     found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
+        _require_scripts()
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
         found["left_out"] = {key: rival.note for key in work.SETTINGS if key not in rival.settings}
         return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
+
+
+def _require_scripts() -> None:
+    if not SCRIPTS.is_dir():
+        raise RunFailed("its script comes with the source only: run feddraw bench from a checkout (benchmarks/peers)")
 
 
 def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:

@@ -33,7 +33,10 @@ def bench(
         ),
     ] = None,
     python_of: Annotated[
-        list[str] | None, Option(help="PEER=PATH, the Python that has flower, pfl, fedlab or nvflare; repeatable.")
+        list[str] | None,
+        Option(
+            help="PEER=PATH, the Python that has flower, pfl, fedlab or nvflare; repeatable. Needs a source checkout."
+        ),
     ] = None,
     blocks: Annotated[int, Option(help="Alternating blocks a ratio (default: 20, or 6 with --quick).")] = 0,
 ) -> None:

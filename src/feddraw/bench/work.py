@@ -1,7 +1,8 @@
 """What every peer does in a round: the same data, the same network, the same number of SGD steps, one thread a process.
 
-Peers' scripts import this file from their own folder, in an environment that need not have feddraw. They talk to the
-bench through a socket: it says when to begin a round, they say how many seconds it took.
+Peers' scripts (`benchmarks/peers` of a source checkout) find a copy of this file beside them, as their environment need
+not have feddraw. They talk to the bench through a socket: it says when to begin a round, they say how many seconds it
+took.
 """
 
 from __future__ import annotations

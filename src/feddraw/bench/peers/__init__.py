@@ -1,1 +1,0 @@
-"""The same rounds in other systems: a script each, run by whichever Python has the system."""
