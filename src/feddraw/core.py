@@ -392,6 +392,15 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
+class Limited:
+    """What a policy made of a rule's weights."""
+
+    before: NDArray[np.float64]  # (clients,)
+    after: NDArray[np.float64]
+    clauses: tuple[str, ...]  # by client, the setting that decided its weight; empty where none did
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Weights that hold for some of the parameters only: a layer, or what belongs to one class."""
 
@@ -399,6 +408,7 @@ class Piece:
     places: Sequence[slice]  # in the vector of parameters
     values: NDArray[np.float64]  # (clients,)
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    limited: Limited | None = None  # where a policy is in force
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,6 +418,7 @@ class Weights:
     values: NDArray[np.float64]  # (clients,)
     parts: Parts = field(default_factory=dict)
     pieces: Sequence[Piece] = ()  # where in the parameters other weights hold
+    limited: Limited | None = None  # where a policy is in force
 
     @property
     def elsewhere(self) -> list[Place]:
@@ -533,8 +544,13 @@ class Method:
     def broadcast(self, state: State) -> dict[str, Vector]:
         return self.server.broadcast(state["server"])
 
-    def aggregate(self, cohort: Cohort, state: State) -> Aggregate:
+    def aggregate(
+        self, cohort: Cohort, state: State, bound: Callable[[Cohort, Weights], Weights] | None = None
+    ) -> Aggregate:
+        """Weigh and step; `bound` may change the weights in between (see `policy`)."""
         weights, weighting = self.weighting.weigh(cohort, state["weighting"])
+        if bound is not None:
+            weights = bound(cohort, weights)
         params, server = self.server.step(cohort, weights, state["server"])
         buffers = self.server.buffers(cohort, weights)
         counters = np.max([update.model.counters for update in cohort.updates], axis=0)

@@ -31,9 +31,10 @@ from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.evaluation import Jury, models_to_judge
-from feddraw.federation import PieceEntry, RoundResult, federate
+from feddraw.federation import STREAM_WEIGHTS, PieceEntry, RoundResult, federate
 from feddraw.gate import Gate
 from feddraw.participation import Participation
+from feddraw.policy import Policy
 from feddraw.results import Checkpoint, RunFolder, read_toml
 from feddraw.scenarios import Partition
 from feddraw.training import Examples, Network, ServerImages, Trainer, Training, steps_per_epoch
@@ -44,7 +45,7 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are ready, 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
 NAMED = ("data", "scenario", "model", "method")
-SETTINGS = {"training": Training, "participation": Participation, "gate": Gate}  # sections without a name
+SETTINGS = {"training": Training, "participation": Participation, "gate": Gate, "policy": Policy}  # no name
 ENGINES = ("serial", "processes", "flower")
 HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
@@ -60,6 +61,7 @@ class Experiment:
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
     gate: Gate = field(default_factory=Gate)  # which updates are let in
+    policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
     rounds: int = 15
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
@@ -255,7 +257,9 @@ def complete(experiment: Experiment) -> Experiment:
     one_of("engine", experiment.engine, ENGINES)
     experiment.training.check()
     experiment.gate.check()
+    experiment.policy.check()
     method = make_method(experiment)  # its mistakes come first, they cost no time
+    experiment.policy.check_method(method)
     if experiment.stream:
         _require_streaming(experiment, method)
     name = experiment.section("method")[0]
@@ -276,6 +280,8 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
         raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
         raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
+    if experiment.policy.limits_weights:
+        raise UserError(STREAM_WEIGHTS)
 
 
 def _with_defaults(section: str | Section, *functions: Callable[..., Any]) -> Section:
@@ -355,6 +361,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
     if not method.pooled:
         experiment.participation.check(clients, experiment.rounds)
+        experiment.policy.check_clients(clients)
     jury = Jury(dataset, clients, heldout_rows)
     proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     return Setting(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
@@ -529,6 +536,7 @@ def _rounds(
         start=start,
         state=state,
         gate=experiment.gate,
+        policy=None if method.pooled else experiment.policy,
         efforts=setting.efforts,
         proxy=setting.proxy,
         sizes=[len(rows) for rows in setting.training_rows] if experiment.stream else None,

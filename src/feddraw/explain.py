@@ -3,7 +3,8 @@
 Where weights are a softmax of a score for size plus a score for similarity (FedDRAW: beta gamma p and
 beta (1 - gamma) s; FedAdp: log p and its angle score; a round that takes the prior: log p and nothing), what a client
 counts above or below an equal share is split between the two: the effect of adding one score, averaged over adding it
-first and adding it second (Shapley's value of two players). The two parts add up to the difference exactly.
+first and adding it second (Shapley's value of two players). The two parts add up to the difference exactly. Where a
+policy limits weights, what it moved is a third part.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
+from feddraw.policy import EASED
 from feddraw.results import clean
 from feddraw.runs import Ledger, Run
 from feddraw.schedules import softmax
@@ -47,6 +49,7 @@ class Explanation:
     image_shares: Floats  # (clients,)
     from_size: Floats | None  # parts of share - 1/K; none where the ledger does not tell
     from_similarity: Floats | None
+    from_policy: Floats | None  # what a policy moved; none where there is no policy
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -95,14 +98,17 @@ def explain(run: Run) -> Explanation:
     known = all(part is not None for part in parts)
     size, similarity = (np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1))
     rescaled = bool((np.abs(totals - 1) > 1e-6).any())
-    return Explanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity)
+    moved = np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if ledger.has("proposed", "allowed") else None
+    return Explanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
 
 
 def _parts(ledger: Ledger, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
     scores = _scores(*(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation")))
-    if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), shares[counted], atol=1e-6):
+    proposed = ledger["proposed"][round, counted]  # before a policy
+    made = shares[counted] if np.isnan(proposed).any() else proposed
+    if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), made, atol=1e-6):
         return None
     found = []
     for part in split(*scores):
@@ -148,6 +154,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _small(found)
     yield from _equal(found)
     yield from _why(found)
+    yield from _policy(found)
     yield from _by_class(found)
     yield from _absent(found)
     if found.rescaled:
@@ -217,6 +224,31 @@ def _why(found: Explanation) -> Iterator[str]:
     by_similarity = spans(similarity > size + EXACT)
     if by_similarity:
         yield f"Similarity made more of the differences than size in {rounds(by_similarity)}."
+
+
+def _policy(found: Explanation) -> Iterator[str]:
+    """Where a policy decided, and its largest change."""
+    ledger = found.run.ledger
+    clauses = np.array(ledger.clauses, dtype=object).reshape(found.shares.shape)
+    for clause in sorted({clause for row in ledger.clauses for clause in row if clause}):
+        for place, client in enumerate(found.clients):
+            here = clauses[:, place] == clause
+            if not here.any():
+                continue
+            change = np.where(here, ledger["allowed"][:, place] - ledger["proposed"][:, place], 0.0)
+            most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
+            before, after = (percent(ledger[name][most, place]) for name in ("proposed", "allowed"))
+            when = rounds(spans(here)) + (f", most in round {most}" if here.sum() > 1 else "")
+            yield f"{_decided(clause, client, change[most])} in {when}: from {before} to {after}."
+
+
+def _decided(clause: str, client: str, change: float) -> str:
+    """What a setting of the policy did to a client."""
+    if clause == "fixed":
+        return f"policy.fixed set the weight of {client}"
+    if clause.endswith(EASED):
+        return f"Too few clients were there for policy.{clause.removesuffix(EASED)}, which was eased for {client}"
+    return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
 
 
 def _by_class(found: Explanation) -> Iterator[str]:
@@ -312,11 +344,13 @@ def _clients(found: Explanation) -> Iterator[dict[str, Any]]:
             "influence": float(np.nan_to_num(found.run.ledger["influence"][:, i]).mean()),
             "from_size": None if found.from_size is None else float(found.from_size[:, i].mean()),
             "from_similarity": None if found.from_similarity is None else float(found.from_similarity[:, i].mean()),
+            "from_policy": None if found.from_policy is None else float(found.from_policy[:, i].mean()),
         }
 
 
 def _round(found: Explanation, round: int) -> dict[str, Any]:
     parts = {"share": found.shares, "from_size": found.from_size, "from_similarity": found.from_similarity}
+    parts["from_policy"] = found.from_policy
     clients = [
         {"client": client} | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}
         for i, client in enumerate(found.clients)

@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Cohort, Job, Method, Model, Proxy, State, Update
+from feddraw.core import Aggregate, Cohort, Job, Method, Model, Piece, Proxy, State, Update
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.gate import Gate, Verdict, compare, inspect, judge, look_at_all
+from feddraw.policy import Bound, Policy, remark
 from feddraw.streaming import Stream
+
+STREAM_WEIGHTS = (
+    "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "
+    "leave only policy.max_size and policy.max_size_times"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,10 @@ class LedgerEntry:
     reputation: float = math.nan
     weight: float = 0.0  # the coefficient of the client's move
     influence: float = 0.0  # the weighted length of its move, as a share of all clients'
-    status: str = "counted"  # or "counted: and what the gate noted", "refused: why", "missing", "not asked"
+    status: str = "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
+    proposed: float = math.nan  # the rule's weight before the policy, where there is one
+    allowed: float = math.nan  # and after it
+    clause: str = ""  # the policy's setting that decided it
 
     @property
     def counted(self) -> bool:
@@ -49,6 +58,8 @@ class PieceEntry:
     similarity: float = math.nan
     reputation: float = math.nan
     weight: float = 0.0
+    proposed: float = math.nan  # before the policy, where there is one
+    clause: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +98,7 @@ def federate(
     start: int = 0,
     state: State | None = None,
     gate: Gate | None = None,
+    policy: Policy | None = None,
     efforts: Callable[[int], Mapping[int, float]] | None = None,
     proxy: Proxy | None = None,
     sizes: Sequence[int] | None = None,
@@ -108,10 +120,11 @@ def federate(
         if sizes is None:
             updates = list(coming)
             trained = time.perf_counter()
-            settled = settle(round, rounds, model, method, state, updates, clients, gate, asked=asked, proxy=proxy)
+            this = (round, rounds, model, method, state)
+            settled = settle(*this, updates, clients, gate, asked=asked, proxy=proxy, policy=policy)
         else:
             announced = {client: sizes[client] for client in asked}
-            settled = settle_stream(round, rounds, model, method, state, coming, clients, announced, gate)
+            settled = settle_stream(round, rounds, model, method, state, coming, clients, announced, gate, policy)
             trained = time.perf_counter()  # sums were taken while others trained
         model, state = settled.model, settled.state
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
@@ -142,24 +155,30 @@ def settle(
     *,
     asked: Collection[int] | None = None,  # left out: all
     proxy: Proxy | None = None,
+    policy: Policy | None = None,
 ) -> Settled:
     """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
     if method.weighting.proxy and proxy is None:
         raise UserError("this weighting needs labelled images at the server")
-    gate = gate or Gate()
+    gate, policy = gate or Gate(), policy or Policy()
+    bound = policy.bound(clients, method.server)
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
     looked = look_at_all(updates, model, method.sends, len(clients), gate)
+    sizes = {update.client: update.size for update in updates if not looked[update.client].reason}
+    believed = policy.believed(sizes)
+    updates = [_believed(update, believed) for update in updates]
     whole = [update for update in updates if not looked[update.client].reason]
     cohort = Cohort(round, rounds, model, whole, len(clients), proxy)
-    aggregate = _hopeful(method, cohort, state)
+    aggregate = _hopeful(method, cohort, state, bound)
     accepted, verdicts = judge(cohort, looked, gate)
     if accepted != whole or aggregate is None:
-        aggregate = method.aggregate(replace(cohort, updates=accepted), state) if accepted else None
+        aggregate = method.aggregate(replace(cohort, updates=accepted), state, bound) if accepted else None
+    verdicts = _noted(verdicts, _remarks(sizes, believed, accepted, aggregate))
     ledger = _ledger(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
     return _settled(aggregate, Settled(model, state, ledger, (), math.nan), accepted, clients)
 
 
-def _hopeful(method: Method, cohort: Cohort, state: State) -> Aggregate | None:
+def _hopeful(method: Method, cohort: Cohort, state: State, bound: Bound | None) -> Aggregate | None:
     """What comes of the round if the gate refuses nobody: the sum finds the distances that the gate wants on its way.
 
     Only for rules that weigh each client by itself, which numbers that are yet to be refused cannot mislead for long.
@@ -168,7 +187,7 @@ def _hopeful(method: Method, cohort: Cohort, state: State) -> Aggregate | None:
         return None
     try:
         with np.errstate(all="ignore"):
-            return method.aggregate(cohort, state)
+            return method.aggregate(cohort, state, bound)
     except (ArithmeticError, ValueError):
         return None
 
@@ -183,10 +202,15 @@ def settle_stream(
     clients: Sequence[str],
     sizes: Mapping[int, int],
     gate: Gate | None = None,
+    policy: Policy | None = None,
 ) -> Settled:
     """The same for updates that come one by one, in client order, from clients that have said their sizes before."""
-    gate = gate or Gate()
-    stream = Stream(method, Cohort(round, rounds, model, (), len(clients)), sizes)
+    gate, policy = gate or Gate(), policy or Policy()
+    if policy.limits_weights:
+        raise UserError(STREAM_WEIGHTS)
+    believed = policy.believed(sizes)
+    counted = {client: believed[client][0] if client in believed else size for client, size in sizes.items()}
+    stream = Stream(method, Cohort(round, rounds, model, (), len(clients)), counted)
     verdicts: dict[int, Verdict] = {}
     came = []
     for update in updates:
@@ -194,12 +218,14 @@ def settle_stream(
             verdicts[update.client] = replace(verdicts[update.client], note="answered again, its first answer counts")
             continue
         verdict = _alone(update, model, method, sizes, gate)
+        counts = _believed(update, believed)
         if not verdict.reason:
-            stream.take(update)
+            stream.take(counts)
         verdicts[update.client] = verdict
-        came.append(replace(update, model=model))  # its own is gone with the next one
+        came.append(replace(counts, model=model))  # its own is gone with the next one
     verdicts |= compare({client: verdict for client, verdict in verdicts.items() if not verdict.reason}, gate)
     aggregate = stream.aggregate(state) if stream.updates else None
+    verdicts = _noted(verdicts, _remarks(sizes, believed, stream.updates, aggregate))
     ledger = _ledger(round, clients, sizes, came, verdicts, aggregate)
     return _settled(aggregate, Settled(model, state, ledger, (), math.nan), stream.updates, clients)
 
@@ -212,6 +238,38 @@ def _alone(update: Update, model: Model, method: Method, sizes: Mapping[int, int
     if not verdict.reason and update.size != sizes[update.client]:
         return Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
     return verdict
+
+
+def _believed(update: Update, believed: Mapping[int, tuple[int, str]]) -> Update:
+    """With the size that it counts with."""
+    return replace(update, size=believed[update.client][0]) if update.client in believed else update
+
+
+def _remarks(
+    sizes: Mapping[int, int],
+    believed: Mapping[int, tuple[int, str]],
+    accepted: Sequence[Update],
+    aggregate: Aggregate | None,
+) -> dict[int, list[str]]:
+    """By client, what the policy changed about its size and its weight."""
+    limited = aggregate.weights.limited if aggregate is not None else None
+    found: dict[int, list[str]] = {}
+    for place, update in enumerate(accepted):
+        client = update.client
+        if client in believed:
+            size, setting = believed[client]
+            found.setdefault(client, []).append(f"says {sizes[client]} images, {size} count (policy.{setting})")
+        if limited is not None and (said := remark(limited, place)):
+            found.setdefault(client, []).append(said)
+    return found
+
+
+def _noted(verdicts: dict[int, Verdict], remarks: Mapping[int, list[str]]) -> dict[int, Verdict]:
+    """The verdicts with these remarks behind the gate's own."""
+    if not remarks:
+        return verdicts
+    notes = {c: "; ".join(filter(None, [verdicts[c].note, *said])) for c, said in remarks.items()}
+    return {c: replace(verdict, note=notes.get(c, verdict.note)) for c, verdict in verdicts.items()}
 
 
 def _settled(
@@ -268,6 +326,8 @@ def _shares(
         "influence": lengths / total if total > 0 else math.nan,
     }
     columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
+    if (limited := aggregate.weights.limited) is not None:
+        columns |= {"proposed": limited.before, "allowed": limited.after, "clause": np.array(limited.clauses, object)}
     lists = {name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()}
     return {client: {name: lists[name][place] for name in lists} for place, client in enumerate(counted)}
 
@@ -275,8 +335,15 @@ def _shares(
 def _pieces(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
     """A line for every client and piece."""
     return tuple(
-        PieceEntry(round, client, piece.name, **{name: float(column[place]) for name, column in columns.items()})
+        _of_piece(PieceEntry(round, client, piece.name), piece, place)
         for piece in (aggregate.weights.pieces if aggregate else ())
-        for columns in [{**piece.parts, "weight": piece.values}]
         for place, client in enumerate(counted)
     )
+
+
+def _of_piece(entry: PieceEntry, piece: Piece, place: int) -> PieceEntry:
+    columns: dict[str, Any] = {name: float(column[place]) for name, column in piece.parts.items()}
+    columns["weight"] = float(piece.values[place])
+    if (limited := piece.limited) is not None:
+        columns |= {"proposed": float(limited.before[place]), "clause": limited.clauses[place]}
+    return replace(entry, **columns)

@@ -37,10 +37,12 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
 from feddraw.fused import summed_by
 from feddraw.locks import lock_folder
+from feddraw.policy import Policy
 from feddraw.scenarios import Partition
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
+OF_POLICY = ("proposed", "allowed", "clause")  # columns of a ledger that those of earlier versions lack
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 MAX_DEPTH = 30  # of tables within tables
 PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
@@ -273,6 +275,23 @@ def _depth(table: Any) -> int:
     return depth
 
 
+def read_policy(path: Path) -> Policy:
+    """The `[policy]` of a TOML file, such as one that all sites of a federation have."""
+    table = read_toml(path).get("policy")
+    if not isinstance(table, dict):
+        raise UserError(f"{path} has no section [policy]")
+    return policy_of(table)
+
+
+def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
+    """A policy as code may give it: itself, its settings, a file with a section [policy], or nothing."""
+    if isinstance(given, Path | str) and str(given):
+        return read_policy(Path(given))
+    policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
+    policy.check()
+    return policy
+
+
 def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
     found = parse_json(read_text(path, limit))
@@ -372,7 +391,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
-    return [[line[name] for name in columns] for line in read_csv(path) if int(line["round"]) < round]
+    """In today's columns: those of the policy are missing in ledgers of earlier versions."""
+    lines = [dict.fromkeys(OF_POLICY, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    return [[line[name] for name in columns] for line in lines]
 
 
 def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:

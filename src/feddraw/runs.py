@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
+from feddraw.policy import CLAUSES
 from feddraw.results import RunFolder, as_written, flat, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
@@ -39,6 +40,7 @@ OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its 
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+OF_POLICY = ("proposed", "allowed")  # not in ledgers of earlier versions
 
 
 # ---------------------------------------------------------------------------------------------------- one run
@@ -51,6 +53,7 @@ class Ledger:
     clients: tuple[str, ...]
     columns: Mapping[str, Floats]
     status: tuple[tuple[str, ...], ...]  # by round
+    clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a client's weight
 
     @staticmethod
     def of(lines: Sequence[Mapping[str, str]]) -> Ledger:
@@ -58,18 +61,23 @@ class Ledger:
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in PARTS}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*PARTS, *OF_POLICY)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
+        clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
         for line in lines:
             t, i = int(line["round"]), place[line["client"]]
-            status[t][i] = line["status"]
+            status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
             for name in PARTS:
                 columns[name][t, i] = float(line[name]) if line[name] else math.nan
+            if clauses[t][i] not in CLAUSES:
+                raise ValueError("a clause that no policy has")
+            for name in OF_POLICY:
+                columns[name][t, i] = float(line.get(name) or math.nan)
         for name, column in columns.items():
             if (np.abs(column) > HUGE).any():
                 raise ValueError(f"{name} beyond {HUGE:g}")
-        return Ledger(clients, columns, tuple(map(tuple, status)))
+        return Ledger(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
@@ -79,6 +87,11 @@ class Ledger:
 
     def has(self, *names: str) -> bool:
         return all(np.isfinite(self[name]).any() for name in names)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a policy decided any weight."""
+        return any(any(row) for row in self.clauses)
 
     @property
     def sizes(self) -> Floats:

@@ -75,12 +75,13 @@ def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> It
 
 
 def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
-    """By round, all that does not depend on the clock."""
+    """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
     found: dict[int, list[Any]] = {}
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
     with as_written(folder.path / name):
         for entry in entries:
-            found.setdefault(int(entry["round"]), []).append({k: v for k, v in entry.items() if k != "seconds"})
+            said = {key: value for key, value in entry.items() if key != "seconds" and value != ""}
+            found.setdefault(int(entry["round"]), []).append(said)
     return found
 
 

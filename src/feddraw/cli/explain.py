@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,8 +61,9 @@ def show(found: Explanation) -> None:
         out.print(accounts.NO_SPLIT)
         return
     out.print(f"Where it came from, against an equal share of {accounts.percent(1 / len(found.clients))}")
-    parts = [_parts(client) for client in accounts.document(found)["clients"]]
-    out.print(table(["client", "above or below", "from size", "from similarity"], parts), markup=False)
+    sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
+    parts = [_parts(client, sources) for client in accounts.document(found)["clients"]]
+    out.print(table(["client", "above or below", *(f"from {source}" for source in sources)], parts), markup=False)
     out.print(f"In points of a hundred. {accounts.SPLIT}")
 
 
@@ -74,6 +76,6 @@ def _who(client: dict[str, float]) -> list[str]:
     return [str(client["client"]), *images, *weights, most, percent(client["influence"])]
 
 
-def _parts(client: dict[str, float]) -> list[str]:
-    parts = [client["from_size"], client["from_similarity"]]
+def _parts(client: dict[str, float], sources: Sequence[str]) -> list[str]:
+    parts = [client[f"from_{source}"] for source in sources]
     return [str(client["client"]), *(f"{100 * part:+.2f}" for part in (sum(parts), *parts))]

@@ -141,7 +141,7 @@ function ledgerLine(names, row, line) {
     client: cell.client.slice(0, LONGEST_NAME),
     size: absent ? null : inLine("size", cell.size),
     similarity: inLine("similarity", cell.similarity, null),
-    counted: !cell.status || cell.status === "counted",
+    counted: !cell.status || cell.status.startsWith("counted"), // "counted: …" has a note behind it
   };
 }
 

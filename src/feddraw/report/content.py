@@ -537,11 +537,15 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
         note += " Where weights do not sum to 1 they are the coefficients of the clients' updates."
     if others:
         yield Gallery(pictures.weights(others, slug(scenario)), note)
+    limited = [method for method, runs in weighed.items() if any(run.ledger.limited for run in runs)]
+    if limited:
+        yield Text(f"A policy limited weights of {listed(limited)}; the words below say whose and when.")
     for method, runs in weighed.items():
         drawers = (pictures.parts, pictures.by_class, pictures.deviation)
         more = [picture for draw in drawers for picture in draw(runs, method, slug(scenario))]
         if more:
             yield Gallery(more, f"What the weights of {method} are made of.")
+        if more or method in limited:
             said = list(sentences(explain(runs[0])))
             yield Fold(f"The weights of {method} in words (seed {runs[0].repeat})", [Bullets(said)])
 

@@ -1,0 +1,265 @@
+"""A policy above every rule: limits on how much a client may count, whatever the method says.
+
+Between weighing and the server's step the weights are replaced by the nearest ones (in the Euclidean norm) that keep
+the limits and sum to one; layers and classes with weights of their own alike. Before weighing, a client that says it
+has more images than the largest believable number counts as having that many. Weights within all limits keep their
+bits. Rules on whose coefficients limits would mean nothing refuse a policy, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw import catalog
+from feddraw.core import Cohort, Limited, Method, Piece, Server, Weights
+from feddraw.errors import UserError, not_negative, unknown
+from feddraw.methods.feddyn import DynamicServer
+from feddraw.methods.fedmgda import UnitMoves
+from feddraw.methods.krum import Nearest
+
+Floats = NDArray[np.float64]
+Bound = Callable[[Cohort, Weights], Weights]
+
+LIMITS = ("floor", "floor_times", "cap", "cap_times", "fixed")  # settings that can decide a weight
+EASED = " eased"  # behind the setting's name where too few clients were there to keep it
+CLAUSES = frozenset(("", *LIMITS, *(name + EASED for name in LIMITS)))
+
+SUM = 1e-9  # rounding that a sum of shares may show
+FEWEST = 3  # clients for a median of sizes that one of them cannot move at will
+
+# Where a coefficient is not the weight times one number, it may follow what a client says about itself. Not so here:
+# FedDyn's correction counts every client alike, and FedMGDA+ divides by lengths that the server has measured.
+LIMITED_ALL_THE_SAME = (DynamicServer, UnitMoves)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits on the weights, for every client that counts in a round. Client names stand in text, as `--set` can."""
+
+    floor: float = 0.0  # smallest weight of a client
+    floor_times: float = 0.0  # the same, in multiples of the equal share
+    cap: float = 1.0  # largest weight of a client
+    cap_times: float = 0.0  # the same, in multiples of the equal share; 0: no such cap
+    fixed: str = ""  # "North=0.3, South=0.2": clients with a weight of their own, whatever the method says
+    max_size: int = 0  # images; a client that says it has more counts as having so many; 0: no limit
+    max_size_times: float = 0.0  # the same, in medians of the round's sizes; from three clients on; 0: no limit
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Policy:
+        """From a table of settings; anything unknown or of the wrong type is refused."""
+        catalog.check(table, {field.name: field.default for field in fields(Policy)}, "policy")
+        return Policy(**table)
+
+    @property
+    def limits_weights(self) -> bool:
+        return replace(self, max_size=0, max_size_times=0.0) != Policy()
+
+    @property
+    def limits_sizes(self) -> bool:
+        return bool(self.max_size or self.max_size_times)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The fixed shares, by client."""
+        return _shares_of(self.fixed)
+
+    # ------------------------------------------------------------------------------------------ before the first round
+
+    def check(self) -> None:
+        """Refuse limits that no federation can keep."""
+        for name in ("floor", "cap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"policy.{name} must be a share from 0 to 1, not {getattr(self, name)}")
+        if not 0 <= self.floor_times <= 1:
+            raise UserError(f"policy.floor_times must be from 0 to 1 equal share, not {self.floor_times}")
+        if self.cap_times and not (math.isfinite(self.cap_times) and self.cap_times >= 1):
+            raise UserError(f"policy.cap_times must be at least 1 equal share, or 0 for none, not {self.cap_times}")
+        if self.floor > self.cap:
+            raise UserError(f"policy.floor = {self.floor} is above policy.cap = {self.cap}")
+        if self.max_size < 0:
+            raise UserError(f"policy.max_size must be a number of images, or 0 for no limit, not {self.max_size}")
+        if 0 < not_negative("policy.max_size_times", self.max_size_times) < 1:
+            raise UserError(f"policy.max_size_times must be at least 1 median, or 0, not {self.max_size_times}")
+        if sum(self.shares.values()) > 1 + SUM:
+            raise UserError(f"policy.fixed gives away {sum(self.shares.values()):g}, more than 1")
+
+    def check_clients(self, clients: Sequence[str]) -> None:
+        """Refuse limits that these clients cannot keep even if all of them count, and names that none of them has."""
+        for name in self.shares:
+            if name not in clients:
+                raise unknown("clients", name, clients)
+        if impossible := self.limits(clients).impossible:
+            raise UserError(f"the policy cannot be kept by {len(clients)} clients: {impossible}")
+
+    def check_method(self, method: Method) -> None:
+        """Refuse a method whose clients' influence the limits would not limit."""
+        if self.limits_weights and (reason := why_not(method)):
+            raise UserError(
+                f"a policy cannot limit the weights of this method: {reason}; "
+                "leave policy's floors, caps and fixed shares out, or choose another method"
+            )
+
+    # ------------------------------------------------------------------------------------------ sizes
+
+    def believed(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, str]]:
+        """Of the clients that say too much: the images that each counts with, and the setting that says so."""
+        limits = {"max_size": float(self.max_size)} if self.max_size else {}
+        if self.max_size_times and len(sizes) >= FEWEST:
+            limits["max_size_times"] = max(1.0, round(self.max_size_times * float(np.median(list(sizes.values())))))
+        if not limits:
+            return {}
+        name = min(limits, key=lambda limit: limits[limit])
+        return {client: (int(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
+
+    # ------------------------------------------------------------------------------------------ weights
+
+    def limits(self, clients: Sequence[str]) -> Limits:
+        """What holds for the clients that count in a round."""
+        equal = 1 / len(clients)
+        floor, low = max((self.floor, "floor"), (self.floor_times * equal, "floor_times"))
+        cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
+        fixed = np.array([name in self.shares for name in clients])
+        own = np.array([self.shares.get(name, 0.0) for name in clients])
+        return Limits(np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high)
+
+    def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
+        """What to do with the weights of a cohort, for the clients of a federation; None where nothing is limited."""
+        if not self.limits_weights:
+            return None
+
+        def bounded(cohort: Cohort, weights: Weights) -> Weights:
+            limits = self.limits([clients[client] for client in cohort.clients])
+            values, limited = limits.apply(weights.values)
+            found = replace(weights, values=values, pieces=[_piece(limits, p) for p in weights.pieces], limited=limited)
+            if server.proportional:
+                _check_server(server, cohort, found)
+            return found
+
+        return bounded
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """The smallest and largest weight of each client of a round, and which settings they come from."""
+
+    lower: Floats
+    upper: Floats
+    fixed: NDArray[np.bool_]
+    low: str  # the setting behind the floor
+    high: str  # the setting behind the cap
+
+    @property
+    def impossible(self) -> str:
+        """Why no weights keep the limits; empty where some do."""
+        least, most = float(self.lower.sum()), float(self.upper.sum())
+        if least > 1 + SUM:
+            return f"the least that they must have is {least:.4g} in all (policy.{self.low})"
+        if most < 1 - SUM:
+            return f"the most that they may have is {most:.4g} in all (policy.{self.high})"
+        return "" if (self.lower <= self.upper).all() else f"policy.{self.low} is above policy.{self.high}"
+
+    def apply(self, values: Floats) -> tuple[Floats, Limited]:
+        """The nearest weights within the limits, and what became of the ones before.
+
+        Where too few clients are there to keep the limits, all are eased by one factor, the smallest that will do.
+        """
+        least, most = float(self.lower.sum()), float(self.upper.sum())
+        if least > 1 or most < 1:
+            nearest = self.lower / least if least > 1 else self.upper / most
+            eased = least > 1 + SUM or most < 1 - SUM
+            setting, end = self.low if least > 1 else self.high, EASED if eased else ""
+            clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
+        else:
+            nearest = project(values, self.lower, np.maximum(self.lower, self.upper))
+            clauses = [self._clause(i, values[i], nearest[i]) for i in range(len(values))]
+        return nearest, Limited(values, nearest, tuple(clauses))
+
+    def _clause(self, place: int, before: float, after: float) -> str:
+        if self.fixed[place]:
+            return "fixed"
+        if before == after:
+            return ""
+        return self.high if after == self.upper[place] else self.low if after == self.lower[place] else ""
+
+
+def project(point: Floats, lower: Floats, upper: Floats) -> Floats:
+    """The vector nearest to a point among those that sum to one with lower <= vector <= upper.
+
+    It is clip(point - shift), with the one shift at which the sum is one (Held, Wolfe and Crowder, 1974). The sum
+    falls along straight lines between the shifts at which a number meets one of its limits: the line that crosses one
+    is found by bisection and solved. A point that keeps the limits already is returned as it is.
+    """
+    if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM:
+        return point
+    corners = np.unique(np.concatenate([point - upper, point - lower]))
+    first, last = 0, len(corners) - 1  # the sum is at least one at the first, at most one at the last
+    while last - first > 1:
+        middle = (first + last) // 2
+        above = np.clip(point - corners[middle], lower, upper).sum() >= 1
+        first, last = (middle, last) if above else (first, middle)
+    between = (corners[first] + corners[last]) / 2
+    free = (lower < point - between) & (point - between < upper)
+    held = np.where(point - between >= upper, upper, lower)[~free].sum()
+    shift = (point[free].sum() + held - 1) / free.sum() if free.any() else between
+    return np.asarray(np.clip(point - shift, lower, upper))
+
+
+def why_not(method: Method) -> str:
+    """Why limits on the weights would not limit what a client does under a method; empty where they do."""
+    if not method.server.takes_weights:
+        return "its server rule takes no weights"
+    if not method.weighting.sums_to_one:
+        return "its coefficients also scale the model, they are not shares"
+    if isinstance(method.weighting, Nearest):
+        return "it selects clients, and limits would bring in those that it left out"
+    if not (method.server.proportional or isinstance(method.server, LIMITED_ALL_THE_SAME)):
+        return "its server rule turns weights into coefficients by numbers that the clients report themselves"
+    return ""
+
+
+def remark(limited: Limited, place: int) -> str:
+    """For the ledger's status: how a client's weight met a limit; empty where none decided it, or it is fixed."""
+    clause, after = limited.clauses[place], limited.after[place]
+    if clause in ("", "fixed"):
+        return ""
+    if clause.endswith(EASED):
+        return f"too few clients for policy.{clause.removesuffix(EASED)}, eased to {after:.4g}"
+    word = "held down" if after < limited.before[place] else "raised"
+    return f"weight {word} from {limited.before[place]:.4g} to {after:.4g} by policy.{clause}"
+
+
+def _piece(limits: Limits, piece: Piece) -> Piece:
+    values, limited = limits.apply(piece.values)
+    return replace(piece, values=values, limited=limited)
+
+
+def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
+    """A rule that says it is proportional and is not would go past the limits."""
+    given = server.coefficients(cohort, replace(weights, pieces=()))
+    total = given.sum()
+    if np.isfinite(given).all() and not np.allclose(given, total * weights.values, atol=1e-9 * abs(total)):
+        raise UserError(
+            f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional to its weights"
+        )
+
+
+def _shares_of(text: str) -> dict[str, float]:
+    """'North=0.3, South=0.2' as a dict."""
+    found: dict[str, float] = {}
+    for item in filter(str.strip, text.split(",")):
+        name, _, number = item.rpartition("=")
+        try:
+            share = float(number)
+        except ValueError:
+            share = math.nan
+        if not (name.strip() and 0 <= share <= 1) or name.strip() in found:
+            raise UserError(f"policy.fixed must read like 'North=0.3, South=0.2' (each client once), not '{text}'")
+        found[name.strip()] = share
+    return found
