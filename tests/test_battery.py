@@ -356,6 +356,42 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
     assert np.array_equal(found.weights.values, alone.values)
 
 
+def two_rounds(method, cohort):
+    """What is made of the same updates in the first two rounds: weights and parameters."""
+    state, found = method.init(cohort.model), []
+    for round in range(2):
+        result = method.aggregate(replace(cohort, round=round), state)
+        found += [result.weights.values, *(piece.values for piece in result.weights.pieces), result.model.params]
+        state = result.state
+    return np.concatenate(found)
+
+
+@cache
+def answered(name):
+    """The second round's updates of a method, with an answer to all that any weighting may ask."""
+    cohort, _ = second_round(name)
+    return replace(cohort, updates=[replace(u, extra=answers()[u.client] | u.extra) for u in cohort.updates])
+
+
+@pytest.mark.parametrize("training", SECOND)
+@pytest.mark.parametrize("weighting", FIRST)
+def test_no_mixture_equals_one_of_its_halves(weighting, training):
+    mixture, first, second = map(method_of, (f"{weighting}+{training}", weighting, training))
+    cohort = answered(training)
+    found = two_rounds(mixture, cohort)
+    if first.weighting == second.weighting:  # FedAvg's weights are FedProx's own: the name says what it is
+        assert mixture == second
+    else:
+        assert not np.array_equal(found, two_rounds(second, cohort))
+    if training == "ditto":  # trains the common model as FedAvg does: what it adds is a model of each client's own
+        assert mixture.local.keeps == {"own": "model"}
+    elif type(second.server) is not Server:
+        assert not np.array_equal(found, two_rounds(first, cohort))
+    else:  # what it adds is in the training: FedAvg's clients, under the same weights, came to other models
+        assert second.weighting == method_of("fedavg").weighting
+        assert not np.array_equal(cohort.params, second_round("fedavg")[0].params)
+
+
 # ---------------------------------------------------------------------------------------------------- broken updates
 
 

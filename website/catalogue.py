@@ -6,7 +6,8 @@ import inspect
 from pathlib import Path
 
 from feddraw import catalog
-from feddraw.cli.listing import first_line, needs_of, settings_of
+from feddraw.cli.listing import first_line, needs_of, place_in_mixture, settings_of
+from feddraw.core import brings_training, brings_weighting
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -40,8 +41,16 @@ HEAD = """# Methods
 
 Made from the methods' own files by `python -m website.catalogue`. Each is one file in `src/feddraw/methods/`; what it
 says of its formula, source and where it departs from it stands here as it stands there. `feddraw list methods` prints
-the table, `--method NAME` runs one, `--set method.SETTING=VALUE` changes a setting, and `A+B` takes the weighting of A
-with the local and server rules of B.
+the table, `--method NAME` runs one, and `--set method.SETTING=VALUE` changes a setting.
+
+**Mixtures.** `A+B` takes the weighting of A with the local and server rules of B. Every method marked A combines with
+every method marked B. A mixture that would lose what one of its halves is named for is refused with the reason:
+a weighting as B, a method without a weighting of its own as A, weights that only fit their own server rule. Each half
+has its own defaults. A setting that both halves have is written with the method's name: `--set method.fedadp.alpha=4`.
+
+| | methods |
+|---|---|
+{mixtures}
 
 Letters: p a client's share of the images, x the model that is sent, y a client's result, D = y - x its move, K clients,
 d parameters, F a client's loss at x. "Streams" means that a client's score needs only its own update, so that a server
@@ -68,10 +77,23 @@ TAIL = "\n".join(
 
 
 def page() -> str:
-    parts = [HEAD]
+    parts = [HEAD.replace("{mixtures}", mixtures())]
     for kind, names in KINDS.items():
         parts += [f"## {kind}\n", *(entry(name) for name in names)]
     return "\n".join([*parts, TAIL])
+
+
+def mixtures() -> str:
+    """Which methods can be which half, and why some cannot."""
+    made = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
+    rows = {"A, gives its weighting": "A", "B, gives its local and server rules": "B"}
+    lines = [
+        f"| {title} | {', '.join(f'`{name}`' for name, method in made.items() if place_in_mixture(method) == half)} |"
+        for title, half in rows.items()
+    ]
+    alone = {name: method for name, method in made.items() if place_in_mixture(method) == "neither"}
+    why = [f"`{name}` as A {brings_weighting(one)}; as B it {brings_training(one)}" for name, one in alone.items()]
+    return "\n".join([*lines, *(f"| neither | {reason} |" for reason in why)])
 
 
 def entry(name: str) -> str:
@@ -85,6 +107,7 @@ def entry(name: str) -> str:
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
         "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",
+        "in a mixture A+B": place_in_mixture(method),
         "settings": ", ".join(f"`{key} = {value}`" for key, value in settings_of(function).items()) or "none",
     }
     table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]

@@ -78,7 +78,8 @@ class Experiment:
         for name in NAMED:
             value = getattr(self, name)
             section = {"name": value} if isinstance(value, str) else dict(value)
-            object.__setattr__(self, name, _section_defaults(name, section) | section)
+            section = _section_defaults(name, section) | section
+            object.__setattr__(self, name, _by_half(section) if name == "method" else section)
         for name, kind in SETTINGS.items():
             if isinstance(getattr(self, name), Mapping):
                 object.__setattr__(self, name, _settings(kind, getattr(self, name), name))
@@ -100,7 +101,7 @@ class Experiment:
             elif not isinstance(table[head], dict):
                 raise UserError(f"'{head}' is a single value: there is no setting '{path}'")
             else:
-                table[head] = table[head] | {rest: value}
+                table[head] = _without(table[head], rest) | {rest: value}
         return Experiment.of(table)
 
     def table(self) -> dict[str, Any]:
@@ -186,6 +187,19 @@ def _changed(path: str, old: Any, new: Any) -> Any:
     return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
 
 
+def _by_half(section: Section) -> dict[str, Any]:
+    """A method's settings with dotted names: in TOML `fedadp.alpha = 4` is a table inside the table."""
+    halves = str(section.get("name", "")).split("+")
+    inside = {key: table for key, table in section.items() if key in halves and isinstance(table, Mapping)}
+    dotted = {f"{half}.{key}": value for half, table in inside.items() for key, value in table.items()}
+    return {key: value for key, value in section.items() if key not in inside} | dotted
+
+
+def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Leave out what a new value replaces: the setting with or without a method's name before it."""
+    return {old: v for old, v in table.items() if old != key.rpartition(".")[2] and old.rpartition(".")[2] != key}
+
+
 def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
     """Settings that stay when a section gets another name; the others belonged to the old one."""
     if section == "data":
@@ -205,24 +219,77 @@ def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
 def make_method(experiment: Experiment) -> Method:
     """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
     name, settings = experiment.section("method")
+    halves = _halves(name)
+    shares = _shares(halves, settings)
+    parts = [half.make(share) for half, share in zip(halves, shares, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    mixture = _mixed([half.name for half in halves], *parts)
+    _require_effect(halves[0], shares[0], lambda method: method.weighting, name)
+    _require_effect(halves[1], shares[1], lambda method: (method.local, method.server), name)
+    return mixture
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """One of the two methods of a mixture, or the only one: its name, its function and that function's defaults."""
+
+    name: str
+    function: Callable[..., Any]
+    defaults: Mapping[str, Any]
+
+    def own(self, key: str) -> str | None:
+        """What it calls a setting, which may have the method's name before it (`fedadp.alpha`); None if not its own."""
+        plain = key.removeprefix(f"{self.name}.")
+        return plain if plain in self.defaults else None
+
+    def make(self, settings: Section) -> Method:
+        method = catalog.call(self.function, settings, "method")
+        if not isinstance(method, Method):
+            raise UserError(f"'{self.name}' does not give a Method")
+        return method
+
+
+def _halves(name: str) -> list[Half]:
     names = name.split("+")
     if len(names) > 2:
-        raise UserError(f"'{'+'.join(names)}' mixes more than two methods: give weighting+training")
-    functions = [catalog.find("methods", name) for name in names]
-    shares = [_share(name, function, settings) for name, function in zip(names, functions, strict=True)]
-    left = set(settings) - {key for share in shares for key in share.values()}
-    if left:
-        known = sorted({key for function in functions for key in inspect.signature(function).parameters})
-        raise UserError(
-            f"{'+'.join(names)} has no setting '{min(left)}'" + (f": it has {', '.join(known)}" if known else "")
-        )
-    parts = [
-        catalog.call(function, {own: settings[key] for own, key in share.items()}, "method")
-        for function, share in zip(functions, shares, strict=True)
-    ]
-    if not all(isinstance(part, Method) for part in parts):
-        raise UserError(f"'{name}' does not give a Method")
-    return parts[0] if len(parts) == 1 else _mixed(names, *parts)
+        raise UserError(f"'{name}' mixes more than two methods: give weighting+training")
+    if len(names) == 2 and names[0] == names[1]:
+        raise UserError(f"'{name}' mixes a method with itself: write {names[0]}")
+    functions = [catalog.find("methods", half) for half in names]
+    return [Half(half, function, _defaults(function)) for half, function in zip(names, functions, strict=True)]
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def _shares(halves: Sequence[Half], settings: Section) -> list[dict[str, Any]]:
+    """Each half's settings under its own names; a setting that none has, or that both could mean, is refused."""
+    shares: list[dict[str, Any]] = [{} for _ in halves]
+    name = "+".join(half.name for half in halves)
+    for key, value in settings.items():
+        owners = [(half, share, own) for half, share in zip(halves, shares, strict=True) if (own := half.own(key))]
+        if not owners:
+            known = sorted({own for half in halves for own in half.defaults})
+            raise UserError(f"{name} has no setting '{key}'" + (f": it has {', '.join(known)}" if known else ""))
+        if len(owners) > 1:
+            ways = " or ".join(f"{half.name}.{key}" for half in halves)
+            raise UserError(f"both halves of {name} have a setting '{key}': write {ways}")
+        half, share, own = owners[0]
+        if own in share:
+            raise UserError(f"{half.name}'s setting '{own}' is given twice, with and without '{half.name}.' before it")
+        share[own] = value
+    return shares
+
+
+def _require_effect(half: Half, share: Section, kept: Callable[[Method], Any], name: str) -> None:
+    """Refuse a setting of what the mixture does not take from a half: it would be recorded and do nothing."""
+    for own, value in share.items():
+        if value != half.defaults[own] and half.defaults[own] is not inspect.Parameter.empty:
+            usual = {**share, own: half.defaults[own]}
+            if kept(half.make(usual)) == kept(half.make(share)):
+                raise UserError(f"{half.name}'s setting '{own}' changes nothing in {name}: leave it out")
 
 
 def _mixed(names: Sequence[str], first: Method, second: Method) -> Method:
@@ -262,14 +329,12 @@ def complete(experiment: Experiment) -> Experiment:
     experiment.policy.check_method(method)
     if experiment.stream:
         _require_streaming(experiment, method)
-    name = experiment.section("method")[0]
-    functions = [catalog.find("methods", part) for part in name.split("+")]
     partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
     return replace(
         experiment,
         data=_data_defaults(experiment),
         scenario=_scenario_defaults(experiment),
-        method=_with_defaults(experiment.method, *functions),
+        method=_method_defaults(experiment),
         model=_with_defaults(experiment.model, models.find(experiment.section("model")[0])),
         partition_seed=partition_seed,
     )
@@ -284,12 +349,25 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
         raise UserError(STREAM_WEIGHTS)
 
 
-def _with_defaults(section: str | Section, *functions: Callable[..., Any]) -> Section:
-    signatures = [inspect.signature(function).parameters.values() for function in functions]
-    defaults = {p.name: p.default for parameters in signatures for p in parameters if p.default is not p.empty}
+def _with_defaults(section: str | Section, function: Callable[..., Any]) -> Section:
     assert not isinstance(section, str)
-    qualified = {key.rpartition(".")[2] for key in section if "." in key}
-    return {"name": section["name"]} | {k: v for k, v in defaults.items() if k not in qualified} | dict(section)
+    return {"name": section["name"]} | _given(_defaults(function)) | dict(section)
+
+
+def _method_defaults(experiment: Experiment) -> Section:
+    """Every setting of a method; one that both halves of a mixture have stands under each half's name."""
+    name, settings = experiment.section("method")
+    halves = _halves(name)
+    count = Counter(own for half in halves for own in half.defaults)
+    recorded = {"name": name}
+    for half, share in zip(halves, _shares(halves, settings), strict=True):
+        whole = _given(half.defaults) | share
+        recorded |= {f"{half.name}.{own}" if count[own] > 1 else own: value for own, value in whole.items()}
+    return recorded
+
+
+def _given(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}
 
 
 def _data_defaults(experiment: Experiment) -> Section:

@@ -135,7 +135,8 @@ def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> d
         return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
     if name not in ALWAYS_NAMED and not several:
         return {f"{name}.{key}": value for key, value in inner.items()}
-    shown = chosen if several else {key: chosen[key] for key in inner}
+    whole = flat(chosen)
+    shown = whole if several else {key: whole[key] for key in inner}
     own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
     return {name: ",".join([str(chosen.get("name", "")), *own])}
 

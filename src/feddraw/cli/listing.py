@@ -58,10 +58,18 @@ def methods() -> list[dict[str, Any]]:
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
                 "streams": method.streams,
+                "in A+B": place_in_mixture(method),
                 "settings": settings_of(function),
             }
         )
     return rows
+
+
+def place_in_mixture(method: Method) -> str:
+    """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
+    from feddraw.core import brings_training, brings_weighting
+
+    return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
 
 
 ASKED = {

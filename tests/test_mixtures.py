@@ -1,0 +1,160 @@
+"""`A+B`: which pairs are accepted, and that each half of a mixture has the settings it would have alone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from feddraw import catalog
+from feddraw.cli.listing import methods
+from feddraw.cli.run import parse_settings
+from feddraw.core import Local, Method, Server
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment, complete, make_method, run
+from feddraw.flower.settings import read
+from feddraw.methods.feddraw import feddraw
+from feddraw.methods.fedlaw import fedlaw
+from feddraw.methods.median import median
+from feddraw.study import read_study
+from feddraw.verification import verify
+from small import small
+
+NAMES = catalog.names("methods")
+PAIRS = list(itertools.permutations(NAMES, 2))
+HALF = {row["name"]: row["in A+B"] for row in methods()}
+ACCEPTED = [(first, second) for first, second in PAIRS if (HALF[first], HALF[second]) == ("A", "B")]
+
+
+def made(method: Any) -> Method:
+    return make_method(Experiment(method=method))
+
+
+def test_every_pair_is_accepted_or_refused_as_the_list_of_methods_says() -> None:
+    for first, second in PAIRS:
+        if (first, second) in ACCEPTED:
+            made(f"{first}+{second}")
+        else:
+            with pytest.raises(UserError, match=rf"^{first}\+{second}: ({first}|{second}) (has|is|never|trains) "):
+                made(f"{first}+{second}")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("feddraw+krum", "krum is a weighting only"),
+        ("feddraw+median", "median has a server rule that takes no weights"),
+        ("fedlaw+fedprox", "fedlaw has weights that only fit its own server rule"),
+        ("ldawa+fedprox", "ldawa has weights that only fit its own server rule"),
+        ("fedmgda+fedprox", "fedmgda has weights that only fit its own server rule"),
+        ("feddraw+ldawa", "ldawa is a weighting only"),
+        ("feddraw+afl", "afl is a weighting only"),
+        ("fedprox+moon", "fedprox has no weighting of its own"),
+        ("feddraw+alone", "alone never trains on the common model"),
+        ("feddraw+centralised", "centralised trains in one place"),
+        ("centralised+fedprox", "centralised trains in one place"),
+        ("fedprox+fedprox", "mixes a method with itself: write fedprox"),
+    ],
+)
+def test_a_pair_that_cannot_mean_what_its_name_says_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        made(name)
+
+
+def test_a_setting_can_make_a_pair_meaningful() -> None:
+    shares = made({"name": "fedlaw+fedprox", "shrink": False})
+    assert shares.weighting.sums_to_one
+    assert made({"name": "feddraw+afl", "show": "mean"}).server == made({"name": "afl", "show": "mean"}).server
+
+
+def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None:
+    with pytest.raises(UserError, match="the weights of LearntOnProxy need the server rule Sum, not Server"):
+        Method(Local(), fedlaw().weighting, Server())
+    with pytest.raises(UserError, match="the server rule Middle takes no weights"):
+        Method(Local(), feddraw().weighting, median().server)
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(("first", "second"), ACCEPTED)
+def test_each_half_has_its_own_defaults(first: str, second: str) -> None:
+    recorded = complete(Experiment(method=f"{first}+{second}"))
+    for mixture in (made(f"{first}+{second}"), make_method(recorded)):
+        assert mixture.weighting == made(first).weighting
+        assert (mixture.local, mixture.server) == (made(second).local, made(second).server)
+    assert complete(recorded) == recorded
+    assert Experiment.of(recorded.table()) == recorded
+
+
+def test_defaults_that_were_swapped_before() -> None:
+    assert made("fedadp+feddyn").weighting.alpha == 5.0  # type: ignore[attr-defined]
+    assert made("fedeba+moon").weighting.temperature == 0.1  # type: ignore[attr-defined]
+    both: Any = {"name": "fedawa+fedlaw", "fedlaw.shrink": False}
+    with pytest.raises(UserError, match="fedlaw is a weighting only"):
+        made(both)
+    assert complete(Experiment(method="fedadp+feddyn")).method == {
+        "name": "fedadp+feddyn",
+        "fedadp.alpha": 5.0,
+        "feddyn.alpha": 0.01,
+        "show": "sent",
+    }
+
+
+def test_a_plain_name_that_both_halves_have_is_refused_and_the_message_says_what_to_write() -> None:
+    with pytest.raises(
+        UserError, match=r"both halves of fedadp\+feddyn have a setting 'alpha': write fedadp.alpha or "
+    ):
+        made({"name": "fedadp+feddyn", "alpha": 1.0})
+
+
+def test_a_setting_of_what_the_mixture_does_not_take_is_refused() -> None:
+    for method in (
+        {"name": "feddraw+scaffold", "weights": "samples"},
+        {"name": "feddraw+fedmgda", "epsilon": 0.5},
+        {"name": "afl+fedprox", "show": "mean"},
+    ):
+        with pytest.raises(UserError, match="changes nothing in"):
+            made(method)
+
+
+def test_a_setting_given_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="fedprox's setting 'mu' is given twice"):
+        made({"name": "feddraw+fedprox", "mu": 0.1, "fedprox.mu": 0.2})
+
+
+def test_every_way_of_setting_one_half_gives_the_same_method(tmp_path: Path) -> None:
+    wanted = complete(Experiment(method={"name": "fedadp+feddyn", "fedadp.alpha": 4.0})).method
+    typed = Experiment().with_settings({"method": "fedadp+feddyn"} | parse_settings(["method.fedadp.alpha=4.0"]))
+    assert complete(typed).method == wanted
+    assert read({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method == wanted
+    assert read({"method.name": "fedadp+feddyn", "method.fedadp.alpha": 4.0})[0].method == wanted
+    file = tmp_path / "experiment.toml"
+    file.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = 4.0\n')
+    assert complete(Experiment.read(file)).method == wanted
+    study = tmp_path / "study.toml"
+    study.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = [4.0, 5.0]\n')
+    planned = read_study(study)
+    assert [complete(one.experiment).method["fedadp.alpha"] for one in planned] == [4.0, 5.0]  # type: ignore[index]
+    assert len({one.label["method"] for one in planned}) == 2
+
+
+def test_a_recorded_setting_can_be_changed_with_or_without_the_methods_name(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(complete(Experiment(method="feddraw+fedprox")).table()))
+    for path in ("method.mu", "method.fedprox.mu"):
+        assert complete(Experiment.read(file).with_settings({path: 0.5})).method["mu"] == 0.5  # type: ignore[index]
+
+
+def test_a_mixture_resumes_and_verifies_from_what_it_recorded(tmp_path: Path) -> None:
+    experiment = small(**{"method": "fedadp+feddyn", "method.fedadp.alpha": 4.0, "rounds": 2})
+    rounds = run(experiment, tmp_path / "run")
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    recorded = Experiment.read(tmp_path / "run" / "experiment.toml")
+    assert make_method(recorded) == make_method(experiment)
+    assert [result.round for result in run(recorded, tmp_path / "run", resume=True)] == [1]
+    assert verify(tmp_path / "run").same
