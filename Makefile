@@ -59,7 +59,8 @@ fuzz: .venv/installed-dev
 	$(PIP) --editable '.[simulation]'
 	@touch $@
 
-# Federations of real processes, killed, starved and interrupted, and Flower's simulation on Ray; about a quarter of an hour.
+# Federations of real processes, killed, starved, interrupted and attacked, and Flower's simulation on Ray; some twenty
+# minutes. The tests of strangers need nginx (apt install nginx).
 test-federation: .venv/installed-federation
 	FEDDRAW_FEDERATION=1 .venv/bin/python -m pytest tests/federation tests/test_flower_deployment.py
 
