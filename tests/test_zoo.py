@@ -251,6 +251,21 @@ def test_feddiscos_discrepancies():
         assert np.isfinite(discrepancy(np.array([[0.0, 0, 0], [1, 0, 0]]), metric)).all()
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_client_without_findings_has_the_largest_discrepancy(metric):
+    """It was called perfectly even under KL, which gave it .857 of the weight."""
+    found = discrepancy(np.array([[0.0, 0, 0], [0, 7, 0], [5, 1, 1], [2, 2, 2]]), metric)
+    assert found[0] == found[1]
+    assert found[0] > found[2] > found[3] + 1e-6
+    cohort = cohort_of(np.zeros((3, 2)), [10] * 3, extra=asked("labels", [[0, 0, 0], [4, 3, 3], [4, 3, 3]]))
+    assert values("feddisco", cohort, metric=metric)[0] < 1 / 3
+
+
+def test_feddisco_where_no_client_has_findings_is_fedavg():
+    cohort = cohort_of(np.zeros((2, 2)), [3, 1], extra=asked("labels", [[0, 0], [0, 0]]))
+    assert values("feddisco", cohort, a=0.5, b=0.25, metric="kl") == pytest.approx([0.75, 0.25])  # a d = b for both
+
+
 def test_feddisco_falls_back_to_size_where_nothing_is_left():
     cohort = cohort_of(np.zeros((2, 2)), [3, 1], extra=asked("labels", [[9, 0], [9, 0]]))
     assert values("feddisco", cohort, a=50.0, b=0.0, metric="l1") == pytest.approx([0.75, 0.25])
@@ -371,7 +386,78 @@ def test_fedawa_begins_with_shares_as_logits_and_moves_by_its_rate():
     cohort = cohort_of(RNG.normal(size=(3, 6)), [6, 3, 1], sent=RNG.normal(size=6))
     found, state = weigh("fedawa", cohort, lr=0.01)
     assert found.values == pytest.approx(softmax(np.array([0.6, 0.3, 0.1]), 1.0))
-    assert np.abs(np.array(list(state["logits"].values())) - [0.6, 0.3, 0.1]) == pytest.approx([0.01] * 3, rel=1e-3)
+    assert np.abs(list(state["moved"].values())) == pytest.approx([0.01] * 3, rel=1e-3)
+    again, _ = weigh("fedawa", cohort, state, lr=0.01)
+    assert again.values == pytest.approx(softmax(np.array([0.6, 0.3, 0.1]) + list(state["moved"].values()), 1.0))
+
+
+# ---------------------------------------------------------------------------------------------------- who is there
+
+EVERYONE = (0, 1, 2, 3)
+PATTERNS = [
+    [(0,), EVERYONE, EVERYONE],
+    [(1, 2), (0, 3), EVERYONE, (0,), EVERYONE],
+    [EVERYONE, (3,), (0, 1, 3), EVERYONE],
+    [(2,), (2,), (0, 1), (3,), EVERYONE],
+]
+STILL = {  # settings under which what a rule remembers must make no difference, and the rule that it then is
+    "fairfed": ({"beta": 0.0}, "fedavg"),
+    "afl": ({"rate": 1e-12}, "uniform"),
+    "fedawa": ({"lr": 1e-12}, "fedawa"),  # softmax of the shares: its own first round
+    "fedadp": ({"alpha": 1e-9}, "fedavg"),
+    "feddraw_adaptive": ({}, "feddraw"),  # these clients' similarities are steady
+}
+
+
+def some(present, round=0):
+    """Four clients of a federation, as many as are there; each always sends the same model."""
+    chance = np.random.default_rng(5)
+    moves, sent = chance.normal(size=(4, 6)), chance.normal(size=6)
+    counts = [[10, 10, 9, 9 - client, 40, 36 - 5 * client] for client in EVERYONE]
+    extra = [asked("groups", counts)[c] | asked("loss", [0.2, 0.9, 0.4, 0.7])[c] for c in present]
+    options = {"clients": list(present), "population": 4, "extra": extra, "round": round, "rounds": 15}
+    return cohort_of(moves[list(present)], [[24, 5, 40, 11][c] for c in present], sent=sent, **options)
+
+
+def test_every_rule_that_remembers_is_tried_with_absent_clients():
+    remembering = {name for name in catalog.names("methods") if method(name).weighting.init()}
+    assert remembering == STILL.keys()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", STILL)
+def test_a_rule_that_learns_nothing_weighs_those_present_whoever_came_first(name, pattern):
+    settings, limit = STILL[name]
+    state = method(name, **settings).weighting.init()
+    for round, present in enumerate(pattern):
+        found, state = weigh(name, some(present, round), state, **settings)
+        assert found.values == pytest.approx(values(limit, some(present, round)), abs=1e-7)
+
+
+@pytest.mark.parametrize("client", EVERYONE)
+@pytest.mark.parametrize("name", STILL)
+def test_having_been_there_alone_is_no_advantage(name, client):
+    rule = method(name).weighting
+    _, state = rule.weigh(some((client,)), rule.init())
+    cohort = some(EVERYONE, 1)
+    assert rule.weigh(cohort, state)[0].values == pytest.approx(rule.weigh(cohort, rule.init())[0].values, abs=1e-12)
+
+
+def test_afls_lambda_covers_everyone_from_the_first_round_and_makes_room_for_new_clients():
+    _, state = weigh("afl", some((0,)))
+    assert list(state["lambda"].values()) == pytest.approx([1 / 4] * 4)
+    _, state = weigh("afl", by_loss([0.1, 0.9], population=2), rate=0.1)
+    found, later = weigh("afl", by_loss([0.5] * 4, population=4), state, rate=0.1)
+    assert found.values == pytest.approx([0.5 * state["lambda"]["0"], 0.5 * state["lambda"]["1"], 0.25, 0.25])
+    assert sum(later["lambda"].values()) == pytest.approx(1)
+
+
+def test_what_fairfed_has_learnt_holds_in_every_cohort():
+    """Weights among those present are in the proportion that they have among all."""
+    _, state = weigh("fairfed", some(EVERYONE), beta=0.1)
+    whole, _ = weigh("fairfed", some(EVERYONE), state, beta=0.0)
+    part, _ = weigh("fairfed", some((1, 3)), state, beta=0.0)
+    assert part.values == pytest.approx(whole.values[[1, 3]] / whole.values[[1, 3]].sum())
 
 
 # ---------------------------------------------------------------------------------------------------- at the server
@@ -455,7 +541,9 @@ def test_fairfed_takes_weight_from_the_client_whose_gap_is_unlike_the_global_one
     found, state = weigh("fairfed", cohort)
     assert gap(np.array(other, float)) == pytest.approx(-0.8)
     assert found.values == pytest.approx(np.maximum(0, expected) / np.maximum(0, expected).sum())
-    assert list(state["score"].values()) == pytest.approx(expected)
+    again, _ = weigh("fairfed", cohort, state)
+    twice = np.maximum(0, expected - (away - away.mean()))
+    assert again.values == pytest.approx(twice / twice.sum())
 
 
 def test_fairfed_without_groups_goes_by_accuracy():

@@ -3,10 +3,14 @@
 lambda <- the nearest point of the simplex to lambda + rate · losses at the sent model, from equal weights on; a round
 uses the lambda of before. Clients' moves stand in for gradients. The paper's model is the mean over the rounds
 (`show = "mean"`); batch-norm statistics belong to one round's model, so by default the last is shown.
+
+lambda covers all clients from the first round on, present or not. The loss of an absent client is unknown: we take the
+mean of those present for it, so nobody gains or loses by being away. A client that joins later starts at 1/K.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,12 +41,20 @@ class Agnostic(Weighting):
         return {"lambda": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        losses = dict(zip(map(str, cohort.clients), cohort.number("loss"), strict=True))
-        before = dict.fromkeys(losses, 1 / cohort.population) | state["lambda"]
-        after = onto_simplex(np.array([value + self.rate * losses.get(c, 0.0) for c, value in before.items()]))
-        now = np.array([before[client] for client in losses])
-        state = {"lambda": dict(zip(before, after.tolist(), strict=True))}
+        losses = np.full(cohort.population, cohort.number("loss").mean())
+        losses[list(cohort.clients)] = cohort.number("loss")
+        before = _enlarged(state["lambda"], cohort.population)
+        now = before[list(cohort.clients)]
+        after = onto_simplex(before + self.rate * losses)
+        state = {"lambda": {str(client): value for client, value in enumerate(after.tolist())}}
         return normalize(now if now.any() else np.ones(len(now))), state
+
+
+def _enlarged(known: Mapping[str, float], population: int) -> NDArray[np.float64]:
+    """The weights of all clients, where some may be new: those start at 1/K, and the others keep their proportions."""
+    values = np.array([known.get(str(client), np.nan) for client in range(population)])
+    new = np.isnan(values)
+    return np.where(new, 1 / population, values * (1 - new.mean()))
 
 
 @dataclass(frozen=True)

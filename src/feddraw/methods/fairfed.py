@@ -4,6 +4,10 @@
 findings, of the sent model; weights start at p and move by -beta (Delta - mean Delta), Delta = |global gap - own gap|.
 Where a client has no gap, because it lacks a group or the data know of none, Delta is |its accuracy - mean accuracy|.
 beta = 0 is FedAvg. For the threshold of a call see `training.group_counts`.
+
+The paper has everybody in every round. We remember what a client's weight has become as a multiple of its share, and
+apply it to its share among those present: with everybody there that is the paper's rule, and a client's first weight
+does not depend on who came before it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class FairnessAware(Weighting):
     asks = ("groups",)
 
     def init(self) -> State:
-        return {"score": {}}
+        return {"multiple": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
@@ -40,10 +44,10 @@ class FairnessAware(Weighting):
         accuracy = counts[:, -1] / counts[:, -2]
         away = np.abs(np.array([gap(row) for row in counts]) - gap(counts.sum(axis=0)))
         away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
-        scores = np.array([state["score"].get(name, p) for name, p in zip(names, prior, strict=True)])
+        scores = prior * np.array([state["multiple"].get(name, 1.0) for name in names])
         scores -= self.beta * (away - away.mean())
         kept = np.maximum(0, scores)
-        state = {"score": state["score"] | dict(zip(names, scores.tolist(), strict=True))}
+        state = {"multiple": state["multiple"] | dict(zip(names, (scores / prior).tolist(), strict=True))}
         return normalize(kept if kept.any() else prior, prior=prior, reputation=scores), state
 
 

@@ -1,7 +1,8 @@
 """FedAdp: a client counts more the closer its move points to the common direction. (Wu and Wang, IEEE TCCN 2021)
 
 Angles are over all parameters, in radians, averaged over the rounds in which the client took part. We average by the
-client's own participations, not by the global round.
+client's own participations, not by the global round. A round with a single client says nothing about its angle to
+others and is not remembered.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class AdaptiveAngle(Weighting):
         means = {c: state["angle"].get(c, 0.0) * (n - 1) / n + float(angles[c]) / n for c, n in counts.items()}
         scores = gompertz(np.array(list(means.values())), self.alpha)
         values = softmax(scores + np.log(prior), 1.0)  # proportional to size · exp(score)
-        state = {"angle": state["angle"] | means, "rounds": state["rounds"] | counts}
+        if len(cohort.updates) > 1:
+            state = {"angle": state["angle"] | means, "rounds": state["rounds"] | counts}
         return Weights(values, {"prior": prior, "similarity": similarity, "reputation": scores}), state
 
 

@@ -2,7 +2,9 @@
 
 w = softmax(l), l = p at first (shares as logits, so weights begin nearly equal). Each round l takes one step of Adam
 against sum w_i |D_i - sum w_j D_j| + sum w_i (1 - cos(y_i, x)), after its weights were used; the optimiser is new in
-every round, as in the authors' code, so each logit moves by lr in the direction that helps.
+every round, as in the authors' code, so each logit moves by lr in the direction that helps. We remember how far each
+client's logit has moved and add it to its share among those present, so that a client's first weight does not depend on
+who came before it.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ class AdaptiveWeights(Weighting):
     cost = "O(K² d)"
 
     def init(self) -> State:
-        return {"logits": {}}
+        return {"moved": {}}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
-        logits = np.array([state["logits"].get(name, p) for name, p in zip(names, prior, strict=True)])
-        values = softmax(logits, 1.0)
+        moved = np.array([state["moved"].get(name, 0.0) for name in names])
+        values = softmax(prior + moved, 1.0)
         similarity = cosine(cohort.params, cohort.model.params)
         gradient = slope(values, gram(cohort.params, cohort.model.params), similarity)
-        logits -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
-        state = {"logits": state["logits"] | dict(zip(names, logits.tolist(), strict=True))}
+        moved -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
+        state = {"moved": state["moved"] | dict(zip(names, moved.tolist(), strict=True))}
         return Weights(values, {"prior": prior, "similarity": similarity}), state
 
 

@@ -3,6 +3,10 @@
 w is proportional to max(0, p - a d + b). The mix is the count of each finding among the client's images, scaled to sum
 to one; KL discrepancies are divided by their sum, as the authors do. Where every term is zero or less their code
 stops; we weigh by size. a = b = 0 is FedAvg.
+
+The authors' images have one label each, so every client has a mix. A client without any finding has none here. Its
+images are all of one kind, so under every metric it gets the discrepancy of a client with a single finding: the largest
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ METRICS: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
 
 def discrepancy(counts: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
     """How far each row of label counts is from an even mix."""
-    mix = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    single = np.arange(counts.shape[1]) == 0
+    counts = np.maximum(counts, 0)
+    counts = np.where(counts.any(axis=1, keepdims=True), counts, single)
+    mix = counts / counts.sum(axis=1, keepdims=True)
     even = 1 / mix.shape[1]
     if metric in ("l1", "l2"):
         return np.asarray(np.linalg.norm(mix - even, ord=int(metric[1]), axis=1))
