@@ -18,7 +18,7 @@ import psutil
 
 from feddraw.data import Dataset, Labels
 from feddraw.data.phantom import phantom
-from feddraw.experiment import Experiment, run
+from feddraw.experiment import Experiment, iterate
 
 IMAGES, DRAWN = 20, 2000
 
@@ -48,7 +48,7 @@ def main() -> None:
     ).with_settings({"data.size": 28, "training.epochs": 1, "training.batch_size": IMAGES})
     began, here = time.monotonic(), psutil.Process()
     with tempfile.TemporaryDirectory() as folder:
-        for result in run(experiment, Path(folder) / "run", dataset=crowd(ask.clients)):
+        for result in iterate(experiment, Path(folder) / "run", dataset=crowd(ask.clients)):
             everyone = [here, *here.children(recursive=True)]
             own = sum(process.memory_full_info().uss for process in everyone) / 2**20
             seconds = result.seconds["training"] + result.seconds["aggregation"]

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from feddraw.experiment import Experiment, run
+from feddraw.experiment import Experiment, iterate
 
 WARM = 0.1  # share of the rounds after which nothing should grow
 WAYS = {
@@ -44,7 +44,7 @@ def soak(rounds: int, way: dict[str, Any]) -> np.ndarray:
     here = psutil.Process()
     measured = []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in run(tiny(rounds, way), Path(folder) / "run"):
+        for _ in iterate(tiny(rounds, way), Path(folder) / "run"):
             everyone = [here, *here.children(recursive=True)]
             memory = sum(process.memory_info().rss for process in everyone) / 2**20
             measured.append((memory, sum(process.num_fds() for process in everyone)))

@@ -4,7 +4,7 @@ python examples/combining_rules.py
 feddraw run --method feddraw+fedprox --set method.mu=0.1       # the same from the command line
 """
 
-from feddraw import Experiment, run
+from feddraw import Experiment, iterate
 from feddraw.core import Method
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedprox import fedprox
@@ -21,7 +21,7 @@ def patient_feddraw(mu: float = 0.1, eta: float = 0.2) -> Method:
 def main() -> None:
     for method in ("feddraw+fedprox", "combining_rules:patient_feddraw"):
         print(method)
-        for result in run(Experiment(method=method, engine="serial").with_settings(SMALL)):
+        for result in iterate(Experiment(method=method, engine="serial").with_settings(SMALL)):
             print(" ", result.round, {client: round(weight, 4) for client, weight in result.weights.items()})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from feddraw import Experiment, run
+from feddraw import Experiment, iterate
 from feddraw.data.phantom import phantom
 
 FOLDER = Path("own-data")
@@ -39,7 +39,7 @@ def main() -> None:
         print(f"{FOLDER}/labels.csv and {len(HOSPITALS)} images are written")
         return
     experiment = Experiment(data=str(FOLDER / "labels.csv"), scenario="by_site", rounds=2, engine="serial")
-    for result in run(
+    for result in iterate(
         experiment.with_settings({"data.normalize": "measured", "training.batch_size": 16, "training.epochs": 1})
     ):
         print(result.round, {hospital: round(weight, 3) for hospital, weight in result.weights.items()})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw import Experiment, run
+from feddraw import Experiment, iterate
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
 
 
@@ -32,6 +32,6 @@ def closer_counts_more(softening: float = 1e-5) -> Method:
 
 if __name__ == "__main__":
     small = {"scenario.scale": 0.005, "rounds": 2, "data.size": 28, "data.validation": 200, "data.test": 200}
-    for result in run(Experiment(method="own_method:closer_counts_more", engine="serial").with_settings(small)):
+    for result in iterate(Experiment(method="own_method:closer_counts_more", engine="serial").with_settings(small)):
         shares = ", ".join(f"{client} {weight:.3f}" for client, weight in result.weights.items())
         print(f"round {result.round}: {shares}, validation AUC {result.metrics['validation']['auc']['macro']:.3f}")

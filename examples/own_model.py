@@ -6,7 +6,7 @@ feddraw run --model own_model:three_layers --set model.width=16      # from the 
 
 from torch import nn
 
-from feddraw import Experiment, run
+from feddraw import Experiment, iterate
 
 
 def three_layers(classes: int, width: int = 8) -> nn.Module:
@@ -22,7 +22,7 @@ def three_layers(classes: int, width: int = 8) -> nn.Module:
 def main() -> None:
     small = {"scenario.scale": 0.005, "rounds": 3, "data.size": 28, "data.validation": 200, "data.test": 200}
     experiment = Experiment(model={"name": "own_model:three_layers", "width": 8}, engine="serial")
-    for result in run(experiment.with_settings(small)):
+    for result in iterate(experiment.with_settings(small)):
         print(f"round {result.round}: validation AUC {result.metrics['validation']['auc']['macro']:.3f}")
 
 

@@ -58,8 +58,8 @@ def test_weights_are_drawn(tmp_path: Path, ending: str) -> None:
 def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> None:
     done = typed("run", *SMALL, "--method", "feddraw+fedprox", "--set", "method.mu=.5", "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "round   1/2  loss" in done.stdout
-    assert "round   2/2  loss" in done.stdout
+    assert "round   0  loss" in done.stdout
+    assert "round   1  loss" in done.stdout
     assert "Cardiomegaly" in done.stdout
     assert "synthetic" in done.stdout
     assert "mu = 0.5" in (tmp_path / "r" / "experiment.toml").read_text()
@@ -82,6 +82,22 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
     assert (tmp_path / "copy" / model).read_bytes() == (tmp_path / "r" / model).read_bytes()
 
 
+def test_terminal_ledger_explain_and_verify_count_rounds_alike(tmp_path: Path) -> None:
+    typed("run", *SMALL, "--rounds", "2", "--method", "feddraw", "--out", "r", folder=tmp_path)
+    said = typed("run", *SMALL, "--rounds", "2", "--method", "feddraw", "--out", "s", folder=tmp_path).stdout
+    ledger = (tmp_path / "r" / "weights.csv").read_text().splitlines()[1:]
+    counted = sorted({int(line.split(",")[0]) for line in ledger})
+    assert counted == [0, 1]
+    assert "rounds 0 to 1, seed" in said
+    assert [int(line.split()[1]) for line in said.splitlines() if line.startswith("round ")] == counted
+    assert "exactly equal in round 1" in typed("explain", "r", folder=tmp_path).stdout
+    with (tmp_path / "r" / "weights.csv").open("a") as file:
+        file.write(ledger[-1] + "\n")
+    assert "weights.csv of round 1" in "".join(
+        vars(typed("verify", "r", folder=tmp_path))[s] for s in ("stdout", "stderr")
+    )
+
+
 def test_without_out_a_run_finds_a_free_folder_under_runs(tmp_path: Path) -> None:
     for name in ("quantity-fedavg-0", "quantity-fedavg-0-2"):
         assert typed("run", *SMALL, "--rounds", "1", "--method", "fedavg", folder=tmp_path).returncode == 0
@@ -95,7 +111,7 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
         signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
-        while "round   2/500" not in process.stdout.readline():
+        while "round   1  loss" not in process.stdout.readline():
             pass
         workers = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)

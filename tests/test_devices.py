@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feddraw.errors import UserError
-from feddraw.experiment import run
+from feddraw.experiment import iterate, run
 from feddraw.training import Examples
 from small import small
 
@@ -17,14 +17,14 @@ from small import small
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said_in_a_line(tmp_path):
     with pytest.raises(UserError, match=r"training\.device is cuda, but torch finds no such device here: use cpu"):
-        next(run(small().with_settings({"training.device": "cuda"}), tmp_path / "run"))
+        next(iterate(small().with_settings({"training.device": "cuda"}), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("device", ["meta", "gpu", "cuda:x", "CPU"])
 def test_other_devices_are_refused(device):
     with pytest.raises(UserError, match=r"training\.device must be cpu, cuda"):
-        next(run(small().with_settings({"training.device": device})))
+        next(iterate(small().with_settings({"training.device": device})))
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])  # the second through a gradient scaler

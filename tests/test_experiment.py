@@ -15,6 +15,7 @@ from feddraw.experiment import Experiment, complete, make_method, prepare, run
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ControlledServer
+from feddraw.results import read_json
 from small import small
 
 
@@ -150,6 +151,32 @@ def test_the_loop_yields_a_result_a_round_with_weights_that_sum_to_one() -> None
     np.testing.assert_allclose(list(results[0].weights.values()), sizes / sizes.sum())  # round 0 is the prior
     np.testing.assert_allclose(list(results[-1].weights.values()), 1 / 3)  # the last one uniform
     assert set(results[-1].metrics) == {"validation", "test", "clients"}
+
+
+def test_run_does_its_work_and_gives_the_result(tmp_path: Path) -> None:
+    result = feddraw.run(small(), tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.json").is_file()
+    assert [one.round for one in result] == [0, 1, 2]
+    assert len(result) == 3
+    assert result.last is result.rounds[-1]
+    assert result.metrics == result.last.metrics
+    again = feddraw.run(small(), tmp_path / "run", resume=True)
+    assert again.metrics["test"] == read_json(tmp_path / "run" / "metrics.json")["test"]
+    with pytest.raises(UserError, match="was finished before"):
+        _ = again.last
+
+
+def test_iterate_trains_a_round_when_it_is_asked_for(tmp_path: Path) -> None:
+    rounds = feddraw.iterate(small(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert next(rounds).round == 0
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 1
+    rounds.close()  # type: ignore[attr-defined]
+
+
+def test_dir_shows_what_there_is() -> None:
+    assert {"run", "iterate", "Experiment", "weights", "schedule", "__version__"} <= set(dir(feddraw))
+    assert all(getattr(feddraw, name) is not None for name in dir(feddraw))
 
 
 def test_held_out_images_are_not_trained_on_and_are_reported_by_client() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddraw.errors import RunFailed
-from feddraw.experiment import run
+from feddraw.experiment import iterate, run
 from small import small
 
 FILES = ("model.safetensors", "weights.csv", "metrics.json")
@@ -30,7 +30,7 @@ def test_the_flower_engine_gives_the_bits_of_the_serial_engine(method: str, tmp_
 
 def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     list(run(small(method="scaffold"), tmp_path / "whole"))
-    begun = run(small(method="scaffold", engine="flower"), tmp_path / "part")
+    begun = iterate(small(method="scaffold", engine="flower"), tmp_path / "part")
     next(begun)
     begun.close()
     list(run(small(method="scaffold"), tmp_path / "part", resume=True))

@@ -14,7 +14,7 @@ from feddraw.cli.listing import methods
 from feddraw.cli.run import parse_settings
 from feddraw.core import Local, Method, Server
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, make_method, run
+from feddraw.experiment import Experiment, complete, iterate, make_method, run
 from feddraw.flower.settings import read
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedlaw import fedlaw
@@ -151,7 +151,7 @@ def test_a_recorded_setting_can_be_changed_with_or_without_the_methods_name(tmp_
 
 def test_a_mixture_resumes_and_verifies_from_what_it_recorded(tmp_path: Path) -> None:
     experiment = small(**{"method": "fedadp+feddyn", "method.fedadp.alpha": 4.0, "rounds": 2})
-    rounds = run(experiment, tmp_path / "run")
+    rounds = iterate(experiment, tmp_path / "run")
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]
     recorded = Experiment.read(tmp_path / "run" / "experiment.toml")

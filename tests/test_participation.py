@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.experiment import prepare, run
+from feddraw.experiment import iterate, prepare, run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova
 from feddraw.participation import Participation
@@ -158,7 +158,7 @@ def test_engines_give_the_same_bits_with_some_clients(whole):
 
 def test_a_resumed_run_goes_on_with_the_same_clients(whole, tmp_path):
     experiment = small().with_settings(PART)
-    rounds = run(experiment, tmp_path / "run")
+    rounds = iterate(experiment, tmp_path / "run")
     next(rounds)
     rounds.close()
     assert len({line["status"] for line in read_csv(RunFolder(tmp_path / "run").ledger)}) == 2

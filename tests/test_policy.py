@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from feddraw import catalog
 from feddraw.core import Server
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, make_method, prepare, run
+from feddraw.experiment import Experiment, complete, iterate, make_method, prepare, run
 from feddraw.explain import explain, sentences
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
@@ -277,7 +277,7 @@ def test_every_engine_gives_the_same_bits_and_a_killed_run_goes_on_to_them(tmp_p
     monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: False)
     for engine in ("serial", "processes", "flower"):
         list(run(small(rounds=2, engine=engine, **POLICY), tmp_path / engine))
-    begun = run(small(rounds=2, **POLICY), tmp_path / "killed")
+    begun = iterate(small(rounds=2, **POLICY), tmp_path / "killed")
     next(begun)
     begun.close()
     with pytest.raises(UserError, match=r"was run with policy.cap_times = 1.2, not 1.3"):
@@ -305,7 +305,7 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
 
 
 def test_a_ledger_from_before_policies_is_read_verified_and_gone_on_with(tmp_path):
-    begun = run(small(), tmp_path / "run")
+    begun = iterate(small(), tmp_path / "run")
     next(begun)
     begun.close()
     ledger = tmp_path / "run" / "weights.csv"

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from feddraw import models
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, prepare, run
+from feddraw.experiment import Experiment, iterate, prepare, run
 from feddraw.results import RunFolder, plain
 from small import small
 
@@ -98,14 +98,14 @@ def test_equal_runs_give_equal_bytes(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rounds_done", [0, 1, 2])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(finished: Path, tmp_path: Path, rounds_done: int) -> None:
     folder = tmp_path / "run"
-    list(islice(run(small(method="scaffold"), folder), rounds_done))
+    list(islice(iterate(small(method="scaffold"), folder), rounds_done))
     list(run(small(method="scaffold"), folder, resume=True))
     assert contents(folder) == contents(finished)
 
 
 def test_lines_behind_the_checkpoint_and_a_torn_line_are_dropped_on_resume(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    list(islice(run(small(method="scaffold"), folder), 2))
+    list(islice(iterate(small(method="scaffold"), folder), 2))
     with (folder / "weights.csv").open("a") as ledger:
         ledger.write("2,C1,10,1,,,,,,0.1,0.1,counted\n2,C2,1")
     with (folder / "rounds.jsonl").open("a") as log:
@@ -127,7 +127,7 @@ def test_a_run_killed_before_its_last_file_finishes_on_resume(finished: Path, tm
 @pytest.mark.parametrize("method", ["feddraw", "moon", "feddyn", "fedadp"])
 def test_methods_with_state_go_on_to_the_same_bytes(method: str, tmp_path: Path) -> None:
     list(run(small(method=method), tmp_path / "whole"))
-    list(islice(run(small(method=method), tmp_path / "cut"), 1))
+    list(islice(iterate(small(method=method), tmp_path / "cut"), 1))
     list(run(small(method=method), tmp_path / "cut", resume=True))
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -164,7 +164,7 @@ def test_resume_with_other_settings_is_refused(finished: Path) -> None:
 
 def test_resume_with_another_engine_is_fine(tmp_path: Path, finished: Path) -> None:
     folder = tmp_path / "run"
-    list(islice(run(small(method="scaffold"), folder), 1))
+    list(islice(iterate(small(method="scaffold"), folder), 1))
     list(run(small(method="scaffold", engine="processes", workers=2), folder, resume=True))
     assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
 
@@ -185,7 +185,7 @@ def test_a_folder_with_something_else_in_it_is_not_resumed(tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "run"
-    list(islice(run(small(), folder), 1))
+    list(islice(iterate(small(), folder), 1))
     file = folder / "checkpoint" / "state.safetensors"
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = run(small(), folder)
+    first = iterate(small(), folder)
     next(first)
     with pytest.raises(UserError, match="another process is running in"):
         list(run(small(), folder, resume=True))
@@ -251,14 +251,14 @@ def test_the_checkpoints_folder_is_on_the_disk_before_a_round_counts(
         to_disk(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    list(islice(run(small(), folder), 1))
+    list(islice(iterate(small(), folder), 1))
     assert {("above", False), ("run", False), ("checkpoint", False)} <= set(synced)
 
 
 @pytest.mark.parametrize("where", ["model", "state", "memory"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_checkpoint_with_numbers_that_are_not_finite_is_refused(tmp_path: Path, where: str, value: float) -> None:
-    list(islice(run(small(method="scaffold"), tmp_path / "run"), 1))
+    list(islice(iterate(small(method="scaffold"), tmp_path / "run"), 1))
     folder, layout = RunFolder(tmp_path / "run"), prepare(small()).initial.layout
     checkpoint = folder.load_checkpoint(layout)
     assert checkpoint is not None

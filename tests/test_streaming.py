@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feddraw import catalog
 from feddraw.core import Cohort, Model
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, make_method, prepare, run
+from feddraw.experiment import Experiment, complete, iterate, make_method, prepare, run
 from feddraw.federation import settle, settle_stream
 from feddraw.gate import Gate
 from feddraw.methods.feddraw import feddraw
@@ -95,7 +95,7 @@ def test_bits_are_the_same_for_any_number_of_workers():
 
 def test_a_killed_stream_goes_on_to_the_same_bits(tmp_path):
     whole = list(run(small(stream=True), tmp_path / "whole"))
-    rounds = run(small(stream=True), tmp_path / "cut")
+    rounds = iterate(small(stream=True), tmp_path / "cut")
     next(rounds)
     rounds.close()
     again = list(run(small(stream=True), tmp_path / "cut", resume=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.experiment import run
+from feddraw.experiment import iterate, run
 from feddraw.verification import verify
 from small import small
 
@@ -37,7 +37,7 @@ def test_a_run_comes_out_the_same(finished: Path) -> None:
 
 
 def test_the_first_rounds_of_an_unfinished_run_can_be_verified(tmp_path: Path) -> None:
-    list(islice(run(small(), tmp_path / "run"), 2))
+    list(islice(iterate(small(), tmp_path / "run"), 2))
     found = verify(tmp_path / "run", 1)
     assert found.same
     assert not found.finished

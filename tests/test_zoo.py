@@ -16,7 +16,7 @@ from feddraw import catalog
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.data.folder import read_sheet
 from feddraw.errors import UserError
-from feddraw.experiment import balanced, make_method, prepare, run
+from feddraw.experiment import balanced, iterate, make_method, prepare, run
 from feddraw.explain import explain, sentences
 from feddraw.federation import seed_of
 from feddraw.methods.afl import onto_simplex
@@ -810,7 +810,7 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     from feddraw.results import RunFolder, read_csv
 
     experiment = small(method="feddraw_by_class")
-    rounds = run(experiment, tmp_path / "run")
+    rounds = iterate(experiment, tmp_path / "run")
     next(rounds)
     rounds.close()
     whole = list(run(experiment, tmp_path / "run", resume=True))

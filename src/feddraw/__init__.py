@@ -2,8 +2,10 @@
 
     import feddraw
     feddraw.weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98])
-    for result in feddraw.run(feddraw.Experiment(scenario="CHM-2", method="feddraw")):
-        print(result.round, result.metrics, result.weights)
+    result = feddraw.run(feddraw.Experiment(scenario="CHM-2", method="feddraw"))
+    print(result.metrics["test"]["auc"]["macro"], result.last.weights)
+    for round in feddraw.iterate(feddraw.Experiment(scenario="CHM-2", method="feddraw")):  # each as it is done
+        print(round.round, round.metrics, round.weights)
 
 Research software, not a medical device.
 """
@@ -16,13 +18,27 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.schedules import schedule, weights
 
 if TYPE_CHECKING:
-    from feddraw.experiment import Experiment, run
+    from feddraw.experiment import Experiment, RunResult, iterate, run
+    from feddraw.federation import LedgerEntry, RoundResult
     from feddraw.training import Training
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "RunFailed", "Training", "UserError", "run", "schedule", "weights"]
+__all__ = [
+    "Experiment",
+    "LedgerEntry",
+    "RoundResult",
+    "RunFailed",
+    "RunResult",
+    "Training",
+    "UserError",
+    "iterate",
+    "run",
+    "schedule",
+    "weights",
+]
 
-_LATER = {"Experiment": "experiment", "run": "experiment", "Training": "training"}
+_LATER = dict.fromkeys(["Experiment", "RunResult", "iterate", "run"], "experiment")
+_LATER |= {"LedgerEntry": "federation", "RoundResult": "federation", "Training": "training"}
 
 
 def __getattr__(name: str) -> Any:
@@ -32,3 +48,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"feddraw.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """What there is, also before it is imported."""
+    return sorted([*__all__, "__version__"])

@@ -1,4 +1,4 @@
-"""An experiment as one value, to and from TOML, and `run`, which carries it out round by round."""
+"""An experiment as one value, to and from TOML; `run` carries it out, `iterate` does so round by round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from feddraw.federation import STREAM_WEIGHTS, PieceEntry, RoundResult, federate
 from feddraw.gate import Gate
 from feddraw.participation import Participation
 from feddraw.policy import Policy
-from feddraw.results import Checkpoint, RunFolder, read_toml
+from feddraw.results import Checkpoint, RunFolder, read_json, read_toml
 from feddraw.scenarios import Partition
 from feddraw.training import Examples, Network, ServerImages, Trainer, Training, steps_per_epoch
 
@@ -520,6 +520,28 @@ def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:
     return (np.sort(np.concatenate(rows)),)
 
 
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A run that has been carried out: its rounds in order, and what came of it."""
+
+    rounds: tuple[RoundResult, ...]  # that were carried out now; a resumed run did the others before
+    metrics: Mapping[str, Any]  # of the model after the last round: validation, test, each client's own
+    folder: Path | None  # where everything was written, if anywhere
+
+    @property
+    def last(self) -> RoundResult:
+        """The last round, with the model."""
+        if not self.rounds:
+            raise UserError(f"{self.folder} was finished before: its model and metrics are in that folder")
+        return self.rounds[-1]
+
+    def __iter__(self) -> Iterator[RoundResult]:
+        return iter(self.rounds)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+
 def run(
     experiment: Experiment,
     out: Path | str | None = None,
@@ -528,10 +550,30 @@ def run(
     dataset: Dataset | None = None,
     progress: Progress | None = None,
     on_update: OnUpdate | None = None,
-) -> Iterator[RoundResult]:
-    """Carry out an experiment; yields a result a round, the last one with the test metrics.
+) -> RunResult:
+    """Carry out an experiment to its end; gives its rounds, the last one with the test metrics.
 
-    With `out`, everything is written to that folder as it happens, and a killed run goes on with `resume`.
+    With `out`, everything is written to that folder as it happens, and a killed run goes on with `resume`. The result
+    holds every round's model: for many rounds of a large network, or to see each round when it is done, use `iterate`.
+    """
+    rounds = tuple(iterate(experiment, out, resume=resume, dataset=dataset, progress=progress, on_update=on_update))
+    folder = None if out is None else Path(out)
+    metrics = rounds[-1].metrics if rounds or folder is None else read_json(RunFolder(folder).metrics)
+    return RunResult(rounds, metrics, folder)
+
+
+def iterate(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+    on_update: OnUpdate | None = None,
+) -> Iterator[RoundResult]:
+    """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
+
+    Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it goes on later.
     """
     folder = None if out is None else RunFolder(Path(out))
     wanted = complete(experiment).table()
@@ -577,13 +619,13 @@ def _counting(setting: Setting, progress: Progress | None, on_update: OnUpdate |
     jobs = [len(setting.efforts(round)) for round in range(rounds)]
     done = sum(jobs[:start])
     if progress is not None and start < rounds:
-        progress(f"round {start + 1}/{rounds}", done, sum(jobs))
+        progress(f"round {start}", done, sum(jobs))
 
     def told(round: int, update: Update) -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(f"round {round + 1}/{rounds}", done, sum(jobs))
+            progress(f"round {round}", done, sum(jobs))
         if on_update is not None:
             on_update(round, update)
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import HOW, Experiment, Progress, complete, open_data, run, unnamed_defaults
+from feddraw.experiment import HOW, Experiment, Progress, complete, iterate, open_data, unnamed_defaults
 from feddraw.locks import lock_file
 from feddraw.results import (
     RunFolder,
@@ -441,7 +441,7 @@ def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, D
     try:
         experiment = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
         dataset = _opened(experiment, opened, progress)
-        for _ in run(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
+        for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
             pass
     except (UserError, RunFailed) as mistake:
         return {"failed": str(mistake)}

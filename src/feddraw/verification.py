@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, run
+from feddraw.experiment import Experiment, iterate
 from feddraw.federation import RoundResult
 from feddraw.results import RunFolder, as_written, environment, read_csv, read_json, read_jsonl, read_toml
 
@@ -52,7 +52,7 @@ def verify(
         raise UserError(f"{path} is not finished: verify its first {done} rounds with --rounds, or finish it first")
     with tempfile.TemporaryDirectory(prefix="feddraw-verify-") as folder:
         here = RunFolder(Path(folder) / "again")
-        for result in islice(run(experiment.with_settings(changes or {}), here.path), wanted):
+        for result in islice(iterate(experiment.with_settings(changes or {}), here.path), wanted):
             if on_round is not None:
                 on_round(result)
         found = list(_pairs(there, here, wanted, wanted == experiment.rounds))
@@ -68,7 +68,7 @@ def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> It
     for name in ("rounds.jsonl", "weights.csv"):
         lines = [_lines(folder, name) for folder in (there, here)]
         for round in range(rounds):
-            yield f"{name} of round {round + 1}", _hash(lines[0].get(round)), _hash(lines[1].get(round))
+            yield f"{name} of round {round}", _hash(lines[0].get(round)), _hash(lines[1].get(round))
     for name in LAST if finished else ():
         files = [getattr(folder, name) for folder in (there, here)]
         yield files[0].name, *(_hash_of_file(file) for file in files)

@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import run
+from feddraw.experiment import iterate, run
 from feddraw.results import plain
 from small import small
 
@@ -53,7 +53,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_when_there_is_room(disk: Path, whole: Path) -> None:
     folder = disk / "run"
     experiment = small(method="scaffold", rounds=4)
-    list(islice(run(experiment, folder), 2))
+    list(islice(iterate(experiment, folder), 2))
     before = (folder / "checkpoint" / "state.safetensors").read_bytes()
     ballast = disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -74,7 +74,7 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line_and_the_run_goes_on_with
     """What a full disk looks like where no file system can be made."""
     experiment = small(method="scaffold", rounds=4)
     folder = tmp_path / "run"
-    list(islice(run(experiment, folder), 2))
+    list(islice(iterate(experiment, folder), 2))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
@@ -89,7 +89,7 @@ def test_a_limit_on_the_size_of_files_is_said_in_a_line_and_the_run_goes_on_with
 def test_a_folder_gone_read_only_is_said_in_a_line(disk: Path, whole: Path) -> None:
     experiment = small(method="scaffold", rounds=4)
     folder = disk / "run"
-    rounds = run(experiment, folder)
+    rounds = iterate(experiment, folder)
     next(rounds)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(UserError, match=r"cannot write .*: Read-only file system; what was written before is kept"):

@@ -141,13 +141,13 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
 
     finished = RunFolder(folder).metrics
     if resume and finished.is_file():
-        list(experiments.run(experiment, folder, resume=True))  # refuses other settings
+        list(experiments.iterate(experiment, folder, resume=True))  # refuses other settings
         console().print(f"{folder} is finished already")
         return
     with display(experiment) as (on_progress, on_update, on_round):
         arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
         try:
-            for result in experiments.run(experiment, folder, **arguments):
+            for result in experiments.iterate(experiment, folder, **arguments):
                 on_round(result)
         except RunFailed as failure:
             raise RunFailed(f"{failure}; go on with --resume, what was done is in {folder}") from None
@@ -163,7 +163,8 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
     out = console()
     name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
     note = " (synthetic)" if name == "phantom" else ""
-    out.print(f"{method} on {scenario}, {name}{note}, {experiment.rounds} rounds, seed {experiment.seed}")
+    extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
+    out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("starting", total=None, note="")
@@ -180,13 +181,13 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
 
         def on_round(result: RoundResult) -> None:
             phase["area"] = f", validation AUC {result.metrics['validation']['auc']['macro']:.4f}"
-            out.print(line(result, experiment.rounds))
+            out.print(line(result))
 
         yield on_progress, on_update, on_round
 
 
-def line(result: RoundResult, rounds: int) -> str:
-    """What a round gave, in one line."""
+def line(result: RoundResult) -> str:
+    """What a round gave, in one line; rounds are counted from 0, as in the ledger."""
     weights = list(result.weights.values())
     if len(weights) <= 8:
         shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
@@ -194,7 +195,7 @@ def line(result: RoundResult, rounds: int) -> str:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
     numbers = f"loss {result.loss:.4f}  validation AUC {area:.4f}  {shares or 'no client counted'}"
-    text = f"round {result.round + 1:>3}/{rounds}  {numbers}"
+    text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
     return text + (f"  [{'; '.join(trouble)}]".replace("[", "\\[") if trouble else "")
 

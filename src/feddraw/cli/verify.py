@@ -25,15 +25,12 @@ def verify(
     """Carry out a run again and say whether model, ledger and metrics come out the same, bit for bit."""
     from feddraw.cli.run import line
     from feddraw.cli.show import console
-    from feddraw.experiment import Experiment
-    from feddraw.results import RunFolder
     from feddraw.verification import verify as compare
 
     say = console()
-    total = Experiment.read(RunFolder(run).settings, trust=trust).rounds
     how: dict[str, Any] = {"engine": engine, "workers": workers}
     changes = {name: value for name, value in how.items() if value is not None}
-    shown = {"on_round": lambda result: say.print(line(result, total))}
+    shown = {"on_round": lambda result: say.print(line(result))}
     found = compare(run, rounds, trust=trust, changes=changes, **shown)
     _show(found, run)
 

@@ -282,7 +282,7 @@ class MethodStrategy(FedAvg):
 
     def summary(self) -> None:
         super().summary()
-        log.info("\t└──> %s, rounds %d to %d", self.method, self.round_offset + 1, self.rounds)
+        log.info("\t└──> %s, server rounds %d to %d", self.method, self.round_offset + 1, self.rounds)
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -350,7 +350,7 @@ class MethodStrategy(FedAvg):
         ordered = sorted(nodes, key=lambda node: (self.roster.name_of(node) or "", node))
         rng = np.random.default_rng([self.seed, round, *draw])
         chosen = rng.choice(len(ordered), count, replace=False) if count < len(ordered) else range(len(ordered))
-        log.info("round %d: %d of %d nodes are asked", round, count, len(nodes))
+        log.info("server round %d: %d of %d nodes are asked", round, count, len(nodes))
         return [ordered[place] for place in sorted(chosen)]
 
     def _wait_for(self, grid: Grid, count: int) -> list[int]:
@@ -414,7 +414,7 @@ class MethodStrategy(FedAvg):
             return
         several = Counter(entry.status for entry in ledger).most_common(3)
         reasons = "; ".join(f"{count} {status}" for status, count in several) or "no node was asked"
-        log.error("round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
+        log.error("server round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
         if self._idle > 1:
             raise RunFailed(f"nobody counted in rounds {round} and {round + 1} ({reasons}): mend this, then go on")
 
@@ -468,10 +468,10 @@ class MethodStrategy(FedAvg):
 
     def _tell(self, done: Round) -> None:
         shares = "  ".join(f"{client} {weight:.3f}" for client, weight in done.weights.items())
-        log.info("round %d/%d: %s", done.round + 1, done.rounds, shares or "nobody counted")
+        log.info("server round %d/%d: %s", done.round + 1, done.rounds, shares or "nobody counted")
         for entry in done.ledger:
             if entry.status != "counted":
-                log.warning("round %d: %s %s", done.round + 1, entry.client, entry.status)
+                log.warning("server round %d: %s %s", done.round + 1, entry.client, entry.status)
         self.history.append(done)
         self._unsaved = done.round + 1
         if self.folder is not None:
