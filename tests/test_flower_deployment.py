@@ -83,5 +83,5 @@ def test_the_tutorials_federation_and_its_command_in_one_process_are_one_experim
     text = (EXAMPLE.parent.parent.parent / "docs" / "tutorial" / "5-federation.md").read_text()
     (line,) = re.findall(r"^feddraw run .*", text, re.MULTILINE)
     (settings,) = re.findall(r"local_federation\.py .*--run-config '(.*)'", text)
-    assert line == "feddraw run --method feddraw --scenario CHM-2 --rounds 2 --out plain"
+    assert line == "feddraw run --method feddraw --scenario CHM-2 --rounds 2 --set policy.cap_times=1.5 --out plain"
     assert settings == 'rounds=2 out="run"'

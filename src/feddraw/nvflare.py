@@ -19,7 +19,7 @@ from feddraw.core import Layout, Model, State, Update
 from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, settle
 from feddraw.methods.feddraw import feddraw
-from feddraw.results import RunFolder
+from feddraw.results import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.states import blank, doubt, layout_of
 
@@ -49,10 +49,13 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         classifier: str = "",
         size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
         folder: str = "",
+        policy: dict[str, Any] | str = "",  # limits on weights and sizes, or the file that holds them
     ) -> None:
         super().__init__()
         self.rounds, self.eta, self.lam, self.beta_max, self.reading = rounds, eta, lam, beta_max, reading
         self.classifier, self.size_key, self.folder = classifier, size_key, folder
+        self.policy = policy
+        self._policy = policy_of(policy)
         self.history: list[tuple[LedgerEntry, ...]] = []
         self._method = feddraw(eta, lam, beta_max, reading)
         self._state: State | None = None
@@ -83,7 +86,9 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._state = self._state or self._method.init(model)
         self._clients += sorted(self._models.keys() - set(self._clients))
         updates = [u for name in sorted(self._models) if (u := self._update(name, sent, layout)) is not None]
-        settled = settle(round, self.rounds, model, self._method, self._state, updates, self._clients)
+        settled = settle(
+            round, self.rounds, model, self._method, self._state, updates, self._clients, policy=self._policy
+        )
         self._state = settled.state
         ledger = tuple(
             replace(entry, status=f"refused: {self._refused[entry.client]}") if entry.client in self._refused else entry

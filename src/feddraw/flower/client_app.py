@@ -21,6 +21,8 @@ from feddraw.experiment import Experiment, Setting, make_method, make_trainer, p
 from feddraw.flower import settings
 from feddraw.flower.memory import default_folder
 from feddraw.flower.site import Site, client
+from feddraw.policy import Policy
+from feddraw.results import read_policy
 
 
 def open_site(context: Context) -> Site:
@@ -53,7 +55,7 @@ def _partition(setting: Setting, number: int, node: Mapping[str, Any]) -> Site:
         raise UserError(f"partition {number} is not among the scenario's {len(setting.clients)} clients")
     memory = Path(str(node["memory"])) if node.get("memory") else default_folder()
     held_out = {"validation": setting.jury.held_out[number]}
-    return Site(setting.trainer, setting.clients[number], number, number, memory, held_out)
+    return Site(setting.trainer, setting.clients[number], number, number, memory, held_out, _policy(node))
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +73,12 @@ def _own(run: str, own: str, node_id: int) -> Site:
     name = str(node.get("client") or f"node {node_id}")
     memory = Path(node["memory"]) if node.get("memory") else default_folder()
     held_out = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
-    return Site(trainer, name, memory=memory, heldout=held_out)
+    return Site(trainer, name, memory=memory, heldout=held_out, policy=_policy(node))
+
+
+def _policy(node: Mapping[str, Any]) -> Policy | None:
+    """The policy that the site agreed to, where it has a file of it."""
+    return read_policy(Path(str(node["policy"]))) if node.get("policy") else None
 
 
 app = client(open_site)

@@ -5,6 +5,7 @@ Where the server has images of its own, it evaluates there; else the sites count
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -38,8 +39,11 @@ from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy, Round
+from feddraw.policy import why_not
 from feddraw.results import RunFolder, read_jsonl
 from feddraw.scenarios import Partition
+
+log = logging.getLogger("flwr")
 
 Scores = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the predictions behind them
 
@@ -125,6 +129,8 @@ def make_strategy(
     experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
 ) -> MethodStrategy:
     method: Method = court.method
+    if not experiment.policy.limits_weights:
+        log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
     nodes = federation.nodes or len(court.partition.shards) or 2
     return MethodStrategy(
         method,
@@ -139,6 +145,7 @@ def make_strategy(
         wait=federation.wait,
         size_cap=federation.size_cap,
         gate=experiment.gate,
+        policy=experiment.policy,
         proxy=court.proxy,
         folder=folder,
         resume=federation.resume,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from feddraw.catalog import check
@@ -15,8 +15,9 @@ from feddraw.cli.run import parse_settings
 from feddraw.data import FINDINGS
 from feddraw.data.tables import canonical
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete
+from feddraw.experiment import Experiment, complete, make_method
 from feddraw.participation import Participation
+from feddraw.policy import Policy, why_not
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Federation:
     fraction: float = 1.0  # share of the nodes that is asked in a round
     wait: float = 600.0  # seconds for so many to connect
     timeout: float = 3600.0  # seconds for a round's replies
-    size_cap: float = 0.0  # largest size that counts, in medians of the sites'; 0: no cap
+    size_cap: float = 0.0  # another name for policy.max_size_times
     sites: str = ""  # NAME=FINGERPRINT of each site's key, with commas; empty: a name belongs to who comes first
     rebind: bool = False  # with resume: names belong to whoever answers under them first from now on
     validation: str = ""  # a folder of images on the server, for sites with folders of their own
     set: str = ""  # more settings, KEY=VALUE with blanks between
 
+
+READY = Policy(cap_times=1.5)  # unless the settings have a policy of their own: from three sites on, none outweighs all
 
 TRUSTING = "FEDDRAW_TRUST"  # set to 1 in the server's environment: import code that a run's settings name
 AT_THE_SERVER = f"start the server with {TRUSTING}=1 in its environment if you trust them"
@@ -61,10 +64,13 @@ def read(
     own = {name: given.pop(name) for name in defaults if name in given}
     check(own, defaults, "")
     federation = Federation(**own)
-    experiment = Experiment.of(_nested(given)).with_settings(parse_settings(federation.set.split()))
+    more = parse_settings(federation.set.split())
+    experiment = Experiment.of(_nested(given)).with_settings(more)
     experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
         raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
+    if not any(name.startswith("policy.") for name in (*given, *more)) and not why_not(make_method(experiment)):
+        experiment = replace(experiment, policy=READY)
     return complete(experiment), federation
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
 from feddraw.flower.memory import Shelf, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.policy import Policy
 from feddraw.training import Trainer
 
 BESIDE = ("broadcast", "memory")  # records of tensors that are not the model
@@ -37,6 +38,7 @@ class Site:
     shard: int = 0  # which of the bench's shards is its own
     memory: Path = field(default_factory=default_folder)
     heldout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
+    policy: Policy | None = None  # the one that was agreed on: under another the site does not train
 
     @property
     def seed_number(self) -> int:
@@ -95,6 +97,8 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
 def read_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
     told = orders.found(content)
+    if site.policy is not None:
+        _agree(site.policy, told.get("policy", {}))
     try:
         round = int(told.get("round", _config(content).get("server-round", 1) - 1))
         seed = int(told.get("client-seed") or seed_of(int(told.get("seed", 0)), round, site.seed_number))
@@ -102,6 +106,15 @@ def read_job(site: Site, content: RecordDict) -> Job:
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
     return Job(round, rounds, site.shard, seed, _model(site, content), _vectors(content, "broadcast"), effort)
+
+
+def _agree(agreed: Policy, told: Any) -> None:
+    """Stop if the server follows another policy than the site's."""
+    theirs = asdict(Policy()) | (told if isinstance(told, dict) else {})
+    other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
+    if other:
+        said = ", ".join(f"{name} = {one_line(theirs[name])}, here {asdict(agreed)[name]}" for name in other)
+        raise UserError(f"another policy than agreed: {said}")  # short, as a log of the server's will cut it
 
 
 def evaluate_once(site: Site, content: RecordDict) -> RecordDict:

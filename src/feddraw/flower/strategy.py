@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +33,8 @@ from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
-from feddraw.results import Checkpoint, RunFolder
+from feddraw.policy import FEWEST, Policy
+from feddraw.results import Checkpoint, RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.states import doubt, layout_of
 
@@ -90,8 +91,9 @@ class MethodStrategy(FedAvg):
         rounds: int = 0,  # T, where it is not round_offset + num_rounds, and where another loop than ours calls
         seed: int = 0,  # of sampling, and of local training where the clients are ours
         wait: float = 600.0,  # seconds for enough nodes to connect
-        size_cap: float = 0.0,  # largest size that counts, in medians of all clients'; 0: no cap
+        size_cap: float = 0.0,  # another name for the policy's max_size_times
         gate: Gate | None = None,  # which updates are let in
+        policy: Policy | Mapping[str, Any] | Path | str | None = None,  # limits on weights and sizes, or their file
         proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
         folder: Path | str | RunFolder | None = None,
         resume: bool = False,
@@ -116,7 +118,10 @@ class MethodStrategy(FedAvg):
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
             raise UserError(f"rounds = {rounds} must be more than round_offset = {round_offset}, neither negative")
         self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed
-        self.wait, self.size_cap, self.on_round = positive("wait", wait), size_cap, on_round
+        self.wait, self.on_round = positive("wait", wait), on_round
+        limits = policy_of(policy)
+        self.policy = policy_of(replace(limits, max_size_times=size_cap or limits.max_size_times))
+        self.policy.check_method(method)
         self.gate, self.proxy = gate or Gate(), proxy
         self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
         self.resume = resume
@@ -299,7 +304,8 @@ class MethodStrategy(FedAvg):
         self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
         config["server-round"] = count
         told = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
-        settings = orders.added(config, told | {"run": self.run})
+        limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
+        settings = orders.added(config, told | limits | {"run": self.run})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -390,12 +396,12 @@ class MethodStrategy(FedAvg):
             arrays_key=self.arrayrecord_key,
             room=self._room,
         )
-        updates = self._capped(updates)
+        self._point_out_sizes(updates)
         absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
         everyone = [*self.clients, *absent]  # the population: also those that never answered
         asked = [place for node in self._asked if (place := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
-        settled = settle(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy)
+        settled = settle(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy)
         counted = {entry.client for entry in settled.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
@@ -418,17 +424,15 @@ class MethodStrategy(FedAvg):
         if self._idle > 1:
             raise RunFailed(f"nobody counted in rounds {round} and {round + 1} ({reasons}): mend this, then go on")
 
-    def _capped(self, updates: list[Update]) -> list[Update]:
-        """Point out sizes that are out of all proportion, and cap them where that is asked for."""
-        if len(updates) < 3:
-            return updates
+    def _point_out_sizes(self, updates: list[Update]) -> None:
+        """Those that are out of all proportion."""
+        if len(updates) < FEWEST:
+            return
         middle = median(update.size for update in updates)
         for update in updates:
             if update.size > SUSPECT * middle:
                 times = update.size / middle
                 log.warning("%s says %d images, %.0f × the median", self.clients[update.client], update.size, times)
-        limit = round(self.size_cap * middle) if self.size_cap else math.inf
-        return [replace(u, size=int(limit)) if u.size > limit else u for u in updates]
 
     def _ledger(
         self,
