@@ -131,3 +131,18 @@ def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCapture
 def test_a_layer_that_is_only_guessed_to_be_the_classifier_is_told(caplog: pytest.LogCaptureFixture) -> None:
     numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
     assert "the layer 'numpy_key' is taken as the classifier, though it is not a matrix with a bias" in caplog.text
+
+
+def test_a_policy_limits_a_site_that_says_ten_million_images(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[policy]\ncap_times = 1.5\n")
+    for policy in ({"cap_times": 1.5}, str(tmp_path / "policy.toml")):
+        aggregator, sent = FedDRAW(rounds=3, policy=policy), tiny.initial().arrays()
+        aggregator.reset_stats()
+        for client, size in (("a", 5), ("b", 7), ("c", 10**7)):
+            params = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+            aggregator.accept_model(FLModel(params=params, meta={"client_name": client, "num_examples": size}))
+        aggregator.fl_ctx = Context(0, sent)
+        aggregator.aggregate_model()
+        found = {entry.client: (entry.weight, entry.clause) for entry in aggregator.history[0]}
+        assert found["c"] == (0.5, "cap_times")
+        assert sum(weight for weight, _ in found.values()) == pytest.approx(1)
