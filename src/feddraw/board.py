@@ -10,6 +10,7 @@ from pathlib import Path
 from feddraw.catalog import installed
 from feddraw.errors import UserError
 from feddraw.federation import RoundResult
+from feddraw.files import make_subfolder
 
 
 def check_installed() -> None:
@@ -25,6 +26,7 @@ def board(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], N
         return
     from torch.utils.tensorboard import SummaryWriter
 
+    make_subfolder(folder / "tensorboard")
     with SummaryWriter(str(folder / "tensorboard"), purge_step=start or None) as writer:
 
         def show(result: RoundResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
+from feddraw.files import write_whole
 from feddraw.palette import INK, MUTED, SERIES
 
 if TYPE_CHECKING:
@@ -401,5 +403,7 @@ def save(figure: Figure, path: Path) -> None:
         if path.suffix.lower() == ".pdf"
         else {}
     )
+    drawn = io.BytesIO()
     with styled():
-        figure.savefig(path, dpi=150, metadata=metadata)
+        figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150, metadata=metadata)
+    write_whole(path, drawn.getvalue())

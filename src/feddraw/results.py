@@ -7,7 +7,6 @@ cut off and are dropped on resume. A run is finished when `metrics.json` is ther
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -18,7 +17,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from itertools import takewhile
@@ -33,8 +32,9 @@ from safetensors.numpy import save
 
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.data import Dataset
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import UserError
 from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
+from feddraw.files import append, make_folder, make_subfolder, refuse_link, reporting, write_whole
 from feddraw.fused import summed_by
 from feddraw.locks import lock_folder
 from feddraw.policy import Policy
@@ -93,6 +93,7 @@ class RunFolder:
             self._compare(table, how, defaults)
         if self.metrics.is_file():
             return "finished"
+        self._refuse_links()
         self._check_writable()
         return "goes on" if self.checkpoint.is_file() else "new"
 
@@ -110,6 +111,12 @@ class RunFolder:
                 had, has = there.get(name, "not set"), here.get(name, "not set")
                 raise UserError(f"{self.path} was run with {name} = {had}, not {has}: resume with the same settings")
 
+    def _refuse_links(self) -> None:
+        """The folder itself may be a link, because the user named it; nothing in it may lead out."""
+        inside = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
+        for path in (self.checkpoint.parent, self.path / "tensorboard", *inside):
+            refuse_link(path)
+
     def _check_writable(self) -> None:
         parent = self.path
         while not parent.exists():
@@ -124,7 +131,7 @@ class RunFolder:
             yield
             return
         with reporting(self.path):
-            make_folder(self.path)
+            make_folder(self.path, private=True)
         with lock_folder(self.path):
             self._held = True
             try:
@@ -137,7 +144,7 @@ class RunFolder:
     ) -> None:
         """The settings, and the environment: `numbers` are in all updates together, by which they are summed."""
         with reporting(self.path):
-            make_folder(self.path)
+            make_folder(self.path, private=True)
         document = plain({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
@@ -181,7 +188,7 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with reporting(self.checkpoint):
-            make_folder(self.checkpoint.parent)
+            make_subfolder(self.checkpoint.parent, private=True)
         arrays: dict[str, NDArray[Any]] = {}
         document = {
             "next_round": checkpoint.next_round,
@@ -190,7 +197,7 @@ class RunFolder:
         }
         arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
         document["blake2"] = _digest(arrays, document)
-        write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}))
+        write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}), private=True)
 
     def load_checkpoint(self, layout: Layout) -> Checkpoint | None:
         """The last complete round, or None if there is none; a damaged file is refused."""
@@ -216,7 +223,7 @@ class RunFolder:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
         about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
-        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}))
+        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
 
 
 def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
@@ -306,58 +313,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
-    part = path.with_name(path.name + ".part")
-    with reporting(path):
-        try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except OSError:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)  # on a full disk it would be in the way
-            raise
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def make_folder(path: Path) -> None:
-    """A folder with those above it; each new entry is on the disk before anything is written below it."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def append(path: Path, text: str) -> None:
-    with reporting(path), path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def reporting(path: Path) -> Iterator[None]:
-    """A full disk or a folder gone read-only, in one line."""
-    try:
-        yield
-    except OSError as error:
-        failed = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-        kind = RunFailed if failed else UserError
-        raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
 
 
 @contextmanager

@@ -27,20 +27,17 @@ from feddraw.data import Dataset
 from feddraw.data.crew import end_with_parent
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, Progress, complete, iterate, open_data, unnamed_defaults
+from feddraw.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.locks import lock_file
 from feddraw.results import (
     RunFolder,
-    append,
     as_written,
     csv_text,
     flat,
-    make_folder,
     read_csv,
     read_json,
     read_jsonl,
     read_toml,
-    reporting,
-    write_whole,
 )
 
 ALWAYS_NAMED = ("scenario", "method")
@@ -289,6 +286,7 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
     """Whether there is nothing to do for a run, or nothing that can be done."""
     folder = RunFolder(out / planned.name)
     try:
+        refuse_link(folder.path)
         wanted = complete(planned.experiment).table()
         if folder.begin(wanted, resume=True, how=HOW, defaults=unnamed_defaults()) == "finished":
             row = row_of(planned, out)

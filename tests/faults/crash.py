@@ -144,9 +144,11 @@ def after(reached: Callable[[], bool], old: Any) -> Any:
     return new
 
 
-def torn(old: Any, chosen: dict[str, Callable[[], bool]], deadly: bool, file: Any, mode: str = "r", *args: Any) -> Any:
+def torn(
+    old: Any, chosen: dict[str, Callable[[], bool]], deadly: bool, file: Any, mode: str = "r", *args: Any, **more: Any
+) -> Any:
     """Open a file; the chosen one takes half of what is written to it, and then the process dies."""
-    opened = old(file, mode, *args)
+    opened = old(file, mode, *args, **more)
     reached = next((found for letter, found in chosen.items() if letter in mode), None)
     ours = "lock" not in str(file)  # nothing is ever read from it but who holds it
     if ours and reached is not None and reached() and deadly:

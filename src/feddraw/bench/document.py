@@ -15,7 +15,8 @@ import torch
 from feddraw.bench import growth, memory, paper, preparation, rivals, rounds, server
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
-from feddraw.results import environment, write_whole
+from feddraw.files import make_folder, write_whole
+from feddraw.results import environment
 
 Part = Callable[[Session], dict[str, Any]]
 Line = tuple[str, str, str, str]  # what, the figure, its interval, the bar
@@ -95,7 +96,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """bench.json, bench.md and the figure."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_whole(folder / FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     write_whole(folder / "bench.md", markdown(found).encode())
     drawn = growth.draw(_only_lines(found["parts"]["growth"]), folder) if "growth" in found["parts"] else []

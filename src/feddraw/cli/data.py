@@ -80,12 +80,13 @@ def show(
     from dataclasses import replace
 
     from feddraw.data import PARTS
-    from feddraw.errors import UserError, one_of
+    from feddraw.errors import one_of
 
     one_of("part", part, PARTS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
     from feddraw.data.show import contact_sheet, varied
+    from feddraw.plots import save
 
     of_part = {str(name): found for name, found in dataset.rows.items()}[part]
     chosen = of_part[varied(dataset.labels.values[of_part], rows * columns)]
@@ -93,10 +94,7 @@ def show(
     figure = contact_sheet(
         replace(dataset, name=f"{dataset.name}, {part}", images=images, labels=labels), rows, columns
     )
-    try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    save(figure, out)
     typer.echo(f"written to {out}")
 
 

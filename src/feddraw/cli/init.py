@@ -19,7 +19,7 @@ Out = Annotated[Path | None, typer.Option(help="The experiment file to write (de
 
 def init(path: Where, out: Out = None) -> None:
     """Look at a table or folder of images and write a commented experiment file for it."""
-    from feddraw.results import write_whole
+    from feddraw.files import write_whole
     from feddraw.survey import document, look, plan
 
     target = out or Path(path.resolve().name.removesuffix(".gz").removesuffix(".csv") + ".toml")

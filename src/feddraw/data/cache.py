@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from feddraw.data.crew import in_workers
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
 from feddraw.errors import UserError, expanded
+from feddraw.files import close_to_others, make_subfolder, open_file, write_whole
 
 FORMAT = 1  # raise it when the same settings give other pixels
 CHUNK = 128  # images prepared, written and logged together
@@ -127,14 +128,14 @@ def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progres
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
         ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
         say(name, ready, len(source))
-        with log.open("a") as file, closing(job.chunks(chunks, workers)) as finished:
+        with open_file(log, "a", private=True) as file, closing(job.chunks(chunks, workers)) as finished:
             for start, bad in finished:
                 file.write(json.dumps({"start": start, "bad": bad}) + "\n")
                 file.flush()
                 done[start] = bad
                 ready += min(CHUNK, len(source) - start)
                 say(name, ready, len(source))
-        write_whole(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
+        write_json(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
 
     about = {"name": name, "format": FORMAT, **asdict(recipe)}
     return settle(entry, shape, about, make, say)
@@ -147,12 +148,12 @@ def settle(
     if (found := opened(entry, shape)) is not None:
         return found
     try:
-        entry.mkdir(parents=True, exist_ok=True)
+        make_subfolder(entry, private=True)
         with locked(entry, say):
             if (found := opened(entry, shape)) is not None:  # made by whoever had the lock
                 return found
             check_room(entry, int(np.prod(shape)))
-            write_whole(entry / "about.json", {**about, "shape": shape})
+            write_json(entry / "about.json", {**about, "shape": shape})
             make(entry / "images.partial.npy")
             finish(entry)
     except OSError as error:
@@ -172,7 +173,10 @@ def opened(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
         reasons = {int(row): str(why) for row, why in bad.items()}
     except Exception:  # not there, or spoilt in whatever way numpy and json do not foresee: it is made again
         return None
-    return Prepared(images, reasons, entry) if images.shape == shape and images.dtype == np.uint8 else None
+    if images.shape != shape or images.dtype != np.uint8:
+        return None
+    close_to_others(entry, *(entry / name for name in ("images.npy", "bad.json", "about.json")))
+    return Prepared(images, reasons, entry)
 
 
 def finish(entry: Path) -> None:
@@ -211,9 +215,8 @@ class Job:
                 block[row - start] = self.recipe.apply(self.source.read(row))
             except BadImage as error:
                 bad[row] = str(error)
-        with self.target.open(
-            "r+b"
-        ) as file:  # written, not mapped: a full disk is then an error and not a dead process
+        # written, not mapped: a full disk is then an error and not a dead process
+        with open_file(self.target, "r+b", private=True) as file:
             file.seek(self.offset + start * self.recipe.size**2)
             file.write(block.tobytes())
             file.flush()
@@ -243,7 +246,7 @@ def allocate(path: Path, shape: tuple[int, ...]) -> int:
     total = len(header) + int(np.prod(shape))
     if not path.exists() or path.stat().st_size != total:
         path.with_name("progress.jsonl").unlink(missing_ok=True)
-        with path.open("wb") as file:
+        with open_file(path, "wb", private=True) as file:
             file.write(header)
             file.truncate(total)
     return len(header)
@@ -264,7 +267,7 @@ def array_header(shape: tuple[int, ...]) -> bytes:
 @contextmanager
 def locked(entry: Path, say: Progress) -> Iterator[None]:
     """Hold the entry. The kernel lets go of the lock when its holder ends, however it ends."""
-    with (entry / "lock").open("a+") as file:
+    with open_file(entry / "lock", "a+", private=True) as file:
         while not taken(file):
             file.seek(0)
             holder = file.read().strip()
@@ -296,14 +299,8 @@ def check_room(entry: Path, needed: int) -> None:
         )
 
 
-def write_whole(path: Path, content: object) -> None:
-    """Write JSON so that the file is there whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def write_json(path: Path, content: object) -> None:
+    write_whole(path, json.dumps(content, indent=1).encode(), private=True)
 
 
 def silent(what: str, ready: int, total: int) -> None:

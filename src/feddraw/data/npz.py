@@ -25,6 +25,7 @@ from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for
 from feddraw.data.preparation import Preparation, assemble, parts, refuse
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError
+from feddraw.files import open_file
 
 SPLITS = ("train", "val", "test")  # in the order of PARTS
 MAX_TABLE = 2**29  # bytes of labels or names
@@ -171,7 +172,7 @@ class Archive:
         say = progress or silent
 
         def make(partial: Path) -> None:
-            with zipfile.ZipFile(self.path) as file, partial.open("wb") as target:
+            with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
                 target.write(array_header(shape))
                 for number, one in enumerate(members):
                     say(f"unpacking {self.path.name}", number, len(members))

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 
 from feddraw.core import Memory
 from feddraw.errors import UserError
-from feddraw.results import write_whole
+from feddraw.files import make_folder, make_subfolder, write_whole
 
 
 def default_folder() -> Path:
@@ -51,9 +51,10 @@ class Shelf:
     def save(self, round: int, memory: Memory) -> None:
         if not memory:
             return
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.path.parent, private=True)
+        make_subfolder(self.path, private=True)
         arrays = {name: np.ascontiguousarray(vector) for name, vector in memory.items()}
-        write_whole(self.path / f"{round:06d}.safetensors", save(arrays))
+        write_whole(self.path / f"{round:06d}.safetensors", save(arrays), private=True)
         for number, file in self._kept().items():
             if number > round or number not in sorted(self._kept())[-2:]:
                 file.unlink()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import math
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from feddraw.errors import UserError
+from feddraw.files import make_folder, make_subfolder, refuse_link, write_whole
 from feddraw.plots import save, styled
 from feddraw.report import html, latex, markdown
 from feddraw.report.blocks import Block, Gallery, Picture, inside
 from feddraw.report.content import Report, Say, command_line, compose, examine
-from feddraw.results import write_whole
+from feddraw.results import read_json
 from feddraw.runs import Collection, collect
 
 ALPHA = 0.05
 REPLICATES = 1000
 FIGURES = "figures"
+MANIFEST = "figures.json"  # which figures a report wrote, with their SHA-256
+PAGES = ("report.md", "tables.tex", "report.csv", "report.html")
 
 __all__ = ["ALPHA", "REPLICATES", "Written", "write_report"]
 
@@ -59,7 +63,8 @@ def write_report(
     report = examine(collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin)
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     _make(target / FIGURES)
-    before = _named(target / "report.md")
+    for name in PAGES:
+        refuse_link(target / name)
     with styled():
         document = compose(report, heading, say)
         say("writing")
@@ -72,24 +77,36 @@ def write_report(
     }
     for name, text in files.items():
         write_whole(target / name, text.encode())
-    for file in (target / FIGURES).iterdir():
-        if file.suffix in (".svg", ".png") and file.stem in before - drawings.keys():
-            file.unlink()
+    _forget_old_figures(target / FIGURES, [f"{name}.{ending}" for name in drawings for ending in ("svg", "png")])
     return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "report.csv")
 
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
+        make_subfolder(folder)
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder with --out") from None
 
 
-def _named(twin: Path) -> set[str]:
-    """The figures of the report that stood here before, by its Markdown."""
-    if not twin.is_file():
-        return set()
-    return set(re.findall(rf"\]\({FIGURES}/([^/()\s]+)\.svg\)", twin.read_text(errors="replace")))
+def _forget_old_figures(folder: Path, written: Sequence[str]) -> None:
+    """Remove the figures of the report before that this one lacks, as far as they are unchanged; note our own."""
+    noted = folder / MANIFEST
+    try:
+        before = read_json(noted) if noted.is_file() and not noted.is_symlink() else {}
+    except UserError:
+        before = {}  # not as we write it: then nothing is known to be ours
+    here = {entry.name: entry for entry in folder.iterdir() if entry.suffix in (".svg", ".png")}
+    for name in here.keys() & before.keys() - set(written):
+        if not here[name].is_symlink() and here[name].is_file() and _digest(here[name]) == before[name]:
+            here[name].unlink()
+    content = {name: _digest(folder / name) for name in written}
+    write_whole(noted, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:

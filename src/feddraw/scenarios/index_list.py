@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from feddraw.data import Labels
 from feddraw.errors import UserError
+from feddraw.files import write_whole
 from feddraw.scenarios.dealing import Hands
 
 if TYPE_CHECKING:
@@ -42,14 +42,7 @@ def write(path: Path, partition: Partition, labels: Labels, settings: Mapping[st
     document = {"scenario": partition.scenario, **settings, "sha256": partition.sha256, "clients": clients}
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as problem:
-        raise UserError(f"cannot write {path}: {problem.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:

@@ -1,0 +1,159 @@
+"""The one writer of files: whole or not at all, and never through a link.
+
+A folder may come from a stranger. A link in it would lead what we write to another place, so no link is followed below
+the folder that the user named: neither the file's own name, nor that of a folder on the way. Temporary files have names
+that nobody can guess and must not exist. Private files (images, scores, a client's memory) are for their owner only,
+whatever the umask says.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from feddraw.errors import RunFailed, UserError
+
+PRIVATE, PUBLIC = 0o600, 0o666  # the latter less what the umask takes away
+PRIVATE_FOLDER = 0o700
+TEMPORARY = ".feddraw-"  # how the names of temporary files begin
+
+
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
+    with reporting(path):
+        refuse_link(path)
+        _remove_left_behind(path.parent)
+        while not _written(path, content, private):
+            pass
+        fsync_folder(path.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """A line to a log, and to the disk."""
+    with reporting(path), open_file(path, "a") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def open_file(path: Path, mode: str, *, private: bool = False) -> Iterator[IO[Any]]:
+    """Like `open`, in UTF-8, but not through a link; a private file that others may read is closed to them."""
+    refuse_link(path)
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
+    opener = partial(_opener, 0, PRIVATE if private else PUBLIC)
+    with io.open(path, mode, encoding=encoding, newline=newline, opener=opener) as file:  # noqa: UP020
+        if private:
+            close_to_others(path)
+        yield file
+
+
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """A folder with those above it; each new entry is on the disk before anything is written below it."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True, mode=PRIVATE_FOLDER if private else 0o777)
+    fsync_folder(path.parent)
+
+
+def make_subfolder(path: Path, *, private: bool = False) -> None:
+    """A folder of ours below one that the user named: not a link, and closed to others if it is private."""
+    refuse_link(path)
+    make_folder(path, private=private)
+    if private:
+        close_to_others(path)
+
+
+def close_to_others(*paths: Path) -> None:
+    """What an earlier version, or a copy, left open to other users of the machine is for its owner only."""
+    for path in paths:
+        with suppress(OSError):  # not there, or somebody else's, who chose its mode
+            mode = path.lstat().st_mode
+            if mode & 0o077 and not stat.S_ISLNK(mode):
+                path.chmod(stat.S_IMODE(mode) & PRIVATE_FOLDER)
+
+
+def refuse_link(path: Path) -> None:
+    """Stop at a link, or at what is neither a file nor a folder: writing there would change something else."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # not there, or for the system to say what is wrong with it
+    if stat.S_ISLNK(mode):
+        raise UserError(f"{path} is a link and may lead out of its folder: remove it, or choose another place")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{path} is no regular file: remove it, or choose another place")
+
+
+def fsync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """A full disk or a folder gone read-only, in one line."""
+    try:
+        yield
+    except OSError as error:
+        failed = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        kind = RunFailed if failed else UserError
+        raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
+
+
+# ---------------------------------------------------------------------------------------------------- temporary files
+
+
+def _opener(more: int, mode: int, path: str, flags: int) -> int:
+    return os.open(path, flags | more | os.O_NOFOLLOW, mode)
+
+
+def _written(path: Path, content: bytes, private: bool) -> bool:
+    """To a file that was not there, locked while it is open so that nobody takes it for one left behind.
+
+    False in the rare case that somebody did so before it was locked.
+    """
+    part = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}.part")
+    opener = partial(_opener, os.O_EXCL, PRIVATE if private else PUBLIC)
+    try:
+        with io.open(part, "wb", opener=opener) as file:  # noqa: UP020
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+            if not os.fstat(file.fileno()).st_nlink:
+                return False
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # on a full disk it would be in the way
+        raise
+    return True
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Temporary files whose writer is dead: the kernel has let go of their locks."""
+    with os.scandir(folder) as entries:
+        found = [entry.path for entry in entries if entry.name.startswith(TEMPORARY) and entry.name.endswith(".part")]
+    for path in found:
+        with suppress(OSError):  # a link, in use, or gone by now
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                Path(path).unlink()
+            finally:
+                os.close(handle)
