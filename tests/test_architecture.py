@@ -17,7 +17,7 @@ SOURCE = Path(feddraw.__file__).parent
 # From the ground up; a module may import its own floor and those below it. What is not named here is on the top floor,
 # with the command line and the reports: nothing below may import it.
 FLOORS = [
-    {"allocator", "errors", "files", "fused", "locks"},
+    {"allocator", "errors", "files", "fused", "locks", "naming"},
     {"catalog", "core", "schedules", "metrics", "statistics"},
     {"data", "scenarios", "models", "optimizers"},
     {"training"},
@@ -36,6 +36,7 @@ LEAVES = {
     "fused": set(),
     "palette": set(),
     "locks": {"errors"},
+    "naming": set(),
     "core": {"errors", "fused"},
     "schedules": {"errors"},
     "metrics": {"errors"},

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from feddraw.cli import app
 from feddraw.errors import UserError
-from feddraw.experiment import run
+from feddraw.experiment import iterate
 from feddraw.files import append, make_folder, make_subfolder, open_file, write_whole
 from feddraw.results import RunFolder
 from run_folders import make_run
@@ -92,7 +92,7 @@ LINKED += ("environment.json", "predictions.safetensors", "pieces.csv", "checkpo
 
 @pytest.mark.parametrize("name", LINKED)
 def test_a_run_is_not_resumed_through_a_link(tmp_path: Path, outside: Path, name: str) -> None:
-    begun = run(small(rounds=2), tmp_path / "run")
+    begun = iterate(small(rounds=2), tmp_path / "run")
     next(begun)
     begun.close()
     for planted in (tmp_path / "run" / name, tmp_path / "run" / f"{name}.part"):
@@ -104,14 +104,14 @@ def test_a_run_is_not_resumed_through_a_link(tmp_path: Path, outside: Path, name
         link.unlink()
         link.symlink_to(outside / "nothing")
     with pytest.raises(UserError, match="is a link and may lead out of its folder"):
-        list(run(small(rounds=2), tmp_path / "run", resume=True))
+        list(iterate(small(rounds=2), tmp_path / "run", resume=True))
     assert untouched(outside)
 
 
 def test_a_folder_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "big disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "big disk")
-    list(run(small(rounds=1), tmp_path / "run"))
+    list(iterate(small(rounds=1), tmp_path / "run"))
     assert (tmp_path / "big disk" / "metrics.json").is_file()
 
 
@@ -188,7 +188,7 @@ def test_scores_checkpoints_and_memory_are_for_their_owner_only(
     from feddraw.flower.memory import Shelf
 
     folder = RunFolder(tmp_path / "runs" / "one")
-    list(run(small(rounds=1), folder.path))
+    list(iterate(small(rounds=1), folder.path))
     assert [mode(path) for path in (folder.predictions, folder.checkpoint)] == [0o600] * 2
     assert [mode(path) for path in (folder.path, folder.checkpoint.parent)] == [0o700] * 2
     shelf = Shelf(tmp_path / "memory", "run", "North")

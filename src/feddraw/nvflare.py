@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from feddraw.core import Layout, Model, State, Update
 from feddraw.errors import RunFailed, UserError
 from feddraw.federation import LedgerEntry, settle
+from feddraw.files import make_folder
 from feddraw.methods.feddraw import feddraw
 from feddraw.results import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
@@ -144,7 +145,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
             log.log(level, "round %d: %s %.4f (%s)", round + 1, entry.client, entry.weight, entry.status)
         if self.folder:
             folder = RunFolder(Path(self.folder))
-            folder.path.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.path, private=True)
             folder.forget_from(round)
             folder.add_to_ledger(ledger)
 

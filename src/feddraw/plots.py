@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
+from feddraw import naming
 from feddraw.errors import UserError
 from feddraw.files import write_whole
 from feddraw.palette import INK, MUTED, SERIES
@@ -70,7 +71,7 @@ def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Ax
 
 def short(name: str, length: int = 22) -> str:
     """A name that does not push the drawing off its panel."""
-    name = " ".join(name.split())
+    name = naming.line(" ".join(name.split()))
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -406,4 +407,7 @@ def save(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     with styled():
         figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150, metadata=metadata)
-    write_whole(path, drawn.getvalue())
+    content = drawn.getvalue()
+    if path.suffix.lower() == ".svg":  # one with a control character in it is no SVG
+        content = naming.text(content.decode()).encode()
+    write_whole(path, content)

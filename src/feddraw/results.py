@@ -37,6 +37,7 @@ from feddraw.federation import LedgerEntry, PieceEntry, RoundResult
 from feddraw.files import append, make_folder, make_subfolder, refuse_link, reporting, write_whole
 from feddraw.fused import summed_by
 from feddraw.locks import lock_folder
+from feddraw.naming import csv_text, from_cell
 from feddraw.policy import Policy
 from feddraw.scenarios import Partition
 
@@ -46,6 +47,7 @@ OF_POLICY = ("proposed", "allowed", "clause")  # columns of a ledger that those 
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 MAX_DEPTH = 30  # of tables within tables
 PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LONG_NAME = re.compile(rf"(?<![\w-])(?:{PART}){{{MAX_DEPTH}}}")  # a.b.c and so on
 
 
@@ -301,10 +303,20 @@ def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
 
 def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
-    found = parse_json(read_text(path, limit))
-    if not isinstance(found, dict):
+    text = read_text(path, limit)
+    found = parse_json(text)
+    if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_text(found)):
         raise UserError(f"{path} is not valid JSON with a name for every value")
     return found
+
+
+def _is_text(found: Any) -> bool:
+    """Whether all of its characters exist: half of a pair cannot be printed or written."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -342,7 +354,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         rows = list(csv.DictReader(io.StringIO(whole, newline="")))
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
-    return [row for row in rows if None not in row and None not in row.values()]
+    whole_rows = [row for row in rows if None not in row and None not in row.values()]
+    return [{from_cell(name): from_cell(value) for name, value in row.items()} for row in whole_rows]
 
 
 def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
@@ -357,12 +370,6 @@ def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[An
 
 def _cell(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
-
-
-def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 # ---------------------------------------------------------------------------------------------------- values

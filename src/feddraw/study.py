@@ -29,10 +29,10 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import HOW, Experiment, Progress, complete, iterate, open_data, unnamed_defaults
 from feddraw.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.locks import lock_file
+from feddraw.naming import csv_text
 from feddraw.results import (
     RunFolder,
     as_written,
-    csv_text,
     flat,
     read_csv,
     read_json,

@@ -6,8 +6,6 @@ class, is first written out as such a table beside the experiment file.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -27,6 +25,7 @@ from feddraw.data.folder import place_of as place_by_name
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.errors import UserError
+from feddraw.naming import csv_text
 
 LABELS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
 NORMAL = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative", "")  # no class of its own
@@ -156,12 +155,11 @@ def as_table(rows: Iterable[Mapping[str, str]]) -> str:
             "a column of class names, or a folder with a subfolder a class"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*others, *classes])
-    for row, names in zip(rows, named, strict=True):
-        writer.writerow([*(row[name] for name in others), *(int(name in names) for name in classes)])
-    return text.getvalue()
+    lines = [
+        [*(row[name] for name in others), *(int(name in names) for name in classes)]
+        for row, names in zip(rows, named, strict=True)
+    ]
+    return csv_text([[*others, *classes], *lines])
 
 
 # ---------------------------------------------------------------------------------------------------- choosing

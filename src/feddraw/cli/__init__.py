@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import click
 import typer
 
+from feddraw import naming
 from feddraw.cli import (
     bench,
     data,
@@ -103,9 +104,9 @@ def main() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"feddraw: {message}", file=sys.stderr)
+    print(f"feddraw: {naming.text(message)}", file=sys.stderr)
     return code
 
 
 def _one_line_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {naming.text(str(message))}", file=sys.stderr)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddraw import naming
+from feddraw.cli.echo import echo
+
 if TYPE_CHECKING:
     from feddraw.data import Dataset
 
@@ -95,7 +98,7 @@ def show(
         replace(dataset, name=f"{dataset.name}, {part}", images=images, labels=labels), rows, columns
     )
     save(figure, out)
-    typer.echo(f"written to {out}")
+    echo(f"written to {out}")
 
 
 def opened(
@@ -127,13 +130,13 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     from feddraw.cli.show import console
 
     out = console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     tasks = {}
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
 
         def told(what: str, ready: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
+                tasks[what] = bar.add_task(naming.line(what), total=total)
                 if not out.is_terminal:
                     out.print(what)
             bar.update(tasks[what], completed=ready, total=total)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddraw import naming
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ def show(found: Explanation) -> None:
     facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
     state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
     out = console()
-    out.print(f"{facts}; {state}", "", sep="\n", markup=False)
+    out.print(naming.line(f"{facts}; {state}"), "", sep="\n")
     for sentence in accounts.sentences(found):
-        out.print(f"- {sentence}", markup=False)
+        out.print(f"- {naming.line(sentence)}")
     out.print("\nWho counted how much")
     columns = ["client", "images", "of all", "first", "mean", "last", "most (round)", "influence"]
-    out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]), markup=False)
+    out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]))
     out.print("Influence: mean share of the length of all weighted moves.\n")
     if found.from_size is None:
         out.print(accounts.NO_SPLIT)
@@ -63,7 +64,7 @@ def show(found: Explanation) -> None:
     out.print(f"Where it came from, against an equal share of {accounts.percent(1 / len(found.clients))}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
     parts = [_parts(client, sources) for client in accounts.document(found)["clients"]]
-    out.print(table(["client", "above or below", *(f"from {source}" for source in sources)], parts), markup=False)
+    out.print(table(["client", "above or below", *(f"from {source}" for source in sources)], parts))
     out.print(f"In points of a hundred. {accounts.SPLIT}")
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from feddraw.cli.echo import echo
+
 
 def explore(
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
@@ -15,4 +17,4 @@ def explore(
     from feddraw.explorer import write
 
     write(out)
-    typer.echo(f"{out} is written: open it in any browser, or send it to someone; it asks no network for anything")
+    echo(f"{out} is written: open it in any browser, or send it to someone; it asks no network for anything")

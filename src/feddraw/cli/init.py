@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def init(path: Where, out: Out = None) -> None:
     command = f"feddraw init {quote(str(path))}" + (f" --out {quote(str(out))}" if out else "")
     name = quote(str(target))
     write_whole(target, document(found, plan(found), command, name).encode())
-    typer.echo(f"{target} is written: read it, then  feddraw run {name}")
+    echo(f"{target} is written: read it, then  feddraw run {name}")
 
 
 def show(found: Survey) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def paper(
     else:
         show(found)
         for path in drawn:
-            typer.echo(f"drawn: {path}")
+            echo(f"drawn: {path}")
 
 
 def draw(found: Comparisons, folder: Path) -> list[Path]:

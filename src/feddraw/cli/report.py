@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddraw import naming
 from feddraw.errors import UserError, not_negative
 
 if TYPE_CHECKING:
@@ -29,13 +30,19 @@ def report(
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
         raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    from feddraw.cli.show import console
+    from feddraw.cli.show import console, words
     from feddraw.report import write_report
 
     say = console()
     with say.status("reading") as status:
         written = write_report(
-            folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, say=status.update
+            folders,
+            out,
+            title=title,
+            alpha=alpha,
+            replicates=replicates,
+            margin=margin,
+            say=lambda now: status.update(words(now)),
         )
     show(written)
 
@@ -47,8 +54,8 @@ def show(written: Written) -> None:
 
     out = console()
     for problem in written.report.collection.problems:
-        out.print(f"left out: {problem.path}: {problem.reason}", markup=False)
+        out.print(naming.line(f"left out: {problem.path}: {problem.reason}"))
     for sentence in gist(written.report):
-        out.print(f"- {sentence}", markup=False)
-    out.print(f"report: {written.page}", markup=False)
+        out.print(f"- {naming.line(sentence)}")
+    out.print(f"report: {written.page}")
     out.print(f"also {written.markdown.name}, {written.tables.name}, {written.results.name} and figures/ beside it")

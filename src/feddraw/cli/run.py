@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddraw import naming
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def parse_value(text: str) -> Any:
 
 def free_folder(experiment: Experiment, resume: bool) -> Path:
     """runs/SCENARIO-METHOD-SEED, with a number behind it where that is taken."""
-    names = [experiment.section(part)[0].replace(":", ".").replace("/", "_") for part in ("scenario", "method")]
+    names = [naming.folder(experiment.section(part)[0].replace(":", ".")) for part in ("scenario", "method")]
     base = Path("runs") / "-".join([*names, str(experiment.seed)])
     folder, number = base, 2
     while not resume and folder.exists() and any(folder.iterdir()):
@@ -165,7 +166,8 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
     note = " (synthetic)" if name == "phantom" else ""
     extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    shown = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[note]}", markup=False)
+    columns = (*shown, TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("starting", total=None, note="")
         phase = {"total": 0, "area": ""}
@@ -174,7 +176,7 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
             if total != phase["total"]:  # from preparing the data to training: the clock starts anew
                 bar.reset(task, total=total)
                 phase["total"] = total
-            bar.update(task, description=what, completed=ready)
+            bar.update(task, description=naming.line(what), completed=ready)
 
         def on_update(round: int, update: Update) -> None:
             bar.update(task, note=f"loss {update.metrics.get('loss', math.nan):.4f}{phase['area']}")
@@ -197,7 +199,7 @@ def line(result: RoundResult) -> str:
     numbers = f"loss {result.loss:.4f}  validation AUC {area:.4f}  {shares or 'no client counted'}"
     text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
-    return text + (f"  [{'; '.join(trouble)}]".replace("[", "\\[") if trouble else "")
+    return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
 def show_metrics(folder: Path) -> None:

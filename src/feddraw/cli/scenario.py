@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddraw import naming
+from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,11 +90,11 @@ def build(
     if labels is None:
         raise UserError(f"build needs the labels that are dealt: {HOW_TO_COUNT}")
     table, partition = _deal(name, labels, scale, seed, set_)
-    path = out or Path(f"{partition.scenario.replace(':', '.')}.json")
+    path = out or Path(f"{naming.folder(partition.scenario.replace(':', '.'))}.json")
     settings = {"dataset": dataset_of(partition.scenario), "seed": seed, "scale": scale, "options": options(set_)}
     write(path, partition, table, settings)
-    typer.echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
-    typer.echo(f"sha256 {partition.sha256}")
+    echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
+    echo(f"sha256 {partition.sha256}")
 
 
 @app.command()
@@ -137,13 +139,13 @@ def _print_check(found: Check) -> None:
 
     rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]
     rows.append([found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"])
-    typer.echo(f"{found.scenario}: every client alone for {found.steps} steps")
+    echo(f"{found.scenario}: every client alone for {found.steps} steps")
     console().print(table(["client", "images", "", "validation AUC"], rows))
     if math.isnan(found.margin):
-        typer.echo("no small and large clients to compare")
+        echo("no small and large clients to compare")
     else:
         outcome = "accepted" if found.accepted else "not accepted"
-        typer.echo(f"{outcome}: the worst small client is {found.margin:+.4f} from the best large one")
+        echo(f"{outcome}: the worst small client is {found.margin:+.4f} from the best large one")
 
 
 def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> dict[str, Any]:
@@ -208,10 +210,10 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
         as_json(_document(scenario, None, [_client(c, n, None, None) for c, n in clients.items()], asdict(measures)))
         return
     rows = [[client, f"{size:,}", f"{size / sum(sizes):.1%}"] for client, size in clients.items()]
-    typer.echo(_heading(scenario, sizes))
+    echo(_heading(scenario, sizes))
     console().print(table(["client", "images", "share"], rows))
-    typer.echo(_sentence(measures))
-    typer.echo(f"counts per class and the sha256: {HOW_TO_COUNT}")
+    echo(_sentence(measures))
+    echo(f"counts per class and the sha256: {HOW_TO_COUNT}")
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Heterogeneity) -> None:
@@ -231,14 +233,14 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
         [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
         for (client, size), js, emd in zip(clients, measures.jensen_shannon, measures.earth_movers, strict=True)
     ]
-    typer.echo(_heading(partition.scenario, sizes))
+    echo(_heading(partition.scenario, sizes))
     console().print(drawn)
-    typer.echo("label mix of each client beside that of all clients together:")
+    echo("label mix of each client beside that of all clients together:")
     console().print(table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances))
-    typer.echo(_sentence(measures.sizes))
+    echo(_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
-    typer.echo(f"patients at more than one client: {shared}")
-    typer.echo(f"sha256 {partition.sha256}")
+    echo(f"patients at more than one client: {shared}")
+    echo(f"sha256 {partition.sha256}")
 
 
 def _heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:

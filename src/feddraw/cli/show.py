@@ -10,21 +10,37 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from feddraw import naming
+
+
+class PlainConsole(Console):
+    """A console for which all text is text: no markup, and nothing in a name that a terminal would obey."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(naming.text(text), **how)
 
 
 def console() -> Console:
     """A console that never breaks lines of a file or pipe."""
     terminal = sys.stdout.isatty()
-    return Console(highlight=False, width=None if terminal else 200, no_color=None if terminal else True)
+    width, colour = (None, None) if terminal else (200, True)
+    return PlainConsole(highlight=False, markup=False, emoji=False, width=width, no_color=colour)
+
+
+def words(text: str) -> Text:
+    """For the places where rich would read markup whatever its console says: a status, a bar."""
+    return Text(naming.line(text))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
     """The first columns to the left, numbers to the right."""
     drawn = Table(box=SIMPLE, pad_edge=False)
     for position, name in enumerate(columns):
-        drawn.add_column(name, justify="left" if position < left else "right")
+        drawn.add_column(naming.line(name), justify="left" if position < left else "right")
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(naming.line, row))
     return drawn
 
 

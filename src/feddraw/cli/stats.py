@@ -172,7 +172,7 @@ def show_differences(column: str, found: Sequence[Difference], reference: str, a
         f"{len(rows)}, about {alpha * len(rows):.1f} would do so by chance alone.",
     ]
     for part in parts:
-        console().print(part, "", sep="\n", markup=False)
+        console().print(part, "", sep="\n")
 
 
 def _difference_row(one: Difference) -> list[str]:
@@ -234,7 +234,7 @@ def show(name: str, comparison: Comparison) -> None:
         "matched-pairs rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost.",
     ]
     for part in parts:
-        console().print(part, "", sep="\n", markup=False)  # names in a user's table are not markup
+        console().print(part, "", sep="\n")
 
 
 PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")

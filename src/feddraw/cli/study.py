@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddraw import naming
 from feddraw.cli.run import parse_settings
 from feddraw.errors import RunFailed, UserError
 
@@ -150,7 +151,7 @@ def _preparing(out: Console, live: Live) -> Progress:
 
 def _line(event: Event, watch: _Watch) -> str:
     if event.kind == "failed":
-        return f"{event.run}  failed: {event.text}".replace("[", "\\[")
+        return naming.line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
     values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
     return f"{event.run}  {'  '.join(values)}  ({watch.heading()})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import os
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from feddraw.data.imaging import Recipe
 from feddraw.data.tables import Problem, Table, complaint, numbers
 from feddraw.errors import UserError
 from feddraw.files import write_whole
+from feddraw.naming import csv_text
 
 MEAN, STD = 0.5146, 0.2548  # the paper's, of pixel / 255
 
@@ -108,11 +107,8 @@ def refuse(name: str, problems: Sequence[Problem], total: int, how: Preparation)
 
 def write_skipped(name: str, problems: Sequence[Problem], path: Path) -> None:
     """The list of what was left out, beside the images."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["where", "what", "detail"])
-    writer.writerows([problem.where, problem.what, problem.detail] for problem in problems)
-    write_whole(path, text.getvalue().encode(), private=True)
+    rows = [[problem.where, problem.what, problem.detail] for problem in problems]
+    write_whole(path, csv_text([["where", "what", "detail"], *rows]).encode(), private=True)
     log.warning("%s: %d images left out, listed in %s", name, len(problems), path)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from feddraw.data import FINDINGS, PARTS, Labels, Part
 from feddraw.errors import UserError, one_of, unknown
+from feddraw.naming import from_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_LINE = 2**20
@@ -80,7 +81,7 @@ class Sheet:
         header = next(csv.reader([first], delimiter=delimiter), [])
         if len(header) < 2:
             raise UserError(f"{path} is no table: its first line should name columns, with commas between")
-        return cls(path, tuple(name.strip() for name in header), delimiter)
+        return cls(path, tuple(from_cell(name.strip()) for name in header), delimiter)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Line number and fields of each row that is not blank; short rows are filled up."""
@@ -90,7 +91,8 @@ class Sheet:
                 next(reader)
                 for fields in reader:
                     if fields:
-                        yield reader.line_num, fields + [""] * (len(self.header) - len(fields))
+                        filled = fields + [""] * (len(self.header) - len(fields))
+                        yield reader.line_num, list(map(from_cell, filled))
         except (csv.Error, EOFError, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.path}: {error}") from error
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from feddraw import naming
 from feddraw.errors import UserError
 from feddraw.files import make_folder, make_subfolder, refuse_link, write_whole
+from feddraw.naming import csv_text, distinct
 from feddraw.plots import save, styled
 from feddraw.report import html, latex, markdown
-from feddraw.report.blocks import Block, Gallery, Picture, inside
+from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, inside
 from feddraw.report.content import Report, Say, command_line, compose, examine
 from feddraw.results import read_json
 from feddraw.runs import Collection, collect
@@ -66,7 +67,7 @@ def write_report(
     for name in PAGES:
         refuse_link(target / name)
     with styled():
-        document = compose(report, heading, say)
+        document = _with_distinct_figures(compose(report, heading, say))
         say("writing")
         drawings = _write_figures(document.blocks, target / FIGURES)
     files = {
@@ -128,7 +129,22 @@ def _svg(figure: Figure) -> str:
     figure.set_layout_engine("none")  # laid out once is enough
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return text.getvalue()
+    return naming.text(text.getvalue())  # an SVG with a control character in it is no SVG
+
+
+def _with_distinct_figures(document: Document) -> Document:
+    """No two figures share a file: names that differ may have one slug."""
+    names = distinct([picture.name for picture in _pictures(document.blocks)])
+
+    def renamed(block: Block) -> Block:
+        match block:
+            case Gallery(pictures):
+                return replace(block, pictures=[replace(picture, name=next(names)) for picture in pictures])
+            case Only() | Columns() | Fold():
+                return replace(block, blocks=[renamed(one) for one in block.blocks])
+        return block
+
+    return replace(document, blocks=[renamed(block) for block in document.blocks])
 
 
 def _pictures(blocks: Sequence[Block]) -> list[Picture]:
@@ -144,10 +160,8 @@ def _pictures(blocks: Sequence[Block]) -> list[Picture]:
 
 def _tidy(collection: Collection) -> str:
     """A row a run: what `feddraw stats --over seed` reads."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["scenario", "method", "seed", "auc", "gm"])
+    rows: list[list[object]] = [["scenario", "method", "seed", "auc", "gm"]]
     for run in collection.runs:
         values = [run.test(metric) for metric in ("auc", "gm")]
-        writer.writerow([run.scenario, run.method, run.repeat, *(repr(v) if math.isfinite(v) else "" for v in values)])
-    return text.getvalue()
+        rows.append([run.scenario, run.method, run.repeat, *(repr(v) if math.isfinite(v) else "" for v in values)])
+    return csv_text(rows)

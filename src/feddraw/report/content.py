@@ -16,6 +16,7 @@ import numpy as np
 
 from feddraw import words
 from feddraw.explain import explain, listed, sentences
+from feddraw.naming import slug
 from feddraw.plots import CROWD
 from feddraw.report import pictures
 from feddraw.report.blocks import (
@@ -34,7 +35,6 @@ from feddraw.report.blocks import (
     numeral,
 )  # fmt: skip
 from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
-from feddraw.report.pictures import slug
 from feddraw.runs import METRICS, REFERENCES, Collection, Run
 from feddraw.statistics import Interval, interval
 

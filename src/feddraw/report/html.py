@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from importlib import resources
 
-from feddraw import __version__, palette
+from feddraw import __version__, naming, palette
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.runs import METRICS
@@ -19,7 +19,11 @@ POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-escape = html.escape
+
+
+def escape(words: str) -> str:
+    """Names are names, whatever they look like."""
+    return html.escape(naming.text(words))
 
 
 def render(document: Document, drawings: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from feddraw import naming
 from feddraw.report.blocks import Block, Cell, Document, Table, inside
 
 _SPECIAL = {
@@ -20,7 +21,7 @@ def render(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    return "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))
+    return "".join(_SPECIAL.get(sign, sign) for sign in naming.line(" ".join(text.split())))
 
 
 def _labelled(blocks: Sequence[Block]) -> Iterator[Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from feddraw import naming
 from feddraw.report.blocks import (
     Block,
     Bullets,
@@ -31,7 +32,8 @@ def render(document: Document, folder: str) -> str:
 
 def escape(text: str) -> str:
     """Names are names, whatever they look like."""
-    return _MARKUP.sub(r"\\\1", " ".join(text.split())).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
+    words = naming.line(" ".join(text.split()))
+    return _MARKUP.sub(r"\\\1", words).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 
 
 def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
@@ -44,7 +46,7 @@ def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
             case Bullets(items):
                 yield from (f"- {escape(item)}" for item in items)
             case Code(text):
-                yield f"```\n{text.replace('```', '')}\n```"
+                yield f"```\n{naming.text(text).replace('```', '')}\n```"
             case Only() | Columns() | Fold():
                 yield from _blocks(block.blocks, folder)
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,17 +10,13 @@ from numpy.typing import NDArray
 
 from feddraw import plots
 from feddraw.explain import listed
+from feddraw.naming import slug
 from feddraw.report.blocks import Picture
 from feddraw.runs import METRICS, Run
 from feddraw.statistics import Comparison, Interval
 
 Floats = NDArray[np.float64]
 SHOWN_ROC = 4  # curves in a panel; more cannot be told apart
-
-
-def slug(name: str) -> str:
-    """A name for files and anchors."""
-    return re.sub(r"[^a-z0-9.+]+", "-", name.lower()).strip("-.") or "x"
 
 
 def ranks(comparison: Comparison, metric: str, label: str) -> Picture:
