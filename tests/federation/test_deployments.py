@@ -61,22 +61,27 @@ def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: P
     assert "missing" in {state for (round, _), state in status.items() if round == "0"}
 
 
-def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("secure", "resumed"), [(True, "resume=true"), (False, "resume=true rebind=true")])
+def test_a_server_killed_between_rounds_and_restarted_gives_the_same_bits(
+    secure: bool, resumed: str, tmp_path: Path
+) -> None:
+    """Registered keys keep their names; nodes without keys have new ids, and the operator says that they are known."""
     local, folder = script(), tmp_path / "federation"
+    how = {"secure": secure, "behind_nginx": local.NGINX is not None}
     said = f'{settings(rounds=3, method="scaffold")} nodes=3 out="run"'
 
     def run_and_lose() -> None:
         with pytest.raises(SystemExit):
             made.run(said, timeout=600)
 
-    with local.federation(folder, secure=False) as made:
+    with local.federation(folder, **how) as made:
         nodes(made)
         threading.Thread(target=run_and_lose, daemon=True).start()
         local.wait_for((folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round was finished")
         os.killpg(made.processes["superlink"].pid, signal.SIGKILL)
-    with local.federation(folder, secure=False) as made:
+    with local.federation(folder, **how) as made:
         nodes(made)
-        made.run(f"{said} resume=true", timeout=900)
+        made.run(f"{said} {resumed}", timeout=900)
     expect_bits(folder / "run", tmp_path / "serial", rounds=3, method="scaffold")
 
 
