@@ -94,6 +94,32 @@ def test_a_finding_with_one_label_only_is_undefined(label):
     assert math.isnan(best_threshold(scores, truth))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [slice(None), 0, 5])
+def test_a_score_that_is_no_finite_number_leaves_no_metric_of_its_finding(bad, place):
+    scores, truth = np.array([0.9, 0.8, 0.7, 0.3, 0.2, 0.1], np.float32), np.array([1, 1, 1, 0, 0, 0])
+    scores[place] = bad
+    assert math.isnan(auc(scores, truth))
+    assert math.isnan(best_threshold(scores, truth))
+    assert all(map(math.isnan, rates(scores, truth, 0.5)))
+
+
+def test_a_finding_with_a_broken_score_is_named_and_the_others_keep_their_values():
+    scores, truth, classes = table()
+    thresholds = choose_thresholds(scores, truth)
+    before = evaluate(scores, truth, classes, thresholds)
+    scores[7, 1] = math.nan
+    found = evaluate(scores, truth, classes, thresholds)
+    assert (found["undefined"], found["not_finite"]) == (["Effusion"], ["Effusion"])
+    for metric in ("auc", "gm"):
+        values = found[metric]["per_class"]
+        assert math.isnan(values["Effusion"])
+        assert values["Edema"] == before[metric]["per_class"]["Edema"]
+        assert found[metric]["macro"] == pytest.approx((values["Edema"] + values["Nodule"]) / 2)
+    assert math.isnan(found["sensitivity"]["Effusion"])
+    assert math.isnan(found["specificity"]["Effusion"])
+
+
 def table(classes=("Edema", "Effusion", "Nodule"), images=60):
     rng = np.random.default_rng(3)
     truth = (rng.random((images, len(classes))) < 0.4).astype(np.int8)
@@ -103,7 +129,7 @@ def table(classes=("Edema", "Effusion", "Nodule"), images=60):
 def test_evaluate_holds_what_metrics_json_promises():
     scores, truth, classes = table()
     found = evaluate(scores, truth, classes, choose_thresholds(scores, truth))
-    assert list(found) == ["auc", "gm", "sensitivity", "specificity", "thresholds", "undefined"]
+    assert list(found) == ["auc", "gm", "sensitivity", "specificity", "thresholds", "undefined", "not_finite"]
     assert found["auc"]["macro"] == pytest.approx(roc_auc_score(truth, scores, average="macro"))
     assert list(found["auc"]["per_class"]) == list(classes)
     for c, name in enumerate(classes):

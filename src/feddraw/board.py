@@ -43,6 +43,7 @@ def scalars(result: RoundResult) -> dict[str, float]:
     for part, metrics in result.metrics.items():
         if part in ("validation", "test"):
             found[f"{part}/AUC"] = metrics["auc"]["macro"]
+            found[f"{part}/findings without AUC"] = sum(map(math.isnan, metrics["auc"]["per_class"].values()))
             found |= {f"{part}/AUC {finding}": area for finding, area in metrics["auc"]["per_class"].items()}
     for entry in result.ledger:
         found[f"weight/{entry.client}"] = entry.weight

@@ -31,7 +31,8 @@ class Jury:
         scores = {part: self._scores(engine, models, part) for part in parts}
         thresholds = self._thresholds(scores)
         found = {p: metrics.mean_of(self._evaluations(s, self.truth(p), thresholds)) for p, s in scores.items()}
-        return {part: {kind: each[kind] for kind in ("auc", "gm")} for part, each in found.items()}
+        kinds = ("auc", "gm", "undefined", "not_finite")
+        return {part: {kind: each[kind] for kind in kinds} for part, each in found.items()}
 
     def at_the_end(
         self, engine: Engine, models: Sequence[Model], *, personal: bool
@@ -44,7 +45,7 @@ class Jury:
         for part, values in scores.items():
             each = self._evaluations(values, self.truth(part), thresholds)
             found[part] = metrics.mean_of(each) if personal else each[0]
-            _warn(found[part]["undefined"], part)
+            _warn(found[part], part)
         found["clients"] = self._clients(engine, models, thresholds)
         if personal:
             for client, one in zip(self.clients, each, strict=True):
@@ -101,7 +102,12 @@ def models_to_judge(method: Method, engine: Engine, shown: Model, clients: int) 
     return (personal, True) if len(personal) == clients else ([shown], False)
 
 
-def _warn(undefined: Sequence[str], part: str) -> None:
-    if undefined:
-        names = ", ".join(undefined)
-        warnings.warn(f"no AUC or GM for {names}: one label only in {part} data, left out of the mean", stacklevel=2)
+def _warn(found: Mapping[str, Any], part: str) -> None:
+    broken = found["not_finite"]
+    alike = [name for name in found["undefined"] if name not in broken]
+    for names, why in (
+        (alike, f"one label only in {part} data"),
+        (broken, "the model's scores are not finite numbers"),
+    ):
+        if names:
+            warnings.warn(f"no AUC or GM for {', '.join(names)}: {why}, left out of the mean", stacklevel=2)

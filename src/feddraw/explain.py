@@ -91,7 +91,8 @@ def explain(run: Run) -> Explanation:
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
     if not weights.any():
-        raise UserError(f"no client counted in any round of {run.path}: there is nothing to explain")
+        why = f" ({run.diverged[1]})" if run.diverged else ""
+        raise UserError(f"no client counted in any round of {run.path}{why}: there is nothing to explain")
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
     parts = [_parts(ledger, shares[t], t) for t in range(len(shares))]
@@ -157,6 +158,8 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _policy(found)
     yield from _by_class(found)
     yield from _absent(found)
+    if found.run.diverged:
+        yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
     if found.rescaled:
         yield "The coefficients of this method do not add up to 1; the shares here are their shares of the sum."
 

@@ -77,9 +77,25 @@ class RoundResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def diverged(self) -> str:
+        """In what way this round shows that the run has diverged; empty if it does not."""
+        return divergence(self.ledger, self.metrics)
+
+    @property
     def weights(self) -> dict[str, float]:
         """Client to weight, for those that counted."""
         return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+
+
+def divergence(ledger: Sequence[LedgerEntry], metrics: Mapping[str, Any]) -> str:
+    """What of a round is not a finite number any more: the model's scores, or every update that came."""
+    broken = metrics.get("validation", {}).get("not_finite", ())
+    if broken:
+        return f"the model's scores are not finite numbers ({', '.join(broken)})"
+    came = [entry.status for entry in ledger if entry.status not in ("missing", "not asked")]
+    if came and all(status.startswith("refused") and "finite" in status for status in came):
+        return "every update was refused, because none was finite"
+    return ""
 
 
 def seed_of(run: int, round: int, client: int) -> int:

@@ -1,7 +1,7 @@
 """AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation. Pure numpy.
 
 A finding that all images or no image of a part show has no AUC and no GM: it is NaN here, left out of the mean, and
-named as undefined.
+named as undefined. So is a finding with a score that is not a finite number, as a diverged model gives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def auc(scores: Scores, truth: Truth) -> float:
     """The chance that a positive image scores above a negative one; ties count half."""
     positives = int(truth.sum())
     negatives = len(truth) - positives
-    if not positives or not negatives:
+    if not positives or not negatives or not np.isfinite(scores).all():
         return math.nan
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
@@ -31,6 +31,8 @@ def auc(scores: Scores, truth: Truth) -> float:
 
 def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
     """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
+    if not np.isfinite(scores).all():
+        return math.nan, math.nan
     called = scores.astype(np.float64) >= threshold  # in float32 a midpoint of neighbours is one of them
     positive = truth == 1
     sensitivity = float(called[positive].mean()) if positive.any() else math.nan
@@ -45,7 +47,7 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
     """
     positives = int(truth.sum())
     negatives = len(truth) - positives
-    if not positives or not negatives:
+    if not positives or not negatives or not np.isfinite(scores).all():
         return math.nan
     values, inverse = np.unique(scores.astype(np.float64), return_inverse=True)
     per_value = np.bincount(inverse, minlength=len(values))
@@ -71,7 +73,13 @@ def evaluate(scores: Scores, truth: Truth, classes: Sequence[str], thresholds: S
         "specificity": {name: pair[1] for name, pair in pairs.items()},
         "thresholds": dict(zip(classes, map(float, thresholds), strict=True)),
         "undefined": [name for name in classes if math.isnan(areas[name]) or math.isnan(means[name])],
+        "not_finite": [classes[c] for c in not_finite(scores)],
     }
+
+
+def not_finite(scores: Scores) -> list[int]:
+    """The findings of which a score is not a finite number."""
+    return np.flatnonzero(~np.isfinite(scores).all(axis=0)).tolist()
 
 
 def mean_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -171,15 +171,23 @@ class RunFolder:
             write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
-        self.add_line(result.round, result.loss, result.metrics, result.seconds, model_digest(result.model))
+        outcome = (result.round, result.loss, result.metrics, result.seconds)
+        self.add_line(*outcome, digest=model_digest(result.model), diverged=result.diverged)
         self.add_to_ledger(result.ledger, result.pieces)
 
     def add_line(
-        self, round: int, loss: float, metrics: Mapping[str, Any], seconds: Mapping[str, float], digest: str = ""
+        self,
+        round: int,
+        loss: float,
+        metrics: Mapping[str, Any],
+        seconds: Mapping[str, float],
+        *,
+        digest: str = "",
+        diverged: str = "",
     ) -> None:
-        found = {part: metrics[part] for part in ("validation", "test") if part in metrics}
-        parts = {part: {**one["auc"], **({"gm": one["gm"]} if "gm" in one else {})} for part, one in found.items()}
+        parts = {part: _by_part(metrics[part]) for part in ("validation", "test") if part in metrics}
         line = {"round": round, "loss": loss, **parts, "model": digest, "seconds": dict(seconds)}
+        line |= {"diverged": diverged} if diverged else {}
         append(self.rounds, json.dumps(clean(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
@@ -219,13 +227,35 @@ class RunFolder:
         write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
         if dataset is not None:
             self._keep(predictions, dataset)
-        write_whole(self.metrics, (json.dumps(clean(scores), indent=2) + "\n").encode())
+        diverged = first_divergence(read_jsonl(self.rounds))
+        document = _without_nothing({**scores, "diverged": diverged})
+        write_whole(self.metrics, (json.dumps(clean(document), indent=2) + "\n").encode())
 
     def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
         about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
+
+
+def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first round of a log that shows divergence, and why; empty if none does."""
+    found = ({"round": line["round"], "why": str(line["diverged"])} for line in rounds if line.get("diverged"))
+    return next(found, {})
+
+
+def _without_nothing(scores: Any) -> Any:
+    """Without the words that only a diverged run needs, where they would be empty."""
+    if not isinstance(scores, Mapping):
+        return scores
+    kept = {name: value for name, value in scores.items() if value or name not in ("not_finite", "diverged")}
+    return {name: _without_nothing(value) for name, value in kept.items()}
+
+
+def _by_part(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a round's line has of one part of the data: the AUC, the GM where there is one, and what is undefined."""
+    more = {name: found[name] for name in ("gm", "undefined") if found.get(name)}
+    return {**found["auc"], **more}
 
 
 def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
 from feddraw.policy import CLAUSES
-from feddraw.results import RunFolder, as_written, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.results import RunFolder, as_written, first_divergence, flat, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 
@@ -149,6 +149,12 @@ class Run:
         return bool(self.metrics)
 
     @property
+    def diverged(self) -> tuple[int, str] | None:
+        """The first round that shows it, and why."""
+        found = first_divergence(self.rounds)
+        return (int(found["round"]), str(found["why"])) if found else None
+
+    @property
     def findings(self) -> tuple[str, ...]:
         return tuple(self.metrics["test"]["auc"]["per_class"])
 
@@ -237,7 +243,7 @@ def read_run(path: Path) -> Run:
             _check(metrics)
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
     with as_written(folder.rounds):
-        _ = run.curve("validation"), run.curve("test")
+        _ = run.curve("validation"), run.curve("test"), run.diverged
     _ = run.by_class() if run.finished else {}
     return run
 

@@ -504,7 +504,12 @@ def _macro(
 
 
 def weighted_auc(scores: Floats, truth: Truth, weights: Floats) -> Floats:
-    """The AUC for each row of weights (replicates × images); ties count half, NaN without both kinds of image."""
+    """The AUC for each row of weights (replicates × images); ties count half.
+
+    NaN without both kinds of image, or where a score is not a number.
+    """
+    if np.isnan(scores).any():
+        return np.full(len(weights), np.nan)
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))  # where a new score begins
     sorted_weights, positive_images = weights[:, order], truth[order] == 1

@@ -191,6 +191,8 @@ def _row(
     own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
     row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
     row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
+    if found.get("diverged"):
+        row["diverged"] = found["diverged"]["round"]
     row["validation_auc"] = found["validation"]["auc"]["macro"]
     for kind in ("auc", "gm"):
         row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}

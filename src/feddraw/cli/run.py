@@ -182,7 +182,7 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
             bar.update(task, note=f"loss {update.metrics.get('loss', math.nan):.4f}{phase['area']}")
 
         def on_round(result: RoundResult) -> None:
-            phase["area"] = f", validation AUC {result.metrics['validation']['auc']['macro']:.4f}"
+            phase["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
             out.print(line(result))
 
         yield on_progress, on_update, on_round
@@ -196,9 +196,10 @@ def line(result: RoundResult) -> str:
     else:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
-    numbers = f"loss {result.loss:.4f}  validation AUC {area:.4f}  {shares or 'no client counted'}"
+    numbers = f"loss {number(result.loss)}  validation AUC {number(area)}  {shares or 'no client counted'}"
     text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
+    trouble += [f"diverged: {result.diverged}"] if result.diverged else []
     return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
@@ -207,13 +208,19 @@ def show_metrics(folder: Path) -> None:
     from feddraw.cli.show import console, table
     from feddraw.results import read_json
 
-    test = read_json(folder / "metrics.json")["test"]
+    found = read_json(folder / "metrics.json")
+    test = found["test"]
     kinds = ("auc", "gm")
     rows = [[name, *(number(test[kind]["per_class"][name]) for kind in kinds)] for name in test["auc"]["per_class"]]
     rows.append(["mean", *(number(test[kind]["macro"]) for kind in kinds)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
     out.print(f"written to {folder}")
+    if found.get("diverged"):
+        said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"
+        if test["auc"]["macro"] is None:
+            raise RunFailed(said)
+        out.print(said, markup=False)
 
 
 def number(value: float | None) -> str:

@@ -24,19 +24,23 @@ EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
 def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.integer[Any]]) -> Counts:
-    """Images by label, finding and bin of their score, a probability."""
-    clipped = np.clip(scores.astype(np.float64), 1e-12, 1 - 1e-12)
+    """Images by label, finding and bin of their score, a probability; one that is no number is named elsewhere."""
+    clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
     classes = scores.shape[1]
     places = (truth.astype(np.int64) * classes + np.arange(classes)) * BINS + bins
     return np.bincount(places.ravel(), minlength=2 * classes * BINS).reshape(2, classes, BINS)
 
 
-def to_metrics(part: str, counts: Counts) -> dict[str, list[int]]:
-    """As metrics that Flower carries: only bins that hold something, as (place, count)."""
+def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
+    """As metrics that Flower carries: only bins that hold something, as (place, count).
+
+    `broken` are the findings with a score that is not a finite number.
+    """
     flat = counts.ravel()
     filled = np.flatnonzero(flat)
-    return {f"{part}-places": filled.tolist(), f"{part}-counts": flat[filled].tolist()}
+    found = {f"{part}-places": filled.tolist(), f"{part}-counts": flat[filled].tolist()}
+    return found | ({f"{part}-not-finite": list(broken)} if broken else {})
 
 
 def pool(contents: Sequence[RecordDict], part: str, classes: int) -> Counts:
@@ -48,6 +52,13 @@ def pool(contents: Sequence[RecordDict], part: str, classes: int) -> Counts:
             if places.shape == counts.shape and (places < len(total)).all() and counts.sum() <= classes * MOST_IMAGES:
                 np.add.at(total, places, counts)
     return total.reshape(2, classes, BINS)
+
+
+def broken(contents: Sequence[RecordDict], part: str, classes: int) -> list[int]:
+    """The findings for which a site's scores were not finite numbers."""
+    records = [record for content in contents for record in content.metric_records.values()]
+    named = {int(place) for record in records for place in _whole(record.get(f"{part}-not-finite", []))}
+    return sorted(place for place in named if place < classes)
 
 
 def _whole(given: Any) -> NDArray[np.int64]:
@@ -73,8 +84,10 @@ def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int
     return int(best[(len(best) - 1) // 2])
 
 
-def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int]) -> dict[str, Any]:
-    """All metrics of the pool, in the form of `metrics.json`."""
+def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int], broken: Sequence[int] = ()) -> dict[str, Any]:
+    """All metrics of the pool, in the form of `metrics.json`; broken findings have none."""
+    counts = counts.copy()
+    counts[:, list(broken)] = 0
     areas = {name: auc(*counts[:, c]) for c, name in enumerate(classes)}
     rates = {name: _rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(classes)}
     means = {name: math.sqrt(se * sp) for name, (se, sp) in rates.items()}
@@ -86,6 +99,7 @@ def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int]) -> dic
         "specificity": {name: pair[1] for name, pair in rates.items()},
         "thresholds": {name: float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in zip(classes, edges, strict=True)},
         "undefined": [name for name in classes if math.isnan(areas[name])],
+        "not_finite": [classes[c] for c in broken],
     }
 
 
@@ -100,9 +114,11 @@ def merge(contents: list[RecordDict], classes: Sequence[str]) -> dict[str, Any]:
     """Metrics of everything that the sites counted: thresholds from validation, and the test part where it was sent."""
     validation = pool(contents, "validation", len(classes))
     edges = [best_edge(*validation[:, c]) for c in range(len(classes))]
-    found = {"validation": summary(validation, classes, edges)}
+    lost = broken(contents, "validation", len(classes))  # without thresholds there is no GM elsewhere either
+    found = {"validation": summary(validation, classes, edges, lost)}
     test = pool(contents, "test", len(classes))
-    return found | ({"test": summary(test, classes, edges)} if test.any() else {})
+    lost = sorted({*lost, *broken(contents, "test", len(classes))})
+    return found | ({"test": summary(test, classes, edges, lost)} if test.any() else {})
 
 
 def flat(found: dict[str, Any]) -> MetricRecord:

@@ -34,6 +34,7 @@ from feddraw.experiment import (
     server_images,
     unnamed_defaults,
 )
+from feddraw.federation import divergence
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
@@ -165,7 +166,8 @@ def _conclude(strategy: MethodStrategy, court: Court, folder: RunFolder | None, 
         last = strategy.history[-1] if strategy.history else Round(done, strategy.rounds, (), (), {}, 0.0)
         if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
             seconds = {"aggregation": last.seconds}
-            folder.add_line(done, last.metrics.get("loss", math.nan), scores, seconds)
+            diverged = divergence(last.ledger, scores)
+            folder.add_line(done, last.metrics.get("loss", math.nan), scores, seconds, diverged=diverged)
         if final:
             folder.finish(shown, {"round": done} | scores, predictions, court.dataset)
     return MetricRecord(

@@ -22,6 +22,7 @@ from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
 from feddraw.flower.memory import Shelf, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.metrics import not_finite
 from feddraw.policy import Policy
 from feddraw.training import Trainer
 
@@ -123,8 +124,9 @@ def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.heldout.items():
         if len(rows) and (part != "test" or orders.found(content).get("final")):
-            counts = count(bench.predict(model, rows), examples.targets[rows].astype(np.int64))
-            metrics |= to_metrics(part, counts)
+            scores = bench.predict(model, rows)
+            counts = count(scores, examples.targets[rows].astype(np.int64))
+            metrics |= to_metrics(part, counts, not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
     return RecordDict({"metrics": MetricRecord(metrics), "client": announcement(site)})
 

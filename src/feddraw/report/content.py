@@ -236,9 +236,22 @@ def _caveats(report: Report) -> Iterator[Block]:
             f"{finding} has no AUC or GM in {run.scenario}: one label only in the test data, left out of the mean."
             for run in collection.runs
             for finding in run.metrics["test"].get("undefined", [])
+            if finding not in run.metrics["test"].get("not_finite", [])
         }
     )
-    notes = [*collection.notes, *undefined]
+    broken = [
+        f"{run.method} in {run.scenario}, seed {run.repeat}, has no AUC or GM for {', '.join(names)}: the "
+        "model's scores are not finite numbers."
+        for run in collection.runs
+        if (names := run.metrics["test"].get("not_finite", []))
+    ]
+    diverged = [
+        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round {run.diverged[0]}: "
+        f"{run.diverged[1]}."
+        for run in collection.runs
+        if run.diverged
+    ]
+    notes = [*collection.notes, *undefined, *diverged, *broken]
     if notes:
         yield Heading("To keep in mind", 3)
         yield Bullets(notes)

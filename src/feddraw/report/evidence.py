@@ -191,7 +191,7 @@ def _calls(run: Run, found: Predictions) -> Floats:
     else:
         tables = [run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {}) for c in run.ledger.clients]
     limits = np.array([[number(table.get(name)) for name in found.classes] for table in tables])[:, None, :]
-    return np.where(np.isnan(limits), np.nan, (models >= limits).astype(np.float64))
+    return np.where(np.isnan(limits) | np.isnan(models), np.nan, (models >= limits).astype(np.float64))
 
 
 # ---------------------------------------------------------------------------------------------------- clients

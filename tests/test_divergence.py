@@ -1,0 +1,133 @@
+"""A model whose scores are no numbers has no metrics, and the run says in which round that began."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from feddraw import experiment as experiments
+from feddraw.board import scalars
+from feddraw.cli import app
+from feddraw.cli.run import line
+from feddraw.engines.serial import Serial
+from feddraw.experiment import run
+from feddraw.explain import explain, sentences
+from feddraw.federation import LedgerEntry, divergence
+from feddraw.flower import histograms
+from feddraw.metrics import not_finite
+from feddraw.results import read_json, read_jsonl
+from feddraw.runs import read_run
+from feddraw.statistics import weighted_auc
+from small import small
+
+SETTINGS = [
+    "--data", "phantom", "--size", "28", "--scenario", "quantity", "--model", "compact", "--method", "fedavg",
+    "--rounds", "3", "--epochs", "1", "--batch-size", "32", "--engine", "serial", "--set", "data.train=240",
+    "--set", "data.validation=80", "--set", "data.test=80", "--set", "scenario.clients=3", "--set", "model.growth=8",
+]  # fmt: skip
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is finite, but from the second round on it has an output that is not."""
+    judge = experiments.evaluate
+
+    class Broken(Serial):
+        def predict(self, model, rows):
+            scores = super().predict(model, rows)
+            scores[3:] = math.nan
+            return scores
+
+    def evaluate(setting, engine, model, *, final):
+        rounds.append(1)
+        judged = Broken(setting.trainer) if len(rounds) > 1 else engine
+        return judge(setting, judged, model, final=final)
+
+    rounds: list[int] = []
+    monkeypatch.setattr(experiments, "evaluate", evaluate)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_round_is_named(
+    breaks: None, tmp_path: Path
+) -> None:
+    results = list(run(small(method="fedavg"), tmp_path / "run"))
+    first, second, third = read_jsonl(tmp_path / "run" / "rounds.jsonl")
+    findings = list(first["validation"]["per_class"])
+    assert "diverged" not in first
+    assert first["validation"]["macro"] is not None
+    for entry in (second, third):
+        assert entry["diverged"].startswith("the model's scores are not finite numbers (")
+        assert entry["validation"]["macro"] is None
+        assert entry["validation"]["undefined"] == findings
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert metrics["diverged"] == {"round": 1, "why": second["diverged"]}
+    assert metrics["test"]["auc"]["macro"] is metrics["test"]["gm"]["macro"] is None
+    assert metrics["test"]["undefined"] == metrics["test"]["not_finite"] == findings
+    assert "validation AUC undefined" in line(results[1])
+    assert "diverged: the model's scores" in line(results[1])
+    board = scalars(results[1])
+    assert board["validation/findings without AUC"] == len(findings)
+    assert "validation/AUC" not in board
+    found = read_run(tmp_path / "run")
+    assert found.diverged == (1, second["diverged"])
+    assert any(sentence.startswith("The run diverged in round 1: ") for sentence in sentences(explain(found)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_command_ends_with_code_1_and_the_report_names_the_round(breaks: None, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["run", *SETTINGS, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 1
+    assert "undefined" in done.output
+    assert "diverged in round 1: the model's scores are not finite numbers" in f"{done.output} {done.exception}"
+    made = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")])
+    assert made.exit_code == 0, made.output
+    text = " ".join((tmp_path / "report" / "report.md").read_text().split())
+    assert "diverged in round 1: the model's scores are not finite numbers" in text
+    assert "one label only" not in text
+
+
+def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_path: Path) -> None:
+    results = list(
+        run(small(**{"method": "fedavg", "training.lr": 1e30, "training.optimizer": "sgd"}), tmp_path / "run")
+    )
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert metrics["diverged"] == {"round": 0, "why": "every update was refused, because none was finite"}
+    assert np.isfinite(results[-1].model.params).all()
+    assert metrics["test"]["auc"]["macro"] is not None  # of the model that nobody has moved
+    assert "loss undefined" in line(results[0])
+
+
+def test_a_round_has_not_diverged_while_one_update_is_finite_or_nobody_answered() -> None:
+    refused = LedgerEntry(0, "A", 1, 1, status="refused: parameters are not finite (head)")
+    large = replace(refused, status="refused: moved 20 times the median (limit 10)")
+    silent = LedgerEntry(0, "B", 0, 0, status="missing")
+    assert divergence([refused, silent], {}) != ""
+    for ledger in ([refused, LedgerEntry(0, "B", 1, 1)], [large], [silent], []):
+        assert divergence(ledger, {}) == ""
+
+
+def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
+    flwr = pytest.importorskip("flwr.app")
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, (40, 2))
+    good, bad = rng.random((40, 2)), rng.random((40, 2))
+    bad[3, 1] = math.nan
+    sent = [histograms.to_metrics("validation", histograms.count(s, truth), not_finite(s)) for s in (good, bad)]
+    contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
+    found = histograms.merge(contents, ("Edema", "Nodule"))["validation"]
+    assert (found["undefined"], found["not_finite"]) == (["Nodule"], ["Nodule"])
+    assert math.isnan(found["gm"]["per_class"]["Nodule"])
+    assert 0 < found["auc"]["per_class"]["Edema"] < 1
+    assert json.dumps(histograms.to_metrics("test", histograms.count(good, truth))).count("not-finite") == 0
+
+
+def test_a_bootstrap_of_scores_that_are_no_numbers_has_no_value() -> None:
+    scores, truth = np.array([0.1, math.nan, 0.7, 0.9]), np.array([0, 1, 0, 1])
+    assert np.isnan(weighted_auc(scores, truth, np.ones((3, 4)))).all()
