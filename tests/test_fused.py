@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feddraw import fused
-from feddraw.core import Cohort, Entry, Layout, Model, Update
+from feddraw.core import Cohort, Entry, Layout, Model, Update, gram
 from feddraw.experiment import run
 from feddraw.federation import settle
 from feddraw.gate import Gate
@@ -86,6 +86,12 @@ def test_squares_are_added_in_the_order_that_is_written_down(columns, floor, mon
                 block += lane
             total += block
         assert square == total
+
+
+def test_scalar_products_of_moves_are_those_of_float64_also_beyond_a_block():
+    rows, sent, _ = some(3, 40_000)
+    moves = rows.astype(np.float64) - sent
+    np.testing.assert_allclose(gram(rows, sent), moves @ moves.T, rtol=1e-12)
 
 
 def test_a_length_has_the_same_bits_alone_and_among_others():
