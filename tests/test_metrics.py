@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from feddraw.metrics import auc, best_threshold, choose_thresholds, evaluate, macro, rates
+from feddraw.metrics import auc, best_threshold, choose_thresholds, evaluate, macro, mean_of, rates
 
 unhurried = settings(deadline=None)  # a busy machine is no mistake
 
@@ -164,3 +164,15 @@ def test_a_finding_without_threshold_from_validation_has_an_auc_but_no_gm():
 def test_when_no_finding_is_defined_there_is_no_mean_either():
     assert math.isnan(macro([math.nan, math.nan]))
     assert macro([0.25, math.nan, 0.75]) == 0.5
+
+
+def test_of_several_models_a_finding_is_undefined_where_it_is_so_for_all_of_them():
+    scores, truth, classes = table()
+    without = [truth.copy(), truth.copy()]
+    without[0][:, 1] = without[1][:, 1] = without[1][:, 2] = 0
+    one, other = (evaluate(scores, of, classes, choose_thresholds(scores, of)) for of in without)
+    found = mean_of([one, other])
+    assert (one["undefined"], other["undefined"]) == (["Effusion"], ["Effusion", "Nodule"])
+    assert mean_of([other, one])["undefined"] == found["undefined"] == ["Effusion"]
+    assert found["auc"]["per_class"]["Nodule"] == one["auc"]["per_class"]["Nodule"]
+    assert found["thresholds"] == {}

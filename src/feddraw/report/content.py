@@ -246,8 +246,7 @@ def _caveats(report: Report) -> Iterator[Block]:
         if (names := run.metrics["test"].get("not_finite", []))
     ]
     diverged = [
-        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round {run.diverged[0]}: "
-        f"{run.diverged[1]}."
+        f"{run.method} in {run.scenario}, seed {run.repeat}, diverged in round {run.diverged[0]}: {run.diverged[1]}."
         for run in collection.runs
         if run.diverged
     ]
