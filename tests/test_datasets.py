@@ -220,7 +220,7 @@ def test_chestmnist_without_network_is_one_line(no_data_folder, monkeypatch):
         raise ConnectionError("Max retries exceeded\nwith a long story")
 
     monkeypatch.setattr(pooch, "retrieve", offline)
-    says("chestmnist", "cannot download chestmnist.npz .*fetch https://zenodo.org.*--data PATH/chestmnist.npz")
+    says("chestmnist", "cannot download chestmnist.npz .*fetch https://zenodo.org.*PATH/chestmnist.npz")
 
 
 def test_a_download_with_another_hash_is_refused(tmp_path, monkeypatch, no_data_folder):

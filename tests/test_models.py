@@ -125,7 +125,7 @@ def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPa
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
-    with pytest.raises(UserError, match=r"--set model.weights=FILE") as caught:
+    with pytest.raises(UserError, match=r"model.weights = FILE") as caught:
         models.build("densenet121", 5, {}, pretrained=True)
     assert "\n" not in str(caught.value)
 

@@ -238,10 +238,10 @@ def test_wanted_is_the_paper_s_number_scaled() -> None:
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:
     with pytest.raises(
-        UserError, match=r"CHM-2 at scale 1 needs 78,468 images, the data has 1,000: use --scale 0\.0127"
+        UserError, match=r"CHM-2 at scale 1 needs 78,468 images, the data has 1,000: use a scale of 0\.0127"
     ) as refused:
         deal("CHM-2", small, seed=0)
-    fitting = float(str(refused.value).split("--scale ")[1].split()[0])
+    fitting = float(str(refused.value).split("a scale of ")[1].split()[0])
     assert sum(sizes(deal("CHM-2", small, seed=0, scale=fitting))) <= 1000
 
 
@@ -585,7 +585,7 @@ def test_index_list_deals_the_same_images_again(listed: Path, small: Labels) -> 
 def test_index_list_is_checked(listed: Path, small: Labels, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"of the 785 images of .* are not in the data"):
         deal(str(listed), small.take(np.arange(900)), seed=0)
-    with pytest.raises(UserError, match=r"made at scale 0\.01: use --scale 1"):
+    with pytest.raises(UserError, match=r"made at scale 0\.01: use scale = 1"):
         deal(str(listed), small, seed=0, scale=0.5)
     document = json.loads(listed.read_text())
     document["clients"][0]["images"].pop()

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feddraw.errors import RunFailed, UserError
-from feddraw.schedules import schedule, weights
-
 if TYPE_CHECKING:
+    from feddraw.errors import RunFailed, UserError
     from feddraw.experiment import Experiment, RunResult, iterate, run
     from feddraw.federation import LedgerEntry, RoundResult
+    from feddraw.schedules import schedule, weights
     from feddraw.training import Training
 
 __version__ = "0.1.0"
@@ -39,10 +38,11 @@ __all__ = [
 
 _LATER = dict.fromkeys(["Experiment", "RunResult", "iterate", "run"], "experiment")
 _LATER |= {"LedgerEntry": "federation", "RoundResult": "federation", "Training": "training"}
+_LATER |= {"RunFailed": "errors", "UserError": "errors", "schedule": "schedules", "weights": "schedules"}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for, so that the mathematics starts at once."""
+    """What needs torch or numpy is imported when it is first asked for, so that commands start at once."""
     if name not in _LATER:
         raise AttributeError(f"module 'feddraw' has no attribute '{name}'")
     from importlib import import_module

@@ -8,7 +8,7 @@ if Path(sys.path[0]).resolve() == Path.cwd() and not Path(__file__).is_relative_
         0
     ]  # `-m` puts the current folder first, where a stranger's file would be taken for an installed module
 
-from feddraw.cli import main
+from feddraw.start import main
 
 if __name__ == "__main__":
     main()

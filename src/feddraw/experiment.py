@@ -47,6 +47,7 @@ OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent ba
 NAMED = ("data", "scenario", "model", "method")
 SETTINGS = {"training": Training, "participation": Participation, "gate": Gate, "policy": Policy}  # no name
 ENGINES = ("serial", "processes", "flower")
+MOST_ROUNDS = 100_000
 HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
 
@@ -311,8 +312,12 @@ def complete(experiment: Experiment) -> Experiment:
     """With every default written out, as it is recorded with a run; checks the numbers on the way."""
     if experiment.rounds < 1:
         raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
+    if experiment.rounds > MOST_ROUNDS:
+        raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
     if experiment.seed < 0:
         raise UserError(f"seed must be zero or more, not {experiment.seed}")
+    if max(experiment.seed, experiment.partition_seed) >= 2**63:
+        raise UserError("seed and partition_seed must be less than 2 to the power of 63")
     if not 0 <= experiment.holdout < 1:
         raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
     if experiment.folds < 0 or experiment.folds == 1:

@@ -43,6 +43,9 @@ class Transition(nn.Sequential):
         self.pool = nn.AvgPool2d(2)
 
 
+MOST_GROWTH = 512  # channels that a layer adds: 140 million parameters
+
+
 class Compact(nn.Module):
     """A DenseNet of about 50,000 parameters for small images; channels in eights keep the CPU's vectors full."""
 
@@ -50,6 +53,8 @@ class Compact(nn.Module):
 
     def __init__(self, classes: int, growth: int, layers: tuple[int, ...] = (2, 3, 3)) -> None:
         super().__init__()
+        if not 1 <= growth <= MOST_GROWTH:
+            raise UserError(f"model.growth must be from 1 to {MOST_GROWTH}, not {growth}")
         channels = growth
         body: list[nn.Module] = [
             nn.Conv2d(1, channels, 5, stride=2, padding=2, bias=False),
@@ -110,8 +115,8 @@ def _imagenet() -> dict[str, Tensor]:
         )
     except OSError as error:
         raise UserError(
-            f"cannot download ImageNet weights ({error}): fetch {IMAGENET} on another machine and give its path with "
-            "--set model.weights=FILE, or start from scratch with --set model.weights=none"
+            f"cannot download ImageNet weights ({error}): fetch {IMAGENET} on another machine and give its path as "
+            "model.weights = FILE, or start from scratch with model.weights = none"
         ) from None
     return state
 
@@ -176,7 +181,7 @@ def find(name: str) -> Callable[..., nn.Module]:
 def _last_linear(module: nn.Module) -> str:
     layers: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not layers:
-        raise UserError("the network has no linear layer: name its classifier with --set model.classifier=NAME")
+        raise UserError("the network has no linear layer: name its classifier (model.classifier = NAME)")
     return layers[-1]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import click
@@ -77,11 +80,19 @@ def callback(
 
 
 INTERRUPTED = 130
+AFTER_CTRL_C = {  # for the commands that keep what was done
+    "run": "; what was done is kept, go on with --resume",
+    "demo": "; what was done is kept, go on with --resume",
+    "study": "; what was done is kept, start again to go on",
+    "data prepare": "; what was done is kept, start again to go on",
+}
 
 
 def main() -> None:
     """Run a command; a mistake is one line and exit code 2."""
     warnings.showwarning = _one_line_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers do not look for Python's own modules in the current folder
     try:
         code = app(standalone_mode=False)
@@ -97,10 +108,52 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 1  # whoever was reading has left
+        code = _drop_output()  # whoever was reading has left
+    except OSError as trouble:
+        full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        code = _say(f"cannot use {_named(trouble)}: {trouble.strerror or trouble}", 1 if full else 2)
+    except UnicodeEncodeError as trouble:
+        code = _say(f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2)
+    except (MemoryError, RuntimeError) as trouble:
+        if not isinstance(trouble, MemoryError) and "can't allocate memory" not in str(trouble):
+            raise
+        code = _say("the memory is not enough for this: try smaller settings or fewer workers", 1)
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
-        _say("stopped; what was done is kept, go on with --resume", INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+        _say(f"stopped{AFTER_CTRL_C.get(_command(sys.argv[1:]), '')}", INTERRUPTED)
+    sys.exit(_flushed(code if isinstance(code, int) else 0))
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command that was typed, with its group if it has one."""
+    names = [word for word in words if not word.startswith("-")]
+    groups = {group.name for group in app.registered_groups}
+    return " ".join(names[: 2 if names and names[0] in groups else 1])
+
+
+def _named(trouble: OSError) -> str:
+    """The file that made trouble, shortened where its name is the trouble; what has none is standard output."""
+    name = "the output" if trouble.filename is None else str(trouble.filename)
+    return name if len(name) <= 100 else f"{name[:50]}…{name[-20:]}"
+
+
+def _flushed(code: int) -> int:
+    """The exit code, when all output is where it was sent to."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return code or _drop_output()
+    except OSError as trouble:
+        _drop_output()
+        return code or _say(f"cannot write the output: {trouble.strerror}", 1)
+    return code
+
+
+def _drop_output() -> int:
+    """What is still to be written leads nowhere, or Python would complain about it at the very end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return 1
 
 
 def _say(message: str, code: int) -> int:

@@ -48,4 +48,4 @@ def sign(
     text = sign(made, read_private(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
     write_whole(target, text.encode())
     typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
-    typer.echo(f"{target} is written: give it to the sites, for the folder that they name with --signatures")
+    typer.echo(f"{target} is written: sites put it in the folder that `feddraw site start --signatures` names")

@@ -94,6 +94,8 @@ def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bo
 
     if file is not None and preset is not None:
         raise UserError("give an experiment file or a preset, not both")
+    if file is not None and file.suffix in (".csv", ".gz", ".tsv", ".npz"):
+        raise UserError(f"{file} holds data, not an experiment: give it with --data {file}")
     if file is not None:
         return Experiment.read(file, trust=trust)
     settings = RunFolder(resumed).settings if resumed is not None else None

@@ -54,7 +54,7 @@ def download(file: str, md5: str, progress: Progress | None) -> Path:
     except (OSError, ValueError) as error:  # no network, a server's refusal; or other content than the hash says
         what = str(error).splitlines()[0] if isinstance(error, ValueError) else "no connection"
         raise UserError(
-            f"cannot download {file} ({what}); fetch {url} elsewhere and give the file: --data PATH/{file}"
+            f"cannot download {file} ({what}); fetch {url} elsewhere and give the file as the data set: PATH/{file}"
         ) from error
     return Path(fetched)
 

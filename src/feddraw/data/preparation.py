@@ -101,7 +101,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 def refuse(name: str, problems: Sequence[Problem], total: int, how: Preparation) -> None:
     """Stop at rows that cannot be used, unless they are to be left out."""
     if problems and not how.skip_bad:
-        advice = "mend them, or leave them out with --skip-bad (data.skip_bad = true)"
+        advice = "mend them, or leave them out with data.skip_bad = true (`feddraw data prepare --skip-bad`)"
         raise UserError(f"{complaint(name, problems, total)}: {advice}")
 
 

@@ -35,7 +35,7 @@ class Shared:
         try:
             block = SharedMemory(create=True, size=length)
         except OSError as error:
-            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try --engine serial") from error
+            raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
         self._blocks.append(block)
         return np.ndarray(shape, dtype, buffer=block.buf), Handle(shape, np.dtype(dtype).str, block=block.name)
 

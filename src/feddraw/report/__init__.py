@@ -77,7 +77,7 @@ def write_report(
         "report.html": html.render(document, drawings),
     }
     for name, text in files.items():
-        write_whole(target / name, text.encode())
+        write_whole(target / name, text.encode(errors="backslashreplace"))  # a path need not be text
     _forget_old_figures(target / FIGURES, [f"{name}.{ending}" for name in drawings for ending in ("svg", "png")])
     return Written(report, target / "report.html", target / "report.md", target / "tables.tex", target / "report.csv")
 

@@ -18,11 +18,14 @@ from feddraw.errors import UserError
 from feddraw.scenarios.patients import share_out
 
 Rows = NDArray[np.intp]
+LARGEST_SCALE = 1000  # times the images of any archive that there is
 Hands = dict[str, Rows]  # client's name -> its images
 
 
 def scaled(count: int, scale: float) -> int:
     """`count * scale`, halves up; in decimal, because 9,500 × 0.045 is 427.5 on paper and not always in binary."""
+    if scale > LARGEST_SCALE:
+        raise UserError(f"scale must be at most {LARGEST_SCALE:,}, not {scale:g}")
     return int((Decimal(count) * Decimal(repr(float(scale)))).quantize(Decimal(1), ROUND_HALF_UP))
 
 
@@ -84,7 +87,7 @@ class Deck:
         wanted = scaled(len(self), scale)
         if wanted > len(self):
             raise UserError(
-                f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use --scale 1 or less"
+                f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use a scale of 1 or less"
             )
         return self.draw(wanted)
 

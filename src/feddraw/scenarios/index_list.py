@@ -49,7 +49,7 @@ def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:
     """The scenario's name and the rows that the file's images have in these labels."""
     scenario, recorded, sha256, names = _parsed(path)
     if scale not in (1.0, recorded):
-        raise UserError(f"{path} lists its images, made at scale {recorded:g}: use --scale 1 to take them as they are")
+        raise UserError(f"{path} lists its images, made at scale {recorded:g}: use scale = 1 to take them as they are")
     if fingerprint(names) != sha256:
         raise UserError(f"{path} was changed after it was built: its images do not have the SHA-256 it states")
     row_of = {name: row for row, name in enumerate(labels.names.tolist())}

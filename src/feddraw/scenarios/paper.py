@@ -68,7 +68,7 @@ class Scenario:
             )
         if self.total > available:
             fits = self._largest_scale(available)
-            hint = f"use --scale {fits:g} or less" if fits else "use more data"
+            hint = f"use a scale of {fits:g} or less" if fits else "use more data"
             raise UserError(
                 f"{self.name} at scale {self.scale:g} needs {self.total:,} images, the data has {available:,}: {hint}"
             )
