@@ -7,7 +7,7 @@ whose targets carry A and c, so an oracle that knows where y must land is checke
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddraw.core import Memory, Method, State
+from feddraw.core import Job, Memory, Method, Model, State, Update
 from feddraw.engines.serial import Serial
 from feddraw.federation import federate
 from feddraw.training import Examples, Network, Trainer, Training
@@ -94,6 +94,30 @@ class Played:
     weights: np.ndarray  # coefficients of the clients' moves
 
 
+class Level:
+    """Images at the server on which every model is as good as any other."""
+
+    def loss(self, model: Model) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Lossy:
+    """An engine whose clients train, but whose updates do not all arrive."""
+
+    engine: Serial
+    lose: Callable[[int, int], bool]
+
+    @property
+    def memory(self) -> dict[int, Memory]:
+        return self.engine.memory
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
+        for update in self.engine.train(jobs):
+            if not self.lose(jobs[0].round, update.client):
+                yield update
+
+
 def play(
     method: Method,
     bowls: Sequence[Bowl],
@@ -103,9 +127,14 @@ def play(
     memory: Mapping[int, Memory] | None = None,
     state: State | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = quadratic,
+    present: Callable[[int], Sequence[int]] | None = None,
+    lose: Callable[[int, int], bool] | None = None,
     **training: object,
 ) -> list[Played]:
-    """Some rounds of full-batch SGD, one step each unless `training` says otherwise."""
+    """Some rounds of full-batch SGD, one step each unless `training` says otherwise.
+
+    `present` gives the clients of a round, and `lose` says of a round and a client whether its update is lost.
+    """
     x = np.atleast_1d(np.asarray(start, np.float32))
     targets = np.concatenate([bowl.targets for bowl in bowls])
     ends = np.cumsum([bowl.images for bowl in bowls])
@@ -117,12 +146,15 @@ def play(
     model = replace(Network(*build(len(x))).read(), params=x)
     names = [f"C{i + 1}" for i in range(len(bowls))]
     played, came = [], []
-    options = {"rounds": rounds, "seed": 0, "state": state}
+    options = {"rounds": rounds, "seed": 0, "state": state, "proxy": Level()}
+    if present is not None:
+        options["efforts"] = lambda round: dict.fromkeys(present(round), 1.0)
+    reached = engine if lose is None else Lossy(engine, lose)
     for result in federate(
-        model, method, engine, names, **options, on_update=lambda _, u: came.append(+u.model.params)
+        model, method, reached, names, **options, on_update=lambda _, u: came.append(+u.model.params)
     ):
         weights = np.array([entry.weight for entry in result.ledger])
-        vectors = result.next_model.params, result.model.params, np.stack(came)
+        vectors = result.next_model.params, result.model.params, np.stack(came) if came else np.empty((0, len(x)))
         played.append(Played(*vectors, result.state, dict(engine.memory), weights))
         came.clear()
     return played

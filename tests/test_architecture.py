@@ -18,7 +18,7 @@ SOURCE = Path(feddraw.__file__).parent
 # with the command line and the reports: nothing below may import it.
 FLOORS = [
     {"allocator", "errors", "files", "fused", "locks", "naming"},
-    {"catalog", "core", "schedules", "metrics", "statistics"},
+    {"catalog", "core", "schedules", "shares", "metrics", "statistics"},
     {"data", "scenarios", "models", "optimizers"},
     {"training"},
     {"methods"},
@@ -39,11 +39,12 @@ LEAVES = {
     "naming": set(),
     "core": {"errors", "fused"},
     "schedules": {"errors"},
+    "shares": {"core"},
     "metrics": {"errors"},
     "statistics": {"errors"},
     "models": {"errors", "catalog"},
     "optimizers": set(),
-    "methods": {"errors", "core", "schedules"},
+    "methods": {"errors", "core", "schedules", "shares"},
     "gate": {"errors", "core", "fused"},
     "participation": {"errors"},
     "policy": {"catalog", "core", "errors", "methods"},
@@ -113,7 +114,7 @@ def bring_torch(names):
 def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_torch():
     there = {part_of(path) for path in modules()}
     numeric = {"core", "schedules", "catalog", "metrics", "statistics", "gate", "participation", "policy", "federation"}
-    numeric |= {"data"}
+    numeric |= {"data", "shares"}
     parts = [f"feddraw.{part}" for part in sorted(numeric & there)]
     scenarios = [f"feddraw.scenarios.{path.stem}" for path in (SOURCE / "scenarios").glob("[!_]*.py")]
     methods = [f"feddraw.methods.{name}" for name in catalog.names("methods")]

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from feddraw.core import Job, Method, Model, Server
+from feddraw import catalog
+from feddraw.core import Job, Method, Model, Server, brings_weighting
 from feddraw.errors import UserError
 from feddraw.federation import federate, seed_of
 from feddraw.methods.fedadp import AdaptiveAngle, fedadp, gompertz
 from feddraw.methods.fedavg import BySize, fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.methods.feddyn import feddyn
+from feddraw.methods.feddyn import DynamicallyRegularized, feddyn
 from feddraw.methods.fednova import accumulation, fednova
 from feddraw.methods.fedprox import fedprox
 from feddraw.methods.moon import contrast, moon
@@ -25,7 +26,7 @@ from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
 from feddraw.training import Trainer, layout_of, steps_per_epoch
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
-from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, shards, train
+from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train
 
 TWO = [Bowl(1.0, 0.0), Bowl(4.0, 1.0)]  # the unweighted optimum is 0.8
 UNEQUAL = [Bowl(1.0, 0.0, images=6), Bowl(4.0, 1.0, images=2)]
@@ -344,6 +345,97 @@ def test_when_clients_are_missing_the_common_control_moves_by_their_share():
     cohort = cohort_of([[1.0]], [10], clients=[2], extra=change, population=4)
     method = scaffold()
     assert method.aggregate(cohort, method.init(cohort.model)).state["server"]["control"] == pytest.approx(1.0)
+
+
+HALVES = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
+COHORTS = {
+    "all": lambda round: range(4),
+    "half": lambda round: HALVES[round % 6],
+    "changing": lambda round: [(0,), (1, 2), (0, 1, 2), (3, 1), (0, 2, 3)][round % 5],
+}
+
+
+def weightings():
+    methods = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
+    return {name: method.weighting for name, method in methods.items() if not brings_weighting(method)}
+
+
+def mixed(weighting, training):
+    return Method(training.local, weighting, training.server)
+
+
+def shares_of(state, population=4):
+    return np.array([state["server"]["shares"].get(str(client), 1.0) for client in range(population)]) / population
+
+
+@pytest.mark.parametrize("name", weightings())
+@pytest.mark.parametrize(
+    ("training", "kept", "mean"), [(scaffold(), "control", "control"), (feddyn(0.5), "gradient", "h")]
+)
+@pytest.mark.parametrize("who", COHORTS)
+def test_under_every_weighting_and_cohort_the_servers_vector_is_the_mean_by_shares(name, training, kept, mean, who):
+    """SCAFFOLD's c and FedDyn's h are zero at rest, so rest is at the optimum of the losses by these shares."""
+    method = mixed(weightings()[name], training)
+    engine = bench(method, training=replace(TRAINING, optimizer="sgd", lr=0.05, steps=2))
+    options = {"proxy": server_images(), "efforts": lambda round: dict.fromkeys(COHORTS[who](round), 1.0)}
+    before = np.full(4, 0.25)
+    for result in federate(initial(), method, engine, NAMES, rounds=6, seed=0, **options):
+        shares, here = shares_of(result.state), list(COHORTS[who](result.round))
+        assert shares.sum() == pytest.approx(1)
+        assert np.delete(shares, here) == pytest.approx(np.delete(before, here))
+        weights = np.array([result.ledger[client].weight for client in here])
+        assert shares[here] == pytest.approx(weights / weights.sum() * before[here].sum())
+        before = shares
+        pieces = result.state["server"]["pieces"]
+        held = {client: memory[kept] for client, memory in engine.memory.items()}
+        expected = sum(shares[client] * vector for client, vector in held.items())
+        for output in range(2 if pieces else 0):
+            of_class = {client: pieces[f"class {output}"].get(str(client), 1.0) / 4 for client in held}
+            for place in initial().layout.rows_of(output):
+                expected[place] = sum(of_class[client] * vector[place] for client, vector in held.items())
+        assert result.state["server"][mean] == pytest.approx(expected, abs=1e-5)
+
+
+FOUR = [random_bowl(images) for images in (2, 5, 3, 12)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        scaffold(weights="samples"),
+        scaffold(weights="samples", option="I", space="gradient"),
+        mixed(feddraw().weighting, scaffold(server_lr=0.8)),
+        mixed(feddraw().weighting, feddyn(alpha=1.0)),
+        mixed(fedadp().weighting, scaffold()),
+    ],
+    ids=["samples", "option I", "feddraw", "feddraw+feddyn", "fedadp"],
+)
+@pytest.mark.parametrize("who", COHORTS)
+def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(method, who):
+    steps = {"steps": 8, "lr": 0.2} if isinstance(method.local, DynamicallyRegularized) else {"steps": 4}
+    last = play(method, FOUR, START, rounds=80, present=COHORTS[who], **steps)[-1]
+    shares = shares_of(last.state)
+    assert last.x == pytest.approx(optimum(FOUR, shares), abs=1e-2)
+    if isinstance(method.weighting, BySize):
+        assert shares == pytest.approx(np.array([2, 5, 3, 12]) / 22, abs=1e-3)
+    elif who == "all":
+        assert shares == pytest.approx(last.weights / last.weights.sum(), abs=1e-3)
+
+
+def test_uniform_weights_need_nothing_more_than_the_papers_send():
+    assert (scaffold().sends, feddyn().sends) == ({"control_change": "params"}, {})
+    assert scaffold(weights="samples").sends == {"control_change": "params", "held": "params"}
+
+
+def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
+    """Over Flower the population grows when another node connects: the mean is then over one more."""
+    method = scaffold()
+    change = [{"control_change": np.array([value], np.float32)} for value in (4.0, 2.0)]
+    cohort = cohort_of([[1.0], [1.0]], [10, 10], extra=change)
+    state = method.aggregate(cohort, method.init(cohort.model)).state
+    assert state["server"]["control"] == pytest.approx(3.0)
+    later = cohort_of([[1.0]], [10], clients=[2], extra=[{"control_change": np.array([3.0], np.float32)}], population=3)
+    assert method.aggregate(later, state).state["server"]["control"] == pytest.approx((4.0 + 2.0 + 3.0) / 3)
 
 
 @pytest.mark.parametrize(("option", "space"), [("II", "gradient"), ("I", "update")])

@@ -36,13 +36,14 @@ Extent = Literal["params", "model", "number", "classes", "groups"]
 Part = Literal["both", "weight", "bias"]
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
-Asked = Literal["loss", "accuracy", "labels", "gradient", "groups"]
+Asked = Literal["loss", "accuracy", "labels", "gradient", "groups", "held"]
 ASKED: Mapping[Asked, Extent] = {
     "loss": "number",  # of the received model, over the client's images, in evaluation mode
     "accuracy": "number",  # of the trained model: the share of labels that it gets right
     "labels": "classes",  # images with each finding
     "gradient": "params",  # of the loss at the received model
     "groups": "groups",  # how the received model treats two groups of patients, as counts
+    "held": "params",  # what the client remembered before this training, where the server keeps the mean (`Local.held`)
 }
 # by class: positive images of each of two groups, then those of them that are called positive; then all labels and
 # those that are called right
@@ -259,7 +260,7 @@ class Cohort:
     def combine(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
         """The sent parameters plus each client's move times its coefficient; `elsewhere` other coefficients hold."""
         sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
-        for place, column in _cover(len(total), coefficients, elsewhere):
+        for place, column in cover(len(total), coefficients, elsewhere):
             squares += fused(self.params[:, place], sent[place], column, out=total[place])
             if np.count_nonzero(column) == 1 and column.max() == 1.0:  # one client is all: its model to the bit
                 total[place] = self.params[int(column.argmax()), place]
@@ -269,7 +270,7 @@ class Cohort:
     def sum(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
         """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
         total = self.combine(coefficients, elsewhere)
-        for place, column in _cover(len(total), coefficients, elsewhere):
+        for place, column in cover(len(total), coefficients, elsewhere):
             total[place] += (float(column.sum()) - 1.0) * self.model.params[place]
         return total
 
@@ -285,7 +286,7 @@ def _stack(rows: Sequence[Vector]) -> Matrix:
     return np.stack(rows)
 
 
-def _cover(length: int, column: NDArray[np.float64], elsewhere: Sequence[Place]) -> Iterator[Place]:
+def cover(length: int, column: NDArray[np.float64], elsewhere: Sequence[Place]) -> Iterator[Place]:
     """The whole vector in order of place, each stretch with the coefficients that hold there."""
     end = 0
     for place, other in sorted(elsewhere, key=lambda piece: piece[0].start):
@@ -370,6 +371,7 @@ class Local:
 
     keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
     sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
+    held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `shares`)
     starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
     def check(self, solver: Solver) -> None:
@@ -434,6 +436,7 @@ class Weighting(ABC):
     proxy: ClassVar[bool] = False  # it needs labelled images at the server
     cost: ClassVar[str] = "O(K)"  # of weighing K clients with d parameters
     streams: ClassVar[bool] = False  # a client's weight follows from its own update, the sent model and the sizes
+    even: ClassVar[bool] = False  # all who are present count the same, in every round
     common: ClassVar[bool] = False  # by size or equal: most methods have it, none is named for it but these two
     sums_to_one: ClassVar[bool] = True  # everywhere in the model; if not, the weights also scale it
     made_for: ClassVar[type[Server] | None] = None  # the only server rule that its weights fit, if not all
@@ -525,7 +528,8 @@ class Method:
     @property
     def asks(self) -> tuple[Asked, ...]:
         """What every client must answer, for the weighting or the server."""
-        return tuple(name for name in ASKED if name in (*self.weighting.asks, *self.server.asks))
+        held = ("held",) if self.local.held and not self.weighting.even else ()
+        return tuple(name for name in ASKED if name in (*self.weighting.asks, *self.server.asks, *held))
 
     @property
     def sends(self) -> dict[str, Extent]:

@@ -415,7 +415,7 @@ class Trainer:
 
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
         """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
-        client = _Client(self, job)
+        client = _Client(self, job, memory)
         rows = self.shards[job.client]
         with torch.random.fork_rng(devices=[]), one_thread():
             _seed(job.seed, self.network.device)  # dropout and the like draw from the global generator
@@ -441,9 +441,9 @@ class Trainer:
 class _Client:
     """What a local rule may ask (see `core.Client`), answered by the bench it runs on."""
 
-    def __init__(self, trainer: Trainer, job: Job) -> None:
+    def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
         self.solver = trainer.solver
-        self._trainer, self._job, self._asked = trainer, job, 0
+        self._trainer, self._job, self._memory, self._asked = trainer, job, memory, 0
 
     def full_gradient(self) -> Vector:
         trainer, rows = self._trainer, self._trainer.shards[self._job.client]
@@ -471,6 +471,8 @@ class _Client:
         targets = examples.targets[rows]
         if question == "gradient":
             return self.full_gradient()
+        if question == "held":
+            return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
         if question == "labels":
             return np.asarray(targets.sum(axis=0))
         network = self._trainer.reference(0)

@@ -1,10 +1,14 @@
 """FedDyn: each client's loss is bent so that all share one stationary point. (Acar et al., ICLR 2021)
 
 Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
-moves, x <- mean of the clients - h/alpha. The terms are written into the loss, never into weight decay, because that
+moves, x <- mean of the clients - h/alpha. So h is the mean of all clients' lam_i, and it is zero at the end.
+
+From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the clients' standing
+shares (see `shares`), so that training comes to rest where the sum of the losses by these shares is smallest. It costs
+one more vector as large as the model on the way up, lam_i before the round; uniform weights do without it.
+
+The terms are written into the loss, never into weight decay, because that
 trick does not survive an adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.
-In a mixture the weights hold for the mean only; h counts all alike, so where training converges is FedDyn's own point,
-the optimum of equal weights, and the weights change the way there.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw import shares
 from feddraw.core import (
     Client,
     Cohort,
@@ -42,6 +47,7 @@ class DynamicallyRegularized(Local):
     alpha: float = 0.01
 
     keeps = {"gradient": "params"}
+    held = "gradient"
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         linear = -memory["gradient"] if "gradient" in memory else None
@@ -58,20 +64,21 @@ class DynamicServer(Server):
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
     streams = False
-    proportional = False
 
     def init(self, model: Model) -> State:
-        return {"h": np.zeros_like(model.params)}
+        return {"h": np.zeros_like(model.params)} | shares.nobody()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
-        return weights.values + 1 / cohort.population
+        """For those present standing for as much as the others do; the shares themselves are in the state."""
+        return weights.values * (1 + len(cohort.updates) / cohort.population)
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        everyone = np.full(len(cohort.updates), 1 / cohort.population)
-        present = len(cohort.updates) / cohort.population
-        moved = weighted_sum(everyone, cohort.params) - present * cohort.model.params
-        h = state["h"] - self.alpha * moved
-        return cohort.combine(weights.values, weights.elsewhere) - h / self.alpha, {"h": h}
+        def changes(by: NDArray[np.float64], place: slice) -> Vector:
+            moves = weighted_sum(by, cohort.params[:, place]) - float(by.sum()) * cohort.model.params[place]
+            return -self.alpha * moves
+
+        h, standing = shares.moved(state["h"], state, cohort, weights, changes)
+        return cohort.combine(weights.values, weights.elsewhere) - h / self.alpha, {"h": h} | standing
 
     def shown(self, model: Model, state: State) -> Model:
         return replace(model, params=model.params + state["h"] / self.alpha) if self.show == "mean" else model

@@ -1,9 +1,16 @@
 """SCAFFOLD: control variates take the client's own direction out of its steps. (Karimireddy et al., ICML 2020)
 
-Each step follows g - c_i + c. Controls start at zero and cover parameters only. The paper assumes plain SGD; under
-Adam a control learnt from moves (option II) is a normalised direction, about a thousand times a gradient, so it is
-added to the step (`space="update"`) and never to the gradient. Option I takes true gradients at the received model,
-at the price of one more pass over the data, and goes into the gradient.
+Each step follows g - c_i + c. Controls start at zero and cover parameters only.
+
+From the paper: uniform weights, and c as the mean of all K clients' controls, whoever takes part. Ours: other weights
+(`weights="samples"`, `feddraw+scaffold`). There c is the mean by the clients' standing shares (see `shares`), so that
+training comes to rest where the sum of the clients' losses by these shares is smallest; c moved by the round's weights
+alone, as in other code, rests elsewhere as soon as weights or cohorts change. It costs one more vector as large as the
+model on the way up, the client's control before the round; uniform weights do without it.
+
+The paper assumes plain SGD; under Adam a control learnt from moves (option II) is a normalised direction, about a
+thousand times a gradient, so it is added to the step (`space="update"`) and never to the gradient. Option I takes true
+gradients at the received model, at the price of one more pass over the data, and goes into the gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw import shares
 from feddraw.core import (
     Client,
     Cohort,
@@ -45,6 +53,7 @@ class Controlled(Local):
     space: Space = "update"
 
     keeps = {"control": "params"}
+    held = "control"
     sends = {"control_change": "params"}
 
     def check(self, solver: Solver) -> None:
@@ -80,7 +89,7 @@ class ControlledServer(Server):
     streams = False
 
     def init(self, model: Model) -> State:
-        return {"control": np.zeros_like(model.params)}
+        return {"control": np.zeros_like(model.params)} | shares.nobody()
 
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
@@ -90,9 +99,10 @@ class ControlledServer(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
-        present = len(cohort.updates) / cohort.population
-        change = weighted_sum(present * weights.values, cohort.extra("control_change"))
-        return params, {"control": state["control"] + change}
+        changes = cohort.extra("control_change")
+        sums = (cohort, weights, lambda by, place: weighted_sum(by, changes[:, place]))
+        control, standing = shares.moved(state["control"], state, *sums)
+        return params, {"control": control} | standing
 
 
 def scaffold(

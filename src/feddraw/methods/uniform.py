@@ -15,6 +15,7 @@ class Uniform(Weighting):
     needs = "nothing"
     streams = True
     common = True
+    even = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         return normalize(np.ones(len(cohort.updates))), state

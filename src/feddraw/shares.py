@@ -1,0 +1,56 @@
+"""The share of all clients' sum that each client stands for, whether it takes part in a round or not.
+
+SCAFFOLD's server and FedDyn's keep the mean of a vector that every client remembers. A round's weights say how the
+clients that are present count among themselves, and they change from round to round. So each client has a share: 1/K at
+the start, and after a round in which it counted, its weight times what those present stood for together. The shares of
+all clients sum to one at all times. They are the weights themselves when all are present, 1/K under uniform weights,
+and they approach the weights of all clients where the cohorts change but agree on the ratios.
+
+The server keeps the mean and the shares, never the single vectors: a client sends how its vector changed, and, unless
+the weights are uniform, what the vector was before ("held"). Both enter as weighted sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Cohort, State, Vector, Weights, cover, weighted_sum
+
+Column = NDArray[np.float64]  # (clients,)
+Changes = Callable[[Column, slice], Vector]  # coefficients, a stretch of the parameters: the weighted sum of changes
+Shares = Mapping[str, float]  # by client, in units of 1/K; who has not counted yet stands for one
+
+
+def nobody() -> State:
+    """Before the first round."""
+    return {"population": 0, "shares": {}, "pieces": {}}
+
+
+def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: Changes) -> tuple[Vector, State]:
+    """The mean over all clients after a round, and the state for the next one."""
+    everyone, known = cohort.population, nobody() | state  # a checkpoint of an older version has no shares
+    total = mean * (known["population"] / everyone) if known["population"] else mean.copy()
+    held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
+    whole = _dealt(known["shares"], cohort, weights.values)
+    pieces = {p.name: _dealt(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
+    elsewhere = [(place, pieces[piece.name]) for piece in weights.pieces for place in piece.places]
+    for place, (before, after) in cover(len(mean), whole, elsewhere):
+        total[place] += changes(after / everyone, place)
+        if held is not None:
+            total[place] += weighted_sum((after - before) / everyone, held[:, place])
+    by_piece = {name: _with(known["pieces"].get(name, known["shares"]), cohort, both) for name, both in pieces.items()}
+    shares = _with(known["shares"], cohort, whole)
+    return total, {"population": everyone, "shares": shares, "pieces": known["pieces"] | by_piece}
+
+
+def _dealt(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
+    """(2, clients): what each of those present stands for before the round, and after it. The sum stays."""
+    before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
+    return np.stack([before, before.sum() * weights / weights.sum()])
+
+
+def _with(shares: Shares, cohort: Cohort, both: NDArray[np.float64]) -> dict[str, float]:
+    return {**shares, **dict(zip(map(str, cohort.clients), both[1].tolist(), strict=True))}
