@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -58,6 +58,9 @@ class Hostile:
     @property
     def memory(self) -> dict[int, Memory]:
         return self.engine.memory
+
+    def commit(self, clients: Collection[int]) -> None:
+        self.engine.commit(clients)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
         for update in self.engine.train(jobs):

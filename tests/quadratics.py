@@ -7,7 +7,7 @@ whose targets carry A and c, so an oracle that knows where y must land is checke
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -111,6 +111,9 @@ class Lossy:
     @property
     def memory(self) -> dict[int, Memory]:
         return self.engine.memory
+
+    def commit(self, clients: Collection[int]) -> None:
+        self.engine.commit(clients)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
         for update in self.engine.train(jobs):

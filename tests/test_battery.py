@@ -120,6 +120,9 @@ class Relabelled:
     def __init__(self, engine, label):
         self.engine, self.label, self.memory = engine, label, {}
 
+    def commit(self, clients):
+        self.engine.commit([self.label[client] for client in clients])
+
     def train(self, jobs):
         own = [replace(job, client=c, seed=seed_of(0, job.round, c)) for job in jobs for c in [self.label[job.client]]]
         for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
@@ -472,6 +475,7 @@ def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monk
     monkeypatch.setattr(engine.trainer.network, "read_into", broken)
     job = Job(1, 3, 1, seed_of(0, 1, 1), first.next_model, method.broadcast(first.state))
     (update,) = engine.train([job])
+    engine.commit([1])
     assert np.isfinite(update.model.params).all()
     assert equal(engine.memory[1], before)
 

@@ -13,6 +13,7 @@ import torch
 from feddraw import catalog
 from feddraw.core import Job, Method, Model, Server, brings_weighting
 from feddraw.errors import UserError
+from feddraw.experiment import make_method
 from feddraw.federation import federate, seed_of
 from feddraw.methods.fedadp import AdaptiveAngle, fedadp, gompertz
 from feddraw.methods.fedavg import BySize, fedavg
@@ -26,6 +27,7 @@ from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
 from feddraw.training import Trainer, layout_of, steps_per_epoch
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
+from small import small
 from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train
 
 TWO = [Bowl(1.0, 0.0), Bowl(4.0, 1.0)]  # the unweighted optimum is 0.8
@@ -425,6 +427,8 @@ def test_weighted_scaffold_and_feddyn_come_to_rest_at_the_weighted_optimum(metho
 def test_uniform_weights_need_nothing_more_than_the_papers_send():
     assert (scaffold().sends, feddyn().sends) == ({"control_change": "params"}, {})
     assert scaffold(weights="samples").sends == {"control_change": "params", "held": "params"}
+    limited = make_method(small(method="scaffold", **{"policy.cap": 0.5}))
+    assert limited.sends == {"control_change": "params", "held": "params"}  # a policy may change uniform weights
 
 
 def test_a_client_that_joins_later_stands_for_as_much_as_the_others():
@@ -547,8 +551,10 @@ def test_moons_last_model_is_the_clients_own_trained_one_with_its_buffers():
 def test_a_client_that_did_not_take_part_keeps_its_older_model():
     engine = bench(moon())
     list(engine.train([job_for(client, initial()) for client in range(4)]))
+    engine.commit(range(4))
     before = engine.memory[3]["last"].copy()
     list(engine.train([job_for(client, initial(), round=1) for client in range(3)]))
+    engine.commit(range(3))
     assert np.array_equal(engine.memory[3]["last"], before)
 
 

@@ -194,6 +194,9 @@ def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_t
             self.engine = bench(feddraw())
             self.memory = {}
 
+        def commit(self, clients):
+            self.engine.commit(clients)
+
         def train(self, jobs, in_turn=False):
             yield from self.engine.train(jobs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -127,6 +127,9 @@ class Altered:
     def memory(self) -> dict[int, Memory]:
         return self.engine.memory
 
+    def commit(self, clients: Collection[int]) -> None:
+        self.engine.commit(clients)
+
     def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
         yield from self.change(list(self.engine.train(jobs)))
 
@@ -136,6 +139,9 @@ class Canned:
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self.updates, self.memory = updates, {}
+
+    def commit(self, clients: Collection[int]) -> None:
+        pass
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Update]:
         yield from self.updates

@@ -516,6 +516,7 @@ class Method:
     weighting: Weighting
     server: Server
     pooled: bool = False  # all images in one place: no federation, but what it is compared with
+    limited: bool = False  # a policy may change the weights, so that no weighting can be counted on to be even
 
     def __post_init__(self) -> None:
         reason = misfit(self.weighting, self.server)
@@ -528,7 +529,7 @@ class Method:
     @property
     def asks(self) -> tuple[Asked, ...]:
         """What every client must answer, for the weighting or the server."""
-        held = ("held",) if self.local.held and not self.weighting.even else ()
+        held = ("held",) if self.local.held and (self.limited or not self.weighting.even) else ()
         return tuple(name for name in ASKED if name in (*self.weighting.asks, *self.server.asks, *held))
 
     @property

@@ -219,7 +219,10 @@ def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
 
 def make_method(experiment: Experiment) -> Method:
     """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
-    name, settings = experiment.section("method")
+    return replace(_method(*experiment.section("method")), limited=experiment.policy.limits_weights)
+
+
+def _method(name: str, settings: Section) -> Method:
     halves = _halves(name)
     shares = _shares(halves, settings)
     parts = [half.make(share) for half, share in zip(halves, shares, strict=True)]

@@ -143,6 +143,7 @@ def federate(
             settled = settle_stream(round, rounds, model, method, state, coming, clients, announced, gate, policy)
             trained = time.perf_counter()  # sums were taken while others trained
         model, state = settled.model, settled.state
+        engine.commit([place for place, entry in enumerate(settled.ledger[: len(clients)]) if entry.counted])
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
         outcome = (settled.ledger, settled.loss, seconds, settled.pieces)
         yield RoundResult(round, method.shown(model, state), model, state, *outcome)

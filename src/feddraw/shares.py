@@ -34,6 +34,8 @@ def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes:
     everyone, known = cohort.population, nobody() | state  # a checkpoint of an older version has no shares
     total = mean * (known["population"] / everyone) if known["population"] else mean.copy()
     held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
+    if held is None:  # the clients were not asked, because the weights are even: shares cannot change
+        weights = Weights(_dealt(known["shares"], cohort, weights.values)[0])
     whole = _dealt(known["shares"], cohort, weights.values)
     pieces = {p.name: _dealt(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
     elsewhere = [(place, pieces[piece.name]) for piece in weights.pieces for place in piece.places]

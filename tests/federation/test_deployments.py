@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,11 +18,14 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
-from feddraw.experiment import run
+from feddraw.experiment import prepare, run
+from feddraw.federation import federate
 from feddraw.results import read_csv
 from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
+from test_lost_updates import Losing
 
 pytestmark = pytest.mark.skipif(not os.environ.get("FEDDRAW_FEDERATION"), reason="long: make test-federation")
 
@@ -59,6 +63,41 @@ def test_a_node_killed_in_mid_round_is_missing_and_the_round_goes_on(tmp_path: P
     status = {(line["round"], line["client"]): line["status"] for line in read_csv(made.folder / "run" / "weights.csv")}
     assert [status[r, c] for r in "01" for c in ("C1", "C2")] == ["counted"] * 4
     assert "missing" in {state for (round, _), state in status.items() if round == "0"}
+
+
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="no openssl or ssh-keygen")
+def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_counted(tmp_path: Path) -> None:
+    """With its key it keeps its id. The bits are those of a run in which the same updates are lost on their way."""
+    local, experiment = script(), {"rounds": 4, "method": "scaffold"}
+    with local.federation(tmp_path / "federation") as made:
+        nodes(made)
+        ledger = made.folder / "run" / "weights.csv"
+
+        def kill_in_the_second_round() -> None:
+            local.wait_for((made.folder / "run" / "checkpoint" / "state.safetensors").is_file, 400, "no round")
+            began = made.log("node2").count("Received")
+            while made.log("node2").count("Received") == began:
+                time.sleep(0.05)
+            time.sleep(3)  # its app is under way, and outlives it: it may even write its memory
+            os.killpg(made.processes["node2"].pid, signal.SIGKILL)
+            made.processes["node2"].wait()
+            while made.processes["node2"].poll() is not None:  # its key is in use until Flower has missed it
+                made.supernode("node2", "partition-id=2", register=False)
+                time.sleep(30)
+
+        threading.Thread(target=kill_in_the_second_round, daemon=True).start()
+        made.run(f'{settings(**experiment)} nodes=3 timeout=120.0 out="run"', timeout=900)
+    counted = {(int(line["round"]), line["client"]) for line in read_csv(ledger) if line["status"] == "counted"}
+    assert len(counted) < 12
+    assert (0, "C3") in counted
+    assert any(round > 1 for round, client in counted if client == "C3")
+    setting = prepare(small(**experiment))
+    engine = Losing(setting.trainer, lambda round, client: (round, setting.clients[client]) not in counted)
+    *_, last = federate(
+        setting.initial, setting.method, engine, setting.clients, rounds=4, seed=setting.experiment.seed
+    )
+    kept = load_file(made.folder / "run" / "model.safetensors")
+    assert all(kept[name].tobytes() == array.tobytes() for name, array in last.model.arrays().items())
 
 
 @pytest.mark.parametrize(("secure", "resumed"), [(True, "resume=true"), (False, "resume=true rebind=true")])

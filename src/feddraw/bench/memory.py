@@ -12,7 +12,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,9 @@ class Answers:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.memory: dict[int, Memory] = {}
+
+    def commit(self, clients: Collection[int]) -> None:
+        pass
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         inbox = np.empty((self._rows, len(jobs[0].model.params)), np.float32)

@@ -78,6 +78,7 @@ ASKED = {
     "labels": "label counts",
     "gradient": "clients' gradient",
     "groups": "group counts",
+    "held": "clients' memory",
 }
 
 

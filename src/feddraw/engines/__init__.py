@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,12 @@ class Engine(Protocol):
 
     memory: dict[int, Memory]  # by client; read for a checkpoint, set to resume from one
 
+    def commit(self, clients: Collection[int]) -> None:
+        """These clients' updates of the last `train` have counted, so what they learnt there is what they remember.
+
+        Of the others nothing of that round is left: a client that moved on alone would no longer fit the server.
+        """
+
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         """Updates as they come, in any order; they hold until the next call.
 
@@ -28,6 +34,18 @@ class Engine(Protocol):
     def predict(self, model: Model, rows: Rows) -> Scores: ...
 
     def close(self) -> None: ...
+
+
+class Remembering:
+    """What clients remember; what they learn in a round lies beside it until it is known whose update counted."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Memory] = {}
+        self._learnt: dict[int, Memory] = {}
+
+    def commit(self, clients: Collection[int]) -> None:
+        self.memory |= {client: learnt for client, learnt in self._learnt.items() if client in clients}
+        self._learnt = {}
 
 
 class Inbox:

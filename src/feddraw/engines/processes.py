@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from feddraw.core import Asked, Job, Local, Memory, Model, Update
+from feddraw.core import Asked, Job, Local, Model, Update
 from feddraw.data.crew import end_with_parent
-from feddraw.engines import Inbox, Rows, Scores
+from feddraw.engines import Inbox, Remembering, Rows, Scores
 from feddraw.engines.shared import Attached, Handle, Shared
 from feddraw.errors import RunFailed, UserError
 from feddraw.training import Examples, Loss, Trainer, Training, memory_of, predict
@@ -50,14 +50,14 @@ class Plan:
     arrays: Mapping[str, Handle]
 
 
-class Processes:
+class Processes(Remembering):
     """Workers under this process; the trainer here only serves as the pattern for theirs."""
 
     def __init__(self, trainer: Trainer, workers: int, names: Sequence[str], *, in_turn: bool = False) -> None:
+        super().__init__()
         self.trainer, self.names = trainer, names
         self._rows = workers + 1 if in_turn else len(trainer.shards)  # updates that there is room for
         self.layout = trainer.network.layout
-        self.memory: dict[int, Memory] = {}
         self._shared = Shared()
         self._arrays: dict[str, NDArray[Any]] = {}
         self._handles: dict[str, Handle] = {}
@@ -81,7 +81,8 @@ class Processes:
         for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
         for name, extent in memory_of(self.trainer.local, self.trainer.training).items():
-            self._make(f"memory.{name}", (clients, self.layout.extent(extent)), np.float32)
+            for when in ("memory", "learnt"):  # before the round under way, and after it
+                self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
         self._handles["images"] = self._shared.publish(examples.images)
@@ -119,9 +120,17 @@ class Processes:
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests, self._rows if in_turn else 0):
             client, row = reply["client"], rows[reply["client"]]
-            self.memory[client] = {name: self._arrays[f"memory.{name}"][client] for name in reply["memory"]}
+            self._learnt[client] = {name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]}
             arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row))
             yield Update(client, inbox.model(row), *arguments)
+
+    def commit(self, clients: Collection[int]) -> None:
+        super().commit(clients)
+        for client in clients:  # out of the rows that the next round writes to
+            for name, vector in self.memory.get(client, {}).items():
+                row = self._arrays[f"memory.{name}"][client]
+                row[...] = vector
+                self.memory[client][name] = row
 
     def _broadcast(self, job: Job) -> dict[str, Any]:
         """Where workers find the vectors that go out beside the model; each gets a block when it first appears."""
@@ -282,13 +291,13 @@ class _Worker:
                 self._broadcast[name] = self._attached.open(Handle(**handle | {"shape": tuple(handle["shape"])}))
         job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
-        update, memory = self._trainer.work(job, memory, into=self._inbox.model(request["row"]))
+        update, learnt = self._trainer.work(job, memory, into=self._inbox.model(request["row"]))
         for name, vector in update.extra.items():
             self._inbox.extra[name][request["row"]] = vector
-        for name, vector in memory.items():
-            self._arrays[f"memory.{name}"][job.client] = vector
+        for name, vector in learnt.items():
+            self._arrays[f"learnt.{name}"][job.client] = vector
         numbers = {"client": update.client, "size": update.size, "steps": update.steps}
-        return numbers | {"metrics": dict(update.metrics), "memory": list(memory)}
+        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt)}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self._trainer.network.load(self._sent)

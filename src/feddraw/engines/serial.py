@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddraw.core import Job, Memory, Model, Update
-from feddraw.engines import Inbox, Rows, Scores
+from feddraw.core import Job, Model, Update
+from feddraw.engines import Inbox, Remembering, Rows, Scores
 from feddraw.training import Trainer, one_thread, predict
 
 
-class Serial:
+class Serial(Remembering):
     def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
         self.trainer = trainer
-        self.memory: dict[int, Memory] = {}
         self._inbox: Inbox | None = None
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
@@ -23,7 +23,7 @@ class Serial:
         for number, job in enumerate(jobs):
             row = 0 if in_turn else number
             memory = self.memory.get(job.client, {})
-            update, self.memory[job.client] = self.trainer.work(job, memory, into=inbox.model(row))
+            update, self._learnt[job.client] = self.trainer.work(job, memory, into=inbox.model(row))
             for name, vector in update.extra.items():
                 inbox.extra[name][row] = vector
             yield replace(update, extra=inbox.extras(row))

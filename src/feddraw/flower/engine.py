@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from flwr.serverapp import Grid
 
 from feddraw.catalog import installed
-from feddraw.core import Job, Memory, Model, Update
-from feddraw.engines import Engine, Rows, Scores
+from feddraw.core import Job, Model, Update
+from feddraw.engines import Engine, Remembering, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment import Experiment, Setting, prepare
@@ -55,11 +55,11 @@ def _prepared(table: str) -> Setting:
     return prepare(Experiment.of(json.loads(table)))
 
 
-class OverGrid:
+class OverGrid(Remembering):
     """An engine whose clients sit behind a Grid."""
 
     def __init__(self, grid: Grid, setting: Setting, simulation: Simulation | None = None) -> None:
-        self.memory: dict[int, Memory] = {}
+        super().__init__()
         self._grid, self._setting, self._simulation = grid, setting, simulation
         self._bench = Serial(setting.trainer)  # evaluation is the server's own
         self._places = {name: number for number, name in enumerate(setting.clients)}
@@ -94,7 +94,7 @@ class OverGrid:
         self._complain(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
         for reply in replies:
             remembered = reply.content.array_records["memory"]
-            self.memory[self._places[reply.name]] = arrays_to_vectors(remembered)
+            self._learnt[self._places[reply.name]] = arrays_to_vectors(remembered)
         kinds: dict[str, Any] = {"sends": self._setting.method.sends}
         updates, refused, self._room = intake.decode(
             replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room

@@ -1,7 +1,8 @@
 """What a client remembers between rounds, in the site's own folder: Flower forgets it when a node restarts.
 
-The memory after each of the last two rounds is kept, so that a round that the server asks for again finds what it
-found the first time.
+A round's memory counts once the server has counted the round's update: with every job it says which round of this
+client that was, and the client goes on from there. So a client whose update was refused or lost, and one that is asked
+for a round again by a server that was killed, find what they found the first time. Two memories are kept for it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,24 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
 
 
+def alias(run: str, client: str) -> str:
+    """A client's name where others can read it, and as a path: it tells nobody who does not know the name."""
+    return hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
+
+
 class Shelf:
     """One client's memory in one run. The run's name comes from the server, so only its hash becomes a path."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
-        self.path = folder / hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
+        self.path = folder / alias(run, client)
 
     def _kept(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""
         return {int(file.stem): file for file in sorted(self.path.glob("[0-9]*.safetensors")) if file.stem.isdecimal()}
 
-    def load(self, round: int) -> Memory:
-        """What the client remembered when it was last asked before this round."""
-        before = [number for number in self._kept() if number < round]
+    def load(self, round: int, counted: int | None = None) -> Memory:
+        """What the client remembers after the round in which it last counted; if none is said, after the last one."""
+        before = [number for number in self._kept() if number < round and counted in (None, number)]
         if not before:
             return {}
         file = self._kept()[max(before)]
@@ -48,13 +54,14 @@ class Shelf:
                 f"what this client remembers is damaged ({file}: {reason:.80}); without the file it begins anew"
             ) from None
 
-    def save(self, round: int, memory: Memory) -> None:
+    def save(self, round: int, memory: Memory, counted: int | None = None) -> None:
         if not memory:
             return
         make_folder(self.path.parent, private=True)
         make_subfolder(self.path, private=True)
         arrays = {name: np.ascontiguousarray(vector) for name, vector in memory.items()}
         write_whole(self.path / f"{round:06d}.safetensors", save(arrays), private=True)
+        wanted = sorted(self._kept())[-2:] if counted is None else (counted, round)
         for number, file in self._kept().items():
-            if number > round or number not in sorted(self._kept())[-2:]:
+            if number > round or number not in wanted:
                 file.unlink()

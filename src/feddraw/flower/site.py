@@ -20,7 +20,7 @@ from feddraw.federation import seed_of
 from feddraw.flower import orders
 from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
-from feddraw.flower.memory import Shelf, default_folder
+from feddraw.flower.memory import Shelf, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
 from feddraw.metrics import not_finite
 from feddraw.policy import Policy
@@ -78,12 +78,13 @@ def announcement(site: Site) -> ConfigRecord:
 def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
     job = read_job(site, content)
-    shelf = Shelf(site.memory, str(orders.found(content).get("run", "")), site.name)
+    run = str(orders.found(content).get("run", ""))
+    shelf, counted = Shelf(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
-    memory: Memory = _vectors(content, "memory") if carried else shelf.load(job.round)
+    memory: Memory = _vectors(content, "memory") if carried else shelf.load(job.round, counted)
     update, memory = site.trainer.work(job, memory)
     if not carried:
-        shelf.save(job.round, memory)
+        shelf.save(job.round, memory, counted)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
     reply = RecordDict(
         {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
@@ -93,6 +94,17 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     if carried:
         reply["memory"] = vectors_to_arrays(memory)
     return reply
+
+
+def last_counted(content: RecordDict, name: str) -> int | None:
+    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
+    rounds = orders.found(content).get("counted")
+    if rounds is None:
+        return None
+    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
+    if not isinstance(counted, int):
+        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
+    return counted
 
 
 def read_job(site: Site, content: RecordDict) -> Job:

@@ -29,6 +29,7 @@ from feddraw.errors import RunFailed, UserError, positive
 from feddraw.federation import LedgerEntry, PieceEntry, settle
 from feddraw.flower import intake, orders
 from feddraw.flower.counting import Counting
+from feddraw.flower.memory import alias
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.gate import MOST_IMAGES, Gate
@@ -131,6 +132,7 @@ class MethodStrategy(FedAvg):
         self.state: State | None = None
         self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
         self.roster, self.rebind = Roster(sites), rebind
+        self._counted: dict[str, int] = {}  # by client, the last round in which it counted
         self._population = 0  # most nodes that were ever connected at once
         self._asked: list[int] = []
         self._driving = False  # our own loop calls us, and counts rounds over all restarts
@@ -268,7 +270,7 @@ class MethodStrategy(FedAvg):
         about = checkpoint.state["flower"]
         self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
         self.roster.restore(about, rebind=self.rebind)
-        self.run, self._population = about["run"], about["population"]
+        self.run, self._population, self._counted = about["run"], about["population"], dict(about["counted"])
         self._arrays = self._made = to_arrays(self.model)
         log.info("going on after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
@@ -279,7 +281,7 @@ class MethodStrategy(FedAvg):
             return
         assert self.model is not None
         assert self.state is not None
-        about = self.roster.kept() | {"run": self.run, "population": self._population}
+        about = self.roster.kept() | {"run": self.run, "population": self._population, "counted": self._counted}
         self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, self._unsaved, {}))
         if self._unsaved == self.rounds:
             self._entered.close()
@@ -305,7 +307,8 @@ class MethodStrategy(FedAvg):
         config["server-round"] = count
         told = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
-        settings = orders.added(config, told | limits | {"run": self.run})
+        counted = {alias(self.run, name): last for name, last in self._counted.items()}
+        settings = orders.added(config, told | limits | {"run": self.run, "counted": counted})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -406,6 +409,7 @@ class MethodStrategy(FedAvg):
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
             self.model, self.state = settled.model, settled.state
+            self._counted |= dict.fromkeys(counted, round)
             self._arrays = self._made = to_arrays(settled.model)
         ledger = self._ledger(round, settled.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
