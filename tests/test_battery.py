@@ -362,11 +362,12 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
 
 
 def two_rounds(method, cohort):
-    """What is made of the same updates in the first two rounds: weights and parameters."""
+    """What is made of the same updates in the first two rounds: weights, parameters and what is sent beside them."""
     state, found = method.init(cohort.model), []
     for round in range(2):
         result = method.aggregate(replace(cohort, round=round), state)
-        found += [result.weights.values, *(piece.values for piece in result.weights.pieces), result.model.params]
+        sent = method.broadcast(result.state).values()
+        found += [result.weights.values, *(p.values for p in result.weights.pieces), result.model.params, *sent]
         state = result.state
     return np.concatenate(found)
 
