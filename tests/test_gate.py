@@ -102,6 +102,7 @@ def test_one_or_two_clients_have_nobody_to_be_compared_with():
 
 def test_where_most_have_not_moved_there_is_nothing_to_compare_with():
     assert len(moved([0, 0, 0, 1], norm="refuse", clip=1)[0]) == 4
+    assert len(moved([0, 0, 0, 50], norm="refuse", clip=1)[0]) == 4  # however far the one went
 
 
 def test_vectors_beside_the_model_are_compared_too():
