@@ -176,6 +176,24 @@ def test_a_folder_of_nasty_names_can_be_collected(tmp_path: Path) -> None:
     assert collect([tmp_path]).runs[0].ledger.clients == NASTY[:4]
 
 
+def test_pages_that_people_send_on_hold_no_path_of_the_machine(tmp_path: Path) -> None:
+    home = tmp_path / "home" / "dr-mueller" / "klinikum"
+    data = {"data": {"name": "folder", "path": "/srv/klinikum-nord/xrays", "size": 28}, "model.weights": "/srv/w.pth"}
+    make_run(home / "study" / "a", settings=data)
+    make_run(home / "study" / "b", method="fedavg", settings=data)
+    make_run(home / "study" / "copy of b", method="fedavg", settings=data)
+    make_run(home / "study" / "c", method="uniform", finished=False)
+    for words in ([str(home / "study")], [str(home / "study" / "a"), str(home / "study"), "--out", str(home / "page")]):
+        assert CliRunner().invoke(app, ["report", *words]).exit_code == 0
+    pages = [path for path in home.rglob("*") if path.suffix in (".html", ".md", ".tex", ".svg", ".png")]
+    assert len(pages) > 20
+    for page in pages:
+        content = page.read_bytes()
+        for word in (b"mueller", b"klinikum", b"/srv", str(tmp_path).encode()):
+            assert word not in content, (page, word)
+    assert "study/a/experiment.toml" in (home / "study" / "report.md").read_text().replace("\\", "")
+
+
 # ---------------------------------------------------------------------------------------------------- settings
 
 values = st.recursive(

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from feddraw.catalog import call, outside
 from feddraw.errors import UserError, unknown
 
+MAX_WEIGHTS = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
+
 
 class DenseLayer(nn.Module):
     """Normalise, rectify, convolve, and append what was found to what was there."""
@@ -124,6 +126,8 @@ def _imagenet() -> dict[str, Tensor]:
 def _weights_file(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"no weights file {path}: give the path of torchvision's densenet121 weights")
+    if path.stat().st_size > MAX_WEIGHTS:
+        raise UserError(f"{path} is larger than {MAX_WEIGHTS >> 20} MB: not DenseNet121's weights")
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:

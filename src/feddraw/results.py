@@ -45,6 +45,7 @@ LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 OF_POLICY = ("proposed", "allowed", "clause")  # columns of a ledger that those of earlier versions lack
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
+MAX_CHECKPOINT = 1 << 34
 MAX_DEPTH = 30  # of tables within tables
 PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -433,6 +434,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `save_checkpoint` did not write."""
+    if path.stat().st_size > MAX_CHECKPOINT:
+        raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
     with safe_open(path, "np") as file:
         document = json.loads(file.metadata()["feddraw"])
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -31,6 +31,7 @@ REFERENCES = {
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
 HOW = ("engine", "workers", "tensorboard", "test_every_round", "data.path")  # no part of what comes out
+MAX_SCORES = 2**30  # bytes of a file of predictions, which is read whole
 CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
 RATES = ("sensitivity", "specificity", "thresholds")
 UNTESTED: dict[str, Any] = {
@@ -204,7 +205,7 @@ class Run:
     def predictions(self) -> Predictions | None:
         """The scores of every test image, where the run kept them."""
         path = self.path / "predictions.safetensors"
-        if not path.is_file():
+        if not path.is_file() or path.stat().st_size > MAX_SCORES:
             return None
         try:
             with safe_open(path, "np") as file:
@@ -416,7 +417,7 @@ def _bracketed(name: str, keys: Iterable[str], run: Run) -> str:
 
 def _text(run: Run, key: str) -> str:
     value = run.flat.get(key, "not set")
-    if key == "data.name":
+    if isinstance(value, str) and "/" in value:
         value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
 

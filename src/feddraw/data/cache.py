@@ -31,6 +31,7 @@ from feddraw.errors import UserError, expanded
 from feddraw.files import close_to_others, make_subfolder, open_file, write_whole
 
 FORMAT = 1  # raise it when the same settings give other pixels
+MAX_LOG = 2**28  # bytes of a log of chunks
 CHUNK = 128  # images prepared, written and logged together
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
@@ -227,6 +228,9 @@ class Job:
 def read_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
     if not log.exists():
+        return {}
+    if log.stat().st_size > MAX_LOG:
+        log.unlink()  # not as we write it: all chunks are prepared again
         return {}
     *lines, rest = log.read_bytes().split(b"\n")
     if rest:

@@ -22,6 +22,8 @@ from feddraw.naming import from_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_LINE = 2**20
+MAX_LINES = 2**22  # of a sheet, blank ones too: twenty times the largest set of radiographs
+MAX_RATIO = 100  # characters for a byte of a .gz: tables shrink to a tenth, a bomb to a thousandth
 
 # ChestX-ray14's findings in MedMNIST's order, under the paper's names.
 FOURTEEN = (
@@ -116,11 +118,12 @@ def open_text(path: Path) -> IO[str]:
 
 def limited(file: IO[str], path: Path) -> Iterator[str]:
     """The lines of a file, as long as they look like a table's: a small .gz can unpack to anything."""
-    total = 0
+    total = lines = 0
     try:
+        most = max(2**26, MAX_RATIO * path.stat().st_size) if path.suffix == ".gz" else MAX_TEXT
         while line := file.readline(MAX_LINE):
-            total += len(line)
-            if len(line) == MAX_LINE or total > MAX_TEXT:
+            total, lines = total + len(line), lines + 1
+            if len(line) == MAX_LINE or total > min(most, MAX_TEXT) or lines > MAX_LINES:
                 raise UserError(f"{path} is no table: a line or the whole of it is too long")
             yield line
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:

@@ -61,7 +61,9 @@ def write_report(
     given = {"out": out, "title": title, "alpha": alpha, "replicates": replicates, "margin": margin}
     usual = {"out": None, "title": "", "alpha": ALPHA, "replicates": REPLICATES, "margin": 0.0}
     command = command or command_line(folders, {name: own for name, own in given.items() if own != usual[name]})
-    report = examine(collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin)
+    report = examine(
+        collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin, folders=folders
+    )
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
     _make(target / FIGURES)
     for name in PAGES:

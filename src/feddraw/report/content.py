@@ -50,6 +50,7 @@ class Report:
     draws: Mapping[str, Draws | str]  # by scenario
     command: str
     margin: float = 0.0  # how far below another method still counts as no worse; 0: not asked
+    folders: Sequence[Path] = ()  # where the runs were found
 
     @property
     def focus(self) -> str:
@@ -64,7 +65,14 @@ class Report:
 
 
 def examine(
-    collection: Collection, *, alpha: float, replicates: int, command: str, say: Say, margin: float = 0.0
+    collection: Collection,
+    *,
+    alpha: float,
+    replicates: int,
+    command: str,
+    say: Say,
+    margin: float = 0.0,
+    folders: Sequence[Path] = (),
 ) -> Report:
     """Do the statistics."""
     rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
@@ -72,7 +80,7 @@ def examine(
     for scenario in collection.scenarios:
         say(f"comparing methods in {scenario}")
         draws[scenario] = draw(collection.of(scenario), replicates)
-    return Report(collection, rankings, draws, command, margin)
+    return Report(collection, rankings, draws, command, margin, folders)
 
 
 def compose(report: Report, title: str, say: Say) -> Document:
@@ -230,7 +238,8 @@ def _caveats(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
-        yield Bullets([f"{problem.path}: {problem.reason}" for problem in collection.problems])
+        places = {str(one): place(one, report.folders) for one in _paths(collection)}
+        yield Bullets([_without(places, f"{problem.path}: {problem.reason}") for problem in collection.problems])
     undefined = sorted(
         {
             f"{finding} has no AUC or GM in {run.scenario}: one label only in the test data, left out of the mean."
@@ -581,18 +590,43 @@ def _record(report: Report) -> Iterator[Block]:
     yield Text(f"This report was made by the command below from {len(collection.runs)} runs.")
     yield Code(report.command)
     yield Fold(
-        "How to run it again", [Text("Each run is in a file of settings in its folder:"), Code(_again(collection.runs))]
+        "How to run it again",
+        [
+            Text("Each run is in a file of settings in its folder; where its data lie is for each machine to say:"),
+            Code(_again(collection.runs, report.folders)),
+        ],
     )
     yield Fold("Settings", [_settings_table(collection.runs)])
     yield Fold("Partitions", [_partition_table(collection.runs)])
     yield Fold("Versions", [_version_table(collection.runs)])
-    yield Fold("Every run", [_run_table(collection.runs)])
+    yield Fold("Every run", [_run_table(collection.runs, report.folders)])
 
 
-def _again(runs: Sequence[Run]) -> str:
+def place(path: Path, folders: Sequence[Path]) -> str:
+    """Where a run is, from the folder that was named on: a page that people send on tells nothing of what is above."""
+    for folder in folders:
+        if path.is_relative_to(folder):
+            return str(Path(folder.absolute().name) / path.relative_to(folder))
+    return path.name
+
+
+def _paths(collection: Collection) -> list[Path]:
+    """All that a sentence may name, the longest first."""
+    found = [run.path for run in collection.runs] + [problem.path for problem in collection.problems]
+    return sorted(set(found), key=lambda path: -len(str(path)))
+
+
+def _without(places: Mapping[str, str], words: str) -> str:
+    for path, shown in places.items():
+        words = words.replace(path, shown)
+    return words
+
+
+def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
     first = runs[:20]
     lines = [
-        f"feddraw run {shlex.quote(str(run.path / 'experiment.toml'))} --out {shlex.quote(f'again/{run.path.name}')}"
+        f"feddraw run {shlex.quote(f'{place(run.path, folders)}/experiment.toml')} "
+        f"--out {shlex.quote(f'again/{run.path.name}')}"
         for run in first
     ]
     return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
@@ -606,9 +640,14 @@ def _settings_table(runs: Sequence[Run]) -> Table:
         values: dict[str, list[str]] = {}
         for run in runs:
             if key in run.flat:
-                values.setdefault(str(run.flat[key]), []).append(run.method)
+                values.setdefault(_shown(run.flat[key]), []).append(run.method)
         rows.append([Cell(key), Cell("; ".join(_whose(value, names, len(values)) for value, names in values.items()))])
     return Table("Settings of all runs", ["setting", "value"], rows)
+
+
+def _shown(value: object) -> str:
+    """A setting's value; where data or weights lie on somebody's machine is not for the readers of a page."""
+    return "(a path on the machine of the run)" if isinstance(value, str) and "/" in value else str(value)
 
 
 def _whose(value: str, methods: Sequence[str], values: int) -> str:
@@ -635,10 +674,10 @@ def _version_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def _run_table(runs: Sequence[Run]) -> Table:
+def _run_table(runs: Sequence[Run], folders: Sequence[Path]) -> Table:
     rows = [
         [
-            Cell(str(run.path)),
+            Cell(place(run.path, folders)),
             Cell(run.scenario),
             Cell(run.method),
             Cell(run.repeat),
@@ -651,5 +690,11 @@ def _run_table(runs: Sequence[Run]) -> Table:
 
 
 def command_line(folders: Sequence[Path], options: Mapping[str, object]) -> str:
-    parts = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    return shlex.join(["feddraw", "report", *map(str, folders), *parts])
+    """The command, with folders by their last name where they are not below the current one."""
+    said = {name: _typed(value) if isinstance(value, Path) else str(value) for name, value in options.items()}
+    parts = [part for name, value in said.items() for part in (f"--{name}", value)]
+    return shlex.join(["feddraw", "report", *map(_typed, folders), *parts])
+
+
+def _typed(path: Path) -> str:
+    return path.absolute().name if path.is_absolute() or ".." in path.parts else str(path)

@@ -1,0 +1,108 @@
+"""Sizes are looked at before files are read, unpacked bytes and lines included, as docs/safety.md says."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import feddraw
+from feddraw import models, results, runs
+from feddraw.core import Layout
+from feddraw.data import cache, imaging, nih, npz, tables
+from feddraw.data.imaging import BadImage, decode
+from feddraw.errors import UserError
+from feddraw.experiment import Experiment
+from feddraw.report import write_report
+from feddraw.results import RunFolder, read_csv, read_json, read_jsonl
+from feddraw.runs import read_run
+from feddraw.scenarios import index_list
+from feddraw.study import ResultTable, read_study
+from run_folders import make_run
+
+GUIDE = Path(feddraw.__file__).parents[2] / "docs" / "safety.md"
+
+
+def sparse(path: Path, size: int = 30 << 30) -> Path:
+    """A file that is large and takes no room."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "e.toml": Experiment.read,
+    "study.toml": read_study,
+    "metrics.json": read_json,
+    "rounds.jsonl": read_jsonl,
+    "weights.csv": read_csv,
+    "runs.csv": ResultTable,
+    "list.json": index_list._parsed,
+    "labels.csv": tables.read_labels,
+    "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
+    "data.npz": npz.Archive.open,
+    "x.dcm": decode,
+    "w.pth": models._weights_file,
+    "state.safetensors": lambda path: results._read_checkpoint(path, Layout((), "")),
+    "progress.jsonl": cache.read_log,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_thirty_gigabytes_is_refused_in_a_moment(tmp_path: Path, name: str) -> None:
+    began = time.process_time()
+    if name == "progress.jsonl":
+        assert READERS[name](sparse(tmp_path / name)) == {}
+    else:
+        with pytest.raises((UserError, BadImage, ValueError)):
+            READERS[name](sparse(tmp_path / name))
+    assert time.process_time() - began < 5
+
+
+def test_scores_and_an_old_page_that_are_too_large_are_not_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", images=40)
+    assert read_run(run).predictions() is not None
+    sparse(RunFolder(run).predictions)
+    assert read_run(run).predictions() is None
+    sparse(run / "report.md")
+    assert write_report([run], replicates=0).markdown.stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize("line", [b"\n", b",\n", b"a,b\n" * 2])
+def test_a_small_gz_that_unpacks_to_a_gigabyte_is_refused_in_a_moment(tmp_path: Path, line: bytes) -> None:
+    with gzip.open(tmp_path / "t.csv.gz", "wb") as file:
+        file.write(b"a,b\n")
+        block = line * ((1 << 22) // len(line))
+        for _ in range(32):
+            file.write(block)
+    began = time.process_time()
+    with pytest.raises(UserError, match="is no table: a line or the whole of it is too long"):
+        list(tables.Sheet.of(tmp_path / "t.csv.gz").rows())
+    assert time.process_time() - began < 30
+
+
+def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
+    table = GUIDE.read_text(encoding="utf-8").partition("| what is read | at most |")[2].partition("\n\n")[0]
+    said = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", table, re.M))
+    limits = {
+        "settings, studies (TOML)": results.MAX_SETTINGS,
+        "`metrics.json` and other JSON": results.MAX_JSON,
+        "ledgers, logs, tables of studies": results.MAX_LOG,
+        "index lists": index_list.MAX_LIST,
+        "lists of ChestX-ray14": nih.MAX_LIST,
+        "label tables, unpacked": tables.MAX_TEXT,
+        "a line of them": tables.MAX_LINE,
+        "predictions": runs.MAX_SCORES,
+        "checkpoints": results.MAX_CHECKPOINT,
+        "weights files": models.MAX_WEIGHTS,
+        "DICOM files": imaging.MAX_FILE,
+        "labels or names in an `.npz`": npz.MAX_TABLE,
+        "images in an `.npz`": npz.MAX_IMAGES,
+    }
+    for what, limit in limits.items():
+        assert said[what] == (f"{limit >> 30} GB" if limit >= 1 << 30 else f"{limit >> 20} MB"), what
+    assert said["lines of a label table, blank ones too"] == f"{tables.MAX_LINES:,}"
