@@ -159,7 +159,6 @@ BAD_REPLIES: dict[str, tuple[Change, str]] = {
     "sizes": (metric(num_examples=[3, 4]), "num-examples = [3, 4]"),
     "no steps": (metric(num_steps=0), "0 steps"),
     "negative steps": (metric(num_steps=-1), "-1 steps"),
-    "loss not a number": (metric(loss=float("nan")), "loss is not a finite number"),
 }
 
 

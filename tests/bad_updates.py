@@ -83,7 +83,6 @@ BAD: dict[str, tuple[Change, str]] = {
     "size not a number": (with_number(size=math.nan), "size nan"),
     "endless size": (with_number(size=math.inf), "size inf"),
     "size out of reach": (with_number(size=10**15), "size 1000000000000000"),
-    "half an image": (with_number(size=12.5), "size 12.5"),
     "size as a word": (with_number(size="many"), "size many"),
     "no steps": (with_number(steps=0), "0 steps"),
     "negative steps": (with_number(steps=-1), "-1 steps"),

@@ -272,4 +272,4 @@ def test_the_gate_is_a_section_of_the_experiment():
 
 def test_a_client_that_claims_more_images_than_allowed_is_refused(good):
     _, verdicts = admit([replace(good[0], size=5001), *good[1:]], initial(), {}, 4, Gate(max_size=5000))
-    assert verdicts[0].status == "refused: size 5001 is not a number of images from 1 to 5000"
+    assert verdicts[0].status == "refused: size 5001 is not a positive number up to 5000"

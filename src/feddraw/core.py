@@ -185,7 +185,7 @@ class Update:
 
     client: int
     model: Model
-    size: int  # images
+    size: float  # images, a whole number; over Flower whatever positive number the app weighs by
     steps: int  # optimiser steps taken
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Vector] = field(default_factory=dict)  # what the local rule sends beside the model

@@ -29,7 +29,7 @@ class LedgerEntry:
 
     round: int
     client: str
-    size: int
+    size: float
     steps: int
     prior: float = math.nan  # where the method has no such part, it is not a number
     similarity: float = math.nan
@@ -257,14 +257,14 @@ def _alone(update: Update, model: Model, method: Method, sizes: Mapping[int, int
     return verdict
 
 
-def _believed(update: Update, believed: Mapping[int, tuple[int, str]]) -> Update:
+def _believed(update: Update, believed: Mapping[int, tuple[float, str]]) -> Update:
     """With the size that it counts with."""
     return replace(update, size=believed[update.client][0]) if update.client in believed else update
 
 
 def _remarks(
-    sizes: Mapping[int, int],
-    believed: Mapping[int, tuple[int, str]],
+    sizes: Mapping[int, float],
+    believed: Mapping[int, tuple[float, str]],
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
 ) -> dict[int, list[str]]:

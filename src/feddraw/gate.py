@@ -100,8 +100,8 @@ def _form(update: Update, sent: Model) -> str:
 
 
 def _numbers(update: Update, max_size: int) -> str:
-    if not _whole(update.size, max_size):
-        return f"size {update.size!s:.20} is not a number of images from 1 to {max_size}"
+    if not (_finite(update.size) and 0 < update.size <= max_size):
+        return f"size {update.size!s:.20} is not a positive number up to {max_size}"
     if not _whole(update.steps, MOST_STEPS):
         return f"{update.steps!s:.20} steps: it has not trained"
     if "loss" not in update.metrics:

@@ -108,15 +108,15 @@ class Policy:
 
     # ------------------------------------------------------------------------------------------ sizes
 
-    def believed(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, str]]:
+    def believed(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
         """Of the clients that say too much: the images that each counts with, and the setting that says so."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
         if self.max_size_times and len(sizes) >= FEWEST:
-            limits["max_size_times"] = max(1.0, round(self.max_size_times * float(np.median(list(sizes.values())))))
+            limits["max_size_times"] = times_median(self.max_size_times, list(sizes.values()))
         if not limits:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
-        return {client: (int(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
+        return {client: (plain(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
 
     # ------------------------------------------------------------------------------------------ weights
 
@@ -263,3 +263,14 @@ def _shares_of(text: str) -> dict[str, float]:
             raise UserError(f"policy.fixed must read like 'North=0.3, South=0.2' (each client once), not '{text}'")
         found[name.strip()] = share
     return found
+
+
+def times_median(times: float, sizes: Sequence[float]) -> float:
+    """So many medians; a whole number of images where sizes are that, and not some other weight."""
+    limit = times * float(np.median(sizes))
+    return max(1.0, round(limit)) if all(size == int(size) for size in sizes) else limit
+
+
+def plain(size: float) -> float:
+    """A whole number as such."""
+    return int(size) if size == int(size) else size

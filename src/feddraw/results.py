@@ -210,6 +210,15 @@ class RunFolder:
         document["blake2"] = _digest(arrays, document)
         write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}), private=True)
 
+    def checkpoint_notes(self) -> dict[str, Any]:
+        """What the checkpoint's state says in words and numbers, before its arrays can be read; unchecked."""
+        try:
+            with safe_open(self.checkpoint, "np") as file:
+                notes = json.loads(file.metadata()["feddraw"])["state"]
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
+            return {}
+        return notes if isinstance(notes, dict) else {}
+
     def load_checkpoint(self, layout: Layout) -> Checkpoint | None:
         """The last complete round, or None if there is none; a damaged file is refused."""
         if not self.checkpoint.is_file():

@@ -53,7 +53,7 @@ class RunningSum:
 class Stream:
     """One round: updates in, in client order, and what a server makes of them out."""
 
-    def __init__(self, method: Method, cohort: Cohort, sizes: Mapping[int, int]) -> None:
+    def __init__(self, method: Method, cohort: Cohort, sizes: Mapping[int, float]) -> None:
         self._method, self._cohort, self._sizes = method, cohort, sizes
         self._images = sum(sizes.values())
         self._sum = RunningSum(len(cohort.model.params), len(cohort.model.buffers))

@@ -111,12 +111,14 @@ def decode(
     sends: Mapping[str, Extent],
     size_key: str,
     arrays_key: str,
+    keep: bool = False,
     room: Model | None = None,
 ) -> tuple[list[Update], dict[str, str], Model]:
     """Updates whose models are rows of one matrix, and, by name, why others are none.
 
-    The tensors leave the messages as they are read, so that at no time all replies are there twice. `room` is the
-    matrix of the round before, if there is one: memory that is touched for the first time is slow.
+    Unless they are to be kept, the tensors leave the messages as they are read, so that at no time all replies are
+    there twice. `room` is the matrix of the round before, if there is one: memory that is touched for the first time
+    is slow.
     """
     fresh = room is None or len(room.params) != len(replies)
     matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
@@ -125,11 +127,11 @@ def decode(
     def attempt(number: int) -> Update | Refused:
         reply, into = replies[number], row_of(matrices, number)
         try:
-            return _update(reply, places[reply.name], into, reader, sends, size_key, arrays_key)
+            return _update(reply, places[reply.name], into, reader, sends, size_key, arrays_key, keep)
         except Refused as reason:
             return reason
         finally:
-            if fresh:
+            if fresh and not keep:
                 _give_back()
 
     numbers = range(len(replies))
@@ -170,6 +172,7 @@ def _update(
     sends: Mapping[str, Extent],
     size_key: str,
     arrays_key: str,
+    keep: bool,
 ) -> Update:
     content = reply.content
     metrics = _metrics(content, size_key)
@@ -180,9 +183,11 @@ def _update(
     arrays = content[name]
     assert isinstance(arrays, ArrayRecord)
     reader.read(arrays, into)
-    del arrays, content[name]
-    numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-    steps = next((int(numbers[key]) for key in STEPS if key in numbers and math.isfinite(numbers[key])), 1)
+    del arrays
+    if not keep:
+        del content[name]
+    numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
+    steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
     return Update(client, into, size, steps, numbers | {"loss": loss}, extra)
 
@@ -194,11 +199,21 @@ def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
     return found[0]
 
 
-def _size(metrics: MetricRecord, size_key: str) -> int:
+def _size(metrics: MetricRecord, size_key: str) -> float:
+    """Any positive number; a whole one as such."""
     value = metrics[size_key]
-    if isinstance(value, list) or not math.isfinite(value) or value < 0.5:
-        raise Refused(f"{size_key} = {value!s:.20} is not a number of images")
-    return round(value)
+    if isinstance(value, list) or not math.isfinite(value) or value <= 0:
+        raise Refused(f"{size_key} = {value!s:.20} is not a positive number")
+    return int(value) if value == int(value) else value
+
+
+def tensor_names(reply: Reply, arrays_key: str) -> frozenset[str]:
+    """Which tensors a reply's model has; none where it has no model."""
+    try:
+        arrays = reply.content[_arrays_name(reply.content, arrays_key)]
+    except Refused:
+        return frozenset()
+    return frozenset(arrays)
 
 
 def _arrays_name(content: RecordDict, arrays_key: str) -> str:

@@ -98,6 +98,7 @@ class MethodStrategy(FedAvg):
         proxy: Proxy | None = None,  # labelled images at the server, for the methods that need some
         folder: Path | str | RunFolder | None = None,
         resume: bool = False,
+        keep_replies: bool | None = None,  # leave tensors in the replies; None: where others may look at them
         sites: Mapping[str, str | int] | None = None,  # name to key's fingerprint or node id; left out: first come
         rebind: bool = False,  # on resume, give names to whoever answers under them first
         on_round: Callable[[Round], None] | None = None,
@@ -133,6 +134,9 @@ class MethodStrategy(FedAvg):
         self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
         self.roster, self.rebind = Roster(sites), rebind
         self._counted: dict[str, int] = {}  # by client, the last round in which it counted
+        self._keep_replies = keep_replies
+        self._own_metrics = train_metrics_aggr_fn is None
+        self._tensors: list[str] | None = None  # those that clients share, where they keep some to themselves
         self._population = 0  # most nodes that were ever connected at once
         self._asked: list[int] = []
         self._driving = False  # our own loop calls us, and counts rounds over all restarts
@@ -262,6 +266,9 @@ class MethodStrategy(FedAvg):
         self._ready = True
         if not self.resume and self.folder.ledger.exists():
             raise UserError(f"{self.folder.path} is already used: choose another folder, or go on with resume=True")
+        if self.resume and (tensors := self.folder.checkpoint_notes().get("flower", {}).get("tensors")):
+            self._tensors = [name for name in self._arrays or () if name in tensors]
+            self._cut(self._arrays or ArrayRecord())
         checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
         self.folder.forget_from(checkpoint.next_round if checkpoint else self.round_offset)
         if checkpoint is None:
@@ -281,7 +288,8 @@ class MethodStrategy(FedAvg):
             return
         assert self.model is not None
         assert self.state is not None
-        about = self.roster.kept() | {"run": self.run, "population": self._population, "counted": self._counted}
+        about = self.roster.kept() | {"run": self.run, "population": self._population}
+        about |= {"counted": self._counted, "tensors": self._tensors}
         self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, self._unsaved, {}))
         if self._unsaved == self.rounds:
             self._entered.close()
@@ -388,6 +396,7 @@ class MethodStrategy(FedAvg):
         round = self._count(server_round) - 1
         answers, failures = intake.read(replies, self._asked, str(server_round))
         answers, impostors = self.roster.recognize(answers)
+        self._narrow(answers)
         known = {name: place for place, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
         updates, refused, self._room = intake.decode(
@@ -397,6 +406,7 @@ class MethodStrategy(FedAvg):
             sends=self.method.sends,
             size_key=self.weighted_by_key,
             arrays_key=self.arrayrecord_key,
+            keep=not (self._alone and self._own_metrics) if self._keep_replies is None else self._keep_replies,
             room=self._room,
         )
         self._point_out_sizes(updates)
@@ -417,6 +427,40 @@ class MethodStrategy(FedAvg):
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
+    def _narrow(self, answers: Sequence[intake.Reply]) -> None:
+        """Where all clients keep the same tensors to themselves, as FedBN's do, the rest is the model from now on.
+
+        Only before anything was averaged, and only if most of those asked agree: one client cannot cut the model.
+        """
+        assert self._arrays is not None
+        assert self.model is not None
+        if any(done.weights for done in self.history) or self.round_offset or 2 * len(answers) <= len(self._asked):
+            return
+        shared = {intake.tensor_names(answer, self.arrayrecord_key) for answer in answers}
+        there, layout = set(self._arrays), self.model.layout
+        part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
+        if not part or not part < there:
+            return
+        head = [name for name in there if name == layout.classifier or name.startswith(f"{layout.classifier}.")]
+        if not part.issuperset(head):
+            return
+        kept = sorted(there - part)
+        log.warning(
+            "all replies hold %d of %d tensors, without %s: only these are averaged, and sent from now on",
+            *(len(part), len(there), ", ".join(kept[:3]) + (" and others" if len(kept) > 3 else "")),
+        )
+        self._tensors = [name for name in self._arrays if name in part]
+        self._cut(self._arrays)
+
+    def _cut(self, arrays: ArrayRecord) -> None:
+        """Go on with the tensors that are shared, as if the others had never been there."""
+        classifier = self.model.layout.classifier if self.model else self.classifier
+        shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
+        layout = layout_of(shared, classifier)
+        self.method.weighting.check(layout)
+        self.model, self._arrays, self._room = to_model(shared, layout), shared, None
+        self.classifier, self.state = classifier, self.method.init(self.model)
+
     def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
         """One round in which nobody counts may be an accident; a second one in a row is not."""
         self._idle = 0 if any(entry.counted for entry in ledger) else self._idle + 1
@@ -436,7 +480,7 @@ class MethodStrategy(FedAvg):
         for update in updates:
             if update.size > SUSPECT * middle:
                 times = update.size / middle
-                log.warning("%s says %d images, %.0f × the median", self.clients[update.client], update.size, times)
+                log.warning("%s says %s images, %.0f × the median", self.clients[update.client], update.size, times)
 
     def _ledger(
         self,
@@ -516,24 +560,35 @@ class FedDRAW(MethodStrategy):
 
 
 def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
-    """The clients' numbers in the mean, weighted by size: those that all of them give and that are finite."""
-    sizes = [_weight(content, size_key) for content in contents]
-    columns = [_numbers(content) for content in contents]
-    names = [name for name in columns[0] if all(name in column for column in columns)]
+    """The clients' numbers, and lists number by number, in the mean weighted by size.
+
+    Each over the clients that give it and give finite numbers: one that does not costs the others nothing.
+    """
+    given: dict[str, list[tuple[float, Any]]] = {}
+    for content in contents:
+        for name, value in _metrics(content).items():
+            given.setdefault(name, []).append((_weight(content, size_key), value))
     means = MetricRecord()
-    for name in names:
-        if name not in (size_key, "partition-id"):
-            means[name] = float(np.average([column[name] for column in columns], weights=sizes))
+    for name, column in given.items():
+        good = [(size, value) for size, value in column if np.isfinite(value).all() and size > 0]
+        shapes = {np.shape(value) for _, value in good}
+        if len(good) < len(column) or len(shapes) > 1:
+            why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
+            log.warning("%s of %d clients: %s, left out of the mean", name, len(column), why)
+        if len(shapes) == 1 and name not in (size_key, "partition-id"):
+            mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
+            means[name] = mean.tolist()
     return means
 
 
 def _weight(content: RecordDict, size_key: str) -> float:
-    size = _numbers(content).get(size_key, 0.0)
-    return size if 0 < size <= MOST_IMAGES else 0.0
+    size = _metrics(content).get(size_key, 0.0)
+    return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0
 
 
-def _numbers(content: RecordDict) -> dict[str, float]:
-    pairs = [
-        (name, value) for metrics in intake.of_kind(content, MetricRecord).values() for name, value in metrics.items()
-    ]
-    return {name: float(v) for name, v in pairs if isinstance(v, int | float) and math.isfinite(v)}
+def _metrics(content: RecordDict) -> dict[str, Any]:
+    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
+    found: dict[str, Any] = {}
+    for metrics in intake.of_kind(content, MetricRecord).values():
+        found = dict(metrics.items()) | found
+    return found
