@@ -43,6 +43,7 @@ class Roster:
 
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
         self.names: list[str] = []  # of clients that have answered; a client's place here is its number
+        self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
         self._listed = _listed(sites or {})  # identity to name, by the operator's word
         self._owners: dict[str, str] = {}  # name to identity
         self._named: dict[str, str] = {}  # the same from identity to name
@@ -93,6 +94,7 @@ class Roster:
                 refused[answer.node] = reason
             else:
                 believed.append(replace(answer, name=own or answer.name))
+                self.called[own or answer.name] = answer.name
         for answer in believed:
             self._bind(answer.name, self.identity(answer.node))
         return believed, refused
@@ -121,11 +123,12 @@ class Roster:
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {"clients": list(self.names), "owners": dict(self._owners)}
+        return {"clients": list(self.names), "owners": dict(self._owners), "called": dict(self.called)}
 
     def restore(self, kept: Mapping[str, Any], *, rebind: bool = False) -> None:
         """Clients keep their numbers; with `rebind` the names are free for whoever answers under them first."""
         self.names = [str(name) for name in kept["clients"]]
+        self.called = {str(name): str(own) for name, own in kept.get("called", {}).items()}
         self._owners, self._named = {}, {}
         for name, identity in () if rebind else kept.get("owners", {}).items():
             self._bind(str(name), str(identity))

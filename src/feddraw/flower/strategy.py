@@ -315,7 +315,7 @@ class MethodStrategy(FedAvg):
         config["server-round"] = count
         told = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
-        counted = {alias(self.run, name): last for name, last in self._counted.items()}
+        counted = {alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()}
         settings = orders.added(config, told | limits | {"run": self.run, "counted": counted})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
