@@ -100,6 +100,12 @@ def test_a_gradient_below_the_limit_is_left_as_it_is() -> None:
         np.testing.assert_array_equal(array, without[name])
 
 
+@pytest.mark.parametrize(("effort", "steps"), [(1.0, 5), (0.9, 5), (0.5, 3), (0.49, 2), (0.01, 1)])
+def test_a_share_of_the_steps_is_rounded_with_halves_up_and_is_at_least_one(effort: float, steps: int) -> None:
+    (update,) = bench(fedavg()).train([Job(0, 1, 0, SEED, initial(), effort=effort)])  # 40 images in batches of 8
+    assert update.steps == steps
+
+
 def test_smoothed_targets_lie_between_their_labels_and_one_half() -> None:
     trainer = bench(fedavg(), training=replace(PAPER, label_smoothing=0.2)).trainer
     logits, targets = torch.tensor([[0.3, -1.2]]), torch.tensor([[1.0, 0.0]])
