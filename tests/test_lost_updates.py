@@ -16,7 +16,7 @@ from feddraw import catalog
 from feddraw.core import Job, Method, Update
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import run
+from feddraw.experiment import iterate, run
 from feddraw.federation import federate
 from feddraw.flower._inprocess import FIRST_NODE
 from feddraw.flower.memory import Shelf
@@ -126,7 +126,7 @@ def test_with_refused_updates_every_engine_gives_the_same_bits(settings, monkeyp
 def test_a_run_killed_after_a_refusal_goes_on_to_the_same_bits(method, engine, tmp_path):
     settings = {"method": method, "engine": engine, "workers": 2, **REFUSING}
     list(run(small(**settings), tmp_path / "whole"))
-    begun = run(small(**settings), tmp_path / "part")
+    begun = iterate(small(**settings), tmp_path / "part")
     assert any(entry.status.startswith("refused") for entry in next(begun).ledger)
     begun.close()
     list(run(small(**settings), tmp_path / "part", resume=True))
