@@ -39,40 +39,41 @@ KINDS = {
 
 HEAD = """# Methods
 
-Made from the methods' own files by `python -m website.catalogue`. Each is one file in `src/feddraw/methods/`; what it
-says of its formula, source and where it departs from it stands here as it stands there. `feddraw list methods` prints
-the table, `--method NAME` runs one, and `--set method.SETTING=VALUE` changes a setting.
+`python -m website.catalogue` generates this page from the methods' own files. Each method is one file in
+`src/feddraw/methods/`; its text below gives the formula, the source and any difference from the source.
+`feddraw list methods` prints the table, `--method NAME` runs one, and `--set method.SETTING=VALUE` changes a setting.
 
-**Mixtures.** `A+B` takes the weighting of A with the local and server rules of B. Every method marked A combines with
-every method marked B. A mixture that would lose what one of its halves is named for is refused with the reason:
-a weighting as B, a method without a weighting of its own as A, weights that only fit their own server rule. Each half
-has its own defaults. A setting that both halves have is written with the method's name: `--set method.fedadp.alpha=4`.
+**Mixtures.** `A+B` combines the weighting of A with the local and server rules of B. Every method marked A combines
+with every method marked B. A mixture that would lose the main part of one of its halves is refused with the reason: a
+weighting as B, a method without its own weighting as A, weights that only fit their own server rule. Each half has its
+own defaults. If both halves have the same setting, write it with the method's name: `--set method.fedadp.alpha=4`.
 
 | | methods |
 |---|---|
 {mixtures}
 
-Letters: p a client's share of the images, x the model that is sent, y a client's result, D = y - x its move, K clients,
-d parameters, F a client's loss at x. "Streams" means that a client's score needs only its own update, so that a server
-need not hold all at once; "asks" are what clients are asked for beside the model, collected only for the methods that
-name it. With every method batch-norm statistics are averaged, never extrapolated.
+Notation: p is a client's share of the images, x the model that is sent, y a client's result, D = y - x its move, K the
+number of clients, d the number of parameters, F a client's loss at x. "Streams" means that a client's score needs only
+its own update, so the server need not hold all updates at once. "Asks clients for" lists what clients send beside the
+model; it is collected only for the methods that name it. With every method batch-norm statistics are averaged, never
+extrapolated.
 """
 
 MISSING = {
     "SimProx (Elniss et al., 2024)": "combines pairwise cosine and Gaussian similarities with gradient norms; its "
     "equations were not accessible, so its weights could only be guessed",
-    "FedLaw (Lu et al., 2025)": "a closed form of Shapley values over a history of agreement, not accessible",
+    "FedLaw (Lu et al., 2025)": "a closed form of Shapley values over a history of agreement; it was not accessible",
     "FedDRW (Li et al., 2025)": "needs clusters of label distributions and features for long-tailed classes; their "
     "definition was not accessible",
-    "FedEL (Wu et al., 2024)": "an ensemble built after federated training, not a rule of aggregation; neither code "
+    "FedEL (Wu et al., 2024)": "an ensemble built after federated training, not an aggregation rule; neither code "
     "nor a full description was accessible",
     "FedEBA+, its alignment": "the switch between model and gradient alignment by an angle could not be verified; only "
-    "the aggregation is here (`fedeba`)",
-    "FedCav, its detection of attacks": "not part of the weights; `median`, `trimmed_mean`, `krum` and the gate are "
-    "for that",
+    "the aggregation is implemented (`fedeba`)",
+    "FedCav, its detection of attacks": "not part of the weights; use `median`, `trimmed_mean`, `krum` or the gate "
+    "instead",
 }
 TAIL = "\n".join(
-    ["## Rules that are not here\n", "| rule | why |", "|---|---|", *(f"| {k} | {v} |" for k, v in MISSING.items()), ""]
+    ["## Not implemented\n", "| rule | why |", "|---|---|", *(f"| {k} | {v} |" for k, v in MISSING.items()), ""]
 )
 
 
