@@ -15,7 +15,7 @@ from feddraw.errors import UserError
 from feddraw.gate import MOST_STEPS, Gate, admit
 from feddraw.methods.fedavg import fedavg
 from feddraw.scenarios.patients import NOBODY, _Packing, share_out
-from feddraw.training import Training, batches
+from feddraw.training import Training, batches, steps_per_epoch
 from tiny import bench, build, copied, examples, initial, shards
 
 SEED = 11
@@ -104,6 +104,12 @@ def test_a_gradient_below_the_limit_is_left_as_it_is() -> None:
 def test_a_share_of_the_steps_is_rounded_with_halves_up_and_is_at_least_one(effort: float, steps: int) -> None:
     (update,) = bench(fedavg()).train([Job(0, 1, 0, SEED, initial(), effort=effort)])  # 40 images in batches of 8
     assert update.steps == steps
+
+
+def test_steps_of_an_epoch_are_the_batches_that_there_are() -> None:
+    for images, size in np.ndindex(20, 9):
+        found = list(batches(np.arange(images), size + 2, np.random.default_rng(0)))
+        assert steps_per_epoch(images, size + 2) == len(found)
 
 
 def test_smoothed_targets_lie_between_their_labels_and_one_half() -> None:
