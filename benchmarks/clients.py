@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from feddraw.data import Dataset, Labels
-from feddraw.data.phantom import phantom
-from feddraw.experiment import Experiment, iterate
+from feddraw.data.dataset import Dataset, Labels
+from feddraw.datasets.phantom import phantom
+from feddraw.experiment.running import iterate
+from feddraw.experiment.settings import Experiment
 
 IMAGES, DRAWN = 20, 2000
 

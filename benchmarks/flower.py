@@ -25,21 +25,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from feddraw import models
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.records import to_arrays
-from feddraw.gate import Gate, admit
 from feddraw.methods.fedavg import fedavg
+from feddraw.server.gate import Gate, admit
+from feddraw.training import build
 
 CLIENTS = 10
 
 
 def replies_to(strategy: Any) -> list[Message]:
     """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower packs them."""
-    module, _ = models.build("densenet121", 5, {"weights": "none"})
+    module, _ = build.build("densenet121", 5, {"weights": "none"})
     state = module.state_dict()
     app = ClientApp()
 

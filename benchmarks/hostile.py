@@ -17,12 +17,14 @@ from functools import cache
 import numpy as np
 
 from feddraw.core import Job, Memory, Model, Update
-from feddraw.data import Dataset
-from feddraw.data.phantom import phantom
+from feddraw.data.dataset import Dataset
+from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
-from feddraw.experiment import Experiment, Setting, evaluate, prepare
+from feddraw.experiment.preparation import Setting, prepare
+from feddraw.experiment.running import evaluate
+from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
-from feddraw.gate import Gate
+from feddraw.server.gate import Gate
 
 PAPER = ("feddraw", "fedavg", "uniform", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn")
 ROBUST = ("median", "trimmed_mean", "krum")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from feddraw.experiment import Experiment, run
+from feddraw.experiment.running import run
+from feddraw.experiment.settings import Experiment
 
 MACRO, EACH = (0.80, 0.93), (0.70, 0.97)
 

@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from feddraw.experiment import Experiment, iterate
+from feddraw.experiment.running import iterate
+from feddraw.experiment.settings import Experiment
 
 WARM = 0.1  # share of the rounds after which nothing should grow
 WAYS = {

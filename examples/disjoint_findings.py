@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from feddraw.core import Job
-from feddraw.experiment import Experiment, prepare
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.settings import Experiment
 from feddraw.schedules import cosine
 
 SMALL = {"data.size": 28, "data.validation": 64, "data.test": 64, "data.train": 1500, "training.epochs": 3}

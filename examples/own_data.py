@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from feddraw import Experiment, iterate
-from feddraw.data.phantom import phantom
+from feddraw.datasets.phantom import phantom
 
 FOLDER = Path("own-data")
 HOSPITALS = ["North"] * 120 + ["East"] * 80 + ["South"] * 40

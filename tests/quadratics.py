@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from feddraw.core import Job, Memory, Method, Model, State, Update
 from feddraw.engines.serial import Serial
 from feddraw.federation import federate
-from feddraw.training import Examples, Network, Trainer, Training
+from feddraw.training.client import Trainer
+from feddraw.training.loop import Examples
+from feddraw.training.network import Network
+from feddraw.training.settings import Training
 
 
 class Point(nn.Module):

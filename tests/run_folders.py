@@ -13,7 +13,8 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save_file
 
-from feddraw.results import LEDGER, clean
+from feddraw.results.folder import LEDGER
+from feddraw.results.reading import clean
 from feddraw.schedules import schedule
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Effusion")

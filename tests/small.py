@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feddraw.experiment import Experiment
+from feddraw.experiment.settings import Experiment
 
 
 def small(**changes: Any) -> Experiment:

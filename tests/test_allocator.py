@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from feddraw.allocator import keep_freed
-from feddraw.experiment import run
+from feddraw.experiment.running import run
+from feddraw.training.allocator import keep_freed
 from small import small
 
 FAULTS = """
 import resource
 import torch
-from feddraw.allocator import keep_freed
+from feddraw.training.allocator import keep_freed
 print(keep_freed())
 torch.set_num_threads(1)
 def pages(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

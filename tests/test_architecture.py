@@ -14,59 +14,73 @@ from feddraw import catalog
 
 SOURCE = Path(feddraw.__file__).parent
 
-# From the ground up; a module may import its own floor and those below it. What is not named here is on the top floor,
-# with the command line and the reports: nothing below may import it.
-FLOORS = [
-    {"allocator", "errors", "files", "fused", "locks", "naming"},
-    {"catalog", "core", "schedules", "shares", "metrics", "statistics"},
-    {"data", "scenarios", "models", "optimizers"},
-    {"training"},
+# From the ground up: a room may import the rooms below it, and its own modules. Modules are named by their path.
+ROOMS = [
+    {"errors", "naming", "moved"},
+    {"system", "sums"},
+    {"catalog"},
+    {"core", "schedules", "participation"},
+    {"shares", "data", "models"},
+    {"datasets", "scenarios", "training"},
     {"methods"},
-    {"engines", "gate", "participation", "policy", "streaming"},
-    {"federation", "evaluation"},
-    {"results", "board"},
+    {"server"},
+    {"engines"},
+    {"federation"},
+    {"results"},
+    {"analysis"},
+    {"paper"},
     {"experiment"},
+    {"report", "explorer"},
+    {"flower", "nvflare"},
+    {"bench"},
+    {"cli"},
+    {"start"},
+    {"__main__"},
 ]
-# Leaves know at most the words and one another where named.
-LEAVES = {
-    "allocator": set(),
-    "errors": set(),
+# What these may know is less than all that is below them.
+ONLY = {
+    "system": {"errors", "naming"},
     "catalog": {"errors"},
-    "files": {"errors"},
-    "fused": set(),
-    "palette": set(),
-    "locks": {"errors"},
-    "naming": set(),
-    "core": {"errors", "fused"},
+    "core": {"errors", "sums"},
     "schedules": {"errors"},
-    "shares": {"core"},
-    "metrics": {"errors"},
-    "statistics": {"errors"},
-    "models": {"errors", "catalog"},
-    "optimizers": set(),
-    "methods": {"errors", "core", "schedules", "shares"},
-    "gate": {"errors", "core", "fused"},
     "participation": {"errors"},
-    "policy": {"catalog", "core", "errors", "methods"},
-    "streaming": {"core"},
+    "shares": {"core"},
+    "models": {"errors"},
+    "methods": {"errors", "core", "schedules", "shares"},
+    "analysis.metrics": {"errors"},
+    "analysis.statistics": {"errors"},
+    "analysis.palette": set(),
+    "server.streaming": {"core"},
+    "training.optimizers": set(),
+    "training.allocator": set(),
 }
-
-
-def floor(part):
-    return next((height for height, parts in enumerate(FLOORS) if part in parts), len(FLOORS))
 
 
 def modules():
     return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
-def part_of(path):
-    """The top-level module or package that a file belongs to."""
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def name_of(path):
+    """A file as other files import it: `server.gate`; a package as `server`."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_parts(path):
-    """Which parts of the package a file imports, anywhere in it; for type checkers only counts too."""
+def room_of(name):
+    return name.partition(".")[0]
+
+
+def height(room):
+    found = [level for level, rooms in enumerate(ROOMS) if room in rooms]
+    assert found, f"{room} has no place among the rooms of this test"
+    return found[0]
+
+
+NAMES = {name_of(path): path for path in modules()}
+
+
+def imported(path):
+    """Which of our modules a file imports, anywhere in it: inside functions and for type checkers too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -75,24 +89,54 @@ def imported_parts(path):
             assert node.level == 0, f"{path}:{node.lineno} is a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            head, *rest = name.split(".")
-            if head == "feddraw" and rest and not rest[0].startswith("__"):
-                yield rest[0], node.lineno
+            head, _, rest = name.partition(".")
+            if head == "feddraw" and rest and not rest.startswith("__"):
+                inner = rest if rest in NAMES else rest.rpartition(".")[0]
+                if inner:
+                    yield inner, node.lineno
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_one_way(path):
-    own = part_of(path)
-    for part, line in imported_parts(path):
-        assert floor(part) <= floor(own), f"{path.name}:{line}: {own} must not import {part}, which stands above it"
-        if own in LEAVES and part != own:
-            assert part in LEAVES[own], f"{path.name}:{line}: {own} must not know {part}"
+    own = name_of(path)
+    for name, line in imported(path):
+        if room_of(name) == room_of(own):
+            continue
+        where = f"{path.relative_to(SOURCE)}:{line}"
+        assert height(room_of(name)) < height(room_of(own)), f"{where}: {own} must not import {name}"
+        for key in (own, room_of(own)):
+            assert key not in ONLY or room_of(name) in ONLY[key], f"{where}: {key} must not know {name}"
 
 
-def test_the_floors_name_parts_that_exist():
-    there = {part_of(path) for path in modules()} | {"statistics"}
-    assert set().union(*FLOORS) <= there
-    assert LEAVES.keys() <= there
+def test_no_module_imports_itself_by_a_detour():
+    """Not even through an import inside a function."""
+    edges = {own: {name for name, _ in imported(path) if name != own} for own, path in NAMES.items()}
+    packages = {name for name, path in NAMES.items() if path.name == "__init__.py"}
+    done, stack = set(), []
+
+    def visit(name):
+        if name in stack:
+            raise AssertionError(" -> ".join([*stack[stack.index(name) :], name]))
+        if name not in done:
+            stack.append(name)
+            for other in sorted(edges.get(name, ())):
+                if not (other in packages and name.startswith(f"{other}.")):  # a module of the package it looks up
+                    visit(other)
+            stack.pop()
+            done.add(name)
+
+    for name in sorted(edges):
+        visit(name)
+
+
+def test_our_own_modules_are_imported_by_a_string_in_the_catalogue_only():
+    allowed = {"catalog.py", "__init__.py", "moved.py", "flower/__init__.py"}  # those that import what is asked for
+    found = {str(path.relative_to(SOURCE)) for path in modules() if "import_module(" in path.read_text("utf-8")}
+    assert found <= allowed
+
+
+def test_every_room_is_there():
+    assert {room_of(name) for name in NAMES} == set().union(*ROOMS)
 
 
 def python(code):
@@ -112,14 +156,22 @@ def bring_torch(names):
 
 
 def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_torch():
-    there = {part_of(path) for path in modules()}
-    numeric = {"core", "schedules", "catalog", "metrics", "statistics", "gate", "participation", "policy", "federation"}
-    numeric |= {"data", "shares"}
-    parts = [f"feddraw.{part}" for part in sorted(numeric & there)]
-    scenarios = [f"feddraw.scenarios.{path.stem}" for path in (SOURCE / "scenarios").glob("[!_]*.py")]
-    methods = [f"feddraw.methods.{name}" for name in catalog.names("methods")]
-    assert bring_torch([*parts, *scenarios, *methods]) == []
-    assert bring_torch(["feddraw.core", "feddraw.training"]) == ["feddraw.training"]
+    rooms = {
+        "core",
+        "schedules",
+        "shares",
+        "catalog",
+        "participation",
+        "data",
+        "scenarios",
+        "methods",
+        "server",
+        "results",
+    }
+    numeric = [f"feddraw.{name}" for name in NAMES if room_of(name) in rooms and name != "results.tensorboard"]
+    numeric += ["feddraw.analysis.metrics", "feddraw.analysis.statistics", "feddraw.federation"]
+    assert bring_torch(numeric) == []
+    assert bring_torch(["feddraw.core", "feddraw.training.loop"]) == ["feddraw.training.loop"]
 
 
 def test_weights_need_numpy_only():
@@ -133,7 +185,7 @@ def test_weights_need_numpy_only():
 
 def of_the_product():
     """All but the bench, which trains on random numbers, as other systems' scripts do."""
-    return [path for path in modules() if part_of(path) != "bench"]
+    return [path for path in modules() if room_of(name_of(path)) != "bench"]
 
 
 def calls(attribute):
@@ -147,7 +199,7 @@ def calls(attribute):
 
 
 def test_gradients_on_client_data_are_taken_in_one_place():
-    assert calls("backward") == ["training.py"]
+    assert calls("backward") == ["training/loop.py"]
     text = "".join(path.read_text(encoding="utf-8") for path in of_the_product())
     assert text.count(".backward(") == 1
     assert "autograd.grad" not in text

@@ -17,9 +17,10 @@ import pytest
 from bad_updates import BAD, BAD_EXTRAS
 from feddraw import catalog, federation
 from feddraw.core import ASKED, Cohort, Job, Server, brings_training, brings_weighting
-from feddraw.experiment import Experiment, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import seed_of
-from feddraw.results import Checkpoint, RunFolder
+from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.folder import RunFolder
 from tiny import NAMES, SIZES, Altered, Canned, bench, copied, initial, same, server_images, shards, train
 
 METHODS = catalog.names("methods")
@@ -259,6 +260,7 @@ def test_training_changes_nothing_in_place(name):
     method = method_of(name)
     engine = bench(method)
     list(engine.train([Job(0, 3, 0, 1, initial(), method.broadcast(method.init(initial())))]))
+    engine.commit([0])
     memory, (sent, state) = engine.memory[0], (second_round(name)[0].model, second_round(name)[1])
     job = Job(1, 3, 0, 2, sent, method.broadcast(state))
     before = deepcopy((job.model, dict(job.broadcast), memory))

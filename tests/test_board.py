@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from feddraw import board
 from feddraw.errors import UserError
-from feddraw.experiment import run
+from feddraw.experiment.running import run
+from feddraw.results import tensorboard
 from small import small
 
 
@@ -29,7 +29,7 @@ def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
 def test_without_tensorboard_the_setting_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "installed", lambda name: False)
+    monkeypatch.setattr(tensorboard, "installed", lambda name: False)
     with pytest.raises(UserError, match=r"pip install 'feddraw\[tensorboard\]'"):
         list(run(small(tensorboard=True), tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data import FINDINGS, PARTS, chestmnist, names, npz, open_dataset, tables
+from feddraw.data import tables
+from feddraw.data.dataset import FINDINGS, PARTS
 from feddraw.data.preparation import MEAN, STD
-from feddraw.data.tables import FOURTEEN, read_labels
+from feddraw.data.tables import FOURTEEN
+from feddraw.datasets import chestmnist, npz
 from feddraw.errors import UserError
+from feddraw.experiment.data import names, open_dataset, read_labels
 from test_imaging import film, save_dicom
 
 OBSERVATIONS = ["No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
@@ -563,7 +566,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
 
 
 def test_names_are_listed_and_wrong_ones_corrected(no_data_folder):
-    assert list(names()) == ["phantom", "chestmnist", "chexpert", "nih", "folder"]
+    assert list(names()) == ["chestmnist", "chexpert", "folder", "nih", "npz", "phantom"]
     says("chexprt", "no 'chexprt' among the data sets: did you mean chexpert?")
     says("nowhere/x.npz", "no file or folder nowhere/x.npz")
     says("folder", "needs path")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from feddraw.errors import UserError
-from feddraw.experiment import iterate, run
-from feddraw.training import Examples
+from feddraw.experiment.running import iterate, run
+from feddraw.training.loop import Examples
 from small import small
 
 
@@ -53,7 +53,7 @@ def test_images_that_lie_on_the_device_give_the_same_batches(monkeypatch):
     examples = Examples(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32))
     rows = np.array([7, 0, 3])
     images, targets = examples.batch(rows)
-    monkeypatch.setattr("feddraw.training.CPU", torch.device("meta"))  # so that this device counts as another
+    monkeypatch.setattr("feddraw.training.loop.CPU", torch.device("meta"))  # so that this device counts as another
     for found, expected in zip(examples.batch(rows, torch.device("cpu")), (images, targets), strict=True):
         assert torch.equal(found, expected)
     assert len(examples._kept[torch.device("cpu")]) == 2

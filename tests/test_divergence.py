@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw import experiment as experiments
-from feddraw.board import scalars
+from feddraw.analysis.explain import explain, sentences
+from feddraw.analysis.metrics import not_finite
+from feddraw.analysis.statistics import weighted_auc
 from feddraw.cli import app
 from feddraw.cli.run import line
 from feddraw.engines.serial import Serial
-from feddraw.experiment import run
-from feddraw.explain import explain, sentences
-from feddraw.federation import LedgerEntry, divergence
+from feddraw.experiment import running
+from feddraw.experiment.running import run
+from feddraw.federation import divergence
 from feddraw.flower import histograms
-from feddraw.metrics import not_finite
-from feddraw.results import read_json, read_jsonl
-from feddraw.runs import read_run
-from feddraw.statistics import weighted_auc
+from feddraw.results.reading import read_json, read_jsonl
+from feddraw.results.runs import read_run
+from feddraw.results.tensorboard import scalars
+from feddraw.server.ledger import LedgerEntry
 from small import small
 
 SETTINGS = [
@@ -36,7 +37,7 @@ SETTINGS = [
 @pytest.fixture
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is finite, but from the second round on it has an output that is not."""
-    judge = experiments.evaluate
+    judge = running.evaluate
 
     class Broken(Serial):
         def predict(self, model, rows):
@@ -50,7 +51,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
         return judge(setting, judged, model, final=final)
 
     rounds: list[int] = []
-    monkeypatch.setattr(experiments, "evaluate", evaluate)
+    monkeypatch.setattr(running, "evaluate", evaluate)
 
 
 @pytest.mark.filterwarnings("ignore")

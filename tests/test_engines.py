@@ -22,7 +22,8 @@ from torch import nn
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import _workers, prepare, run
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import _workers, run
 from feddraw.federation import federate
 from small import small
 from tiny import kinds_of_client
@@ -136,7 +137,7 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from small import small\n"
-        "from feddraw.experiment import prepare\n"
+        "from feddraw.experiment.preparation import prepare\n"
         "from feddraw.engines.processes import Processes\n"
         "if __name__ == '__main__':\n"
         "    setting = prepare(small())\n"
@@ -183,7 +184,7 @@ def test_shared_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         names.append(block.name)
         return block
 
-    monkeypatch.setattr("feddraw.engines.shared.SharedMemory", noted)
+    monkeypatch.setattr("feddraw.system.shared_memory.SharedMemory", noted)
     final(small(engine="processes", workers=2, rounds=1))
     assert names
     for name in names:
@@ -206,8 +207,8 @@ def test_predictions_do_not_depend_on_the_engine() -> None:
 def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddraw.data.crew.cores", lambda: 2)
-    monkeypatch.setattr("feddraw.experiment.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.system.workers.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.experiment.running.cores", lambda: 2)
     with warnings.catch_warnings(record=True) as told:
         assert _workers(workers, clients) == started
     assert [str(workers) in str(one.message) for one in told] == ([True] if workers > started else [])

@@ -9,11 +9,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from feddraw import metrics
+from feddraw.analysis import metrics
 from feddraw.data.folds import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment import complete, open_data, prepare, run
+from feddraw.experiment.preparation import open_data, prepare
+from feddraw.experiment.running import run
+from feddraw.experiment.settings import complete
 from feddraw.federation import federate
 from small import small
 

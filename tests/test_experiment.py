@@ -11,11 +11,13 @@ import pytest
 
 import feddraw
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, make_method, prepare, run
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import run
+from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ControlledServer
-from feddraw.results import read_json
+from feddraw.results.reading import read_json
 from small import small
 
 
@@ -102,7 +104,7 @@ MISTAKES = [
     ({"rounds": True}, "rounds must be a whole number, not True"),
     ({"seed": -1}, "seed must be zero or more"),
     ({"workers": -1}, "workers must be zero or more"),
-    ({"engine": "ray"}, "engine must be one of serial, processes, flower, not ray"),
+    ({"engine": "ray"}, "no 'ray' among the engines: there are flower, processes, serial"),
     ({"holdout": 1.0}, "holdout must be a share"),
     ({"training.lr": 0.0}, "training.lr must be a positive number, not 0.0"),
     ({"training.lr": math.inf}, "training.lr must be a positive number"),

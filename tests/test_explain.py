@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from feddraw.analysis.explain import document, explain, rounds, sentences, spans, split
 from feddraw.cli import app
 from feddraw.errors import UserError
-from feddraw.explain import document, explain, rounds, sentences, spans, split
-from feddraw.results import LEDGER
-from feddraw.runs import read_run
+from feddraw.results.folder import LEDGER
+from feddraw.results.runs import read_run
 from feddraw.schedules import anatomy, softmax
 from run_folders import make_run
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from feddraw.cli import app
 from feddraw.errors import UserError
-from feddraw.experiment import iterate
-from feddraw.files import append, make_folder, make_subfolder, open_file, write_whole
-from feddraw.results import RunFolder
+from feddraw.experiment.running import iterate
+from feddraw.results.folder import RunFolder
+from feddraw.system.files import append, make_folder, make_subfolder, open_file, write_whole
 from run_folders import make_run
 from small import small
 
@@ -149,7 +149,7 @@ def test_every_writer_refuses_a_link(tmp_path: Path, outside: Path, target: str)
 
 def test_a_file_left_behind_by_a_dead_process_goes_and_one_in_use_stays(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys, pathlib; from feddraw import files\n"
+        "import os, signal, sys, pathlib; from feddraw.system import files\n"
         "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "files.write_whole(pathlib.Path(sys.argv[1]), b'half')"
     )
@@ -205,7 +205,7 @@ def test_prepared_images_are_for_their_owner_only_and_older_ones_are_closed(
 ) -> None:
     import numpy as np
 
-    from feddraw.data.npz import Archive
+    from feddraw.datasets.npz import Archive
 
     parts = {f"{part}_{kind}": np.zeros((4, 8, 8) if kind == "images" else (4, 14), np.uint8)
              for part in ("train", "val", "test") for kind in ("images", "labels")}  # fmt: skip

@@ -27,11 +27,11 @@ from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.records import to_arrays, to_model
 from feddraw.flower.site import Site, client
-from feddraw.gate import Gate
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.states import layout_of
-from feddraw.training import Trainer
+from feddraw.server.gate import Gate
+from feddraw.server.state_dict import layout_of
+from feddraw.training.client import Trainer
 
 NODES = [{"partition-id": number} for number in range(4)]
 ROUNDS = 3

@@ -12,9 +12,10 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 from PIL import Image
 
-from feddraw import metrics
+from feddraw.analysis import metrics
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import prepare, run
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import run
 from feddraw.flower import histograms, server_app, settings
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.client_app import app
@@ -23,7 +24,8 @@ from feddraw.flower.server_app import serve
 from feddraw.flower.settings import read
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
-from feddraw.results import RunFolder, flat, read_csv, read_jsonl
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import flat, read_csv, read_jsonl
 from small import small
 
 NODES = [{"partition-id": number} for number in range(3)]

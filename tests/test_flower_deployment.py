@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from feddraw.experiment import run
-from feddraw.results import flat
+from feddraw.experiment.running import run
+from feddraw.results.reading import flat
 from small import small
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower" / "local_federation.py"

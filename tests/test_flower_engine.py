@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddraw.errors import RunFailed
-from feddraw.experiment import iterate, run
+from feddraw.experiment.running import iterate, run
 from small import small
 
 FILES = ("model.safetensors", "weights.csv", "metrics.json")

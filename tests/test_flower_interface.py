@@ -15,7 +15,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.methods.fedavg import fedavg
-from feddraw.policy import Policy
+from feddraw.server.policy import Policy
 
 NODES = [{"partition-id": number} for number in range(3)]
 START = {"body.weight": np.zeros((2, 3), np.float32), "head.weight": np.ones((2, 3), np.float32)}

@@ -23,7 +23,7 @@ from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import fingerprint, read_sites
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
-from feddraw.training import Trainer
+from feddraw.training.client import Trainer
 
 WEST = FIRST_NODE + 3  # the node that lies
 KEYS = [

@@ -17,17 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
-from feddraw import models
 from feddraw.cli.weights import parse_similarity
 from feddraw.data.cache import read_log
-from feddraw.data.catalog import resolve
 from feddraw.data.imaging import BadImage, Recipe, decode
-from feddraw.data.tables import read_labels
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete
+from feddraw.experiment.data import read_labels, resolve
+from feddraw.experiment.settings import Experiment, complete
+from feddraw.experiment.study import read_study
+from feddraw.models import densenet121
 from feddraw.participation import Participation
-from feddraw.runs import read_run
-from feddraw.study import read_study
+from feddraw.results.runs import read_run
 from run_folders import make_run
 
 NAMES = (
@@ -163,7 +162,7 @@ def test_a_weights_file_without_tensors_by_name_is_one_line(tmp_path, state):
     import torch
 
     torch.save(state, tmp_path / "w.pth")
-    refused("it should hold tensors by name", models._weights_file, tmp_path / "w.pth")
+    refused("it should hold tensors by name", densenet121._weights_file, tmp_path / "w.pth")
 
 
 def test_a_ledger_in_which_every_line_is_another_client_and_round_asks_for_no_memory(tmp_path):

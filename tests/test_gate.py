@@ -15,10 +15,10 @@ from bad_updates import BAD
 from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate as federate_without
-from feddraw.federation import settle_stream
-from feddraw.gate import Gate, admit
+from feddraw.server.gate import Gate, admit
+from feddraw.server.round import aggregate_stream
 from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, train
 
 federate = partial(federate_without, proxy=server_images())
@@ -200,7 +200,7 @@ def test_no_bad_update_enters_a_running_sum(name):
     method = method_of(name)
     (bad, *others), sent, state = second_round(method)
     sizes = {update.client: update.size for update in (bad, *others)}
-    streamed = partial(settle_stream, 1, 3, sent, method, state)
+    streamed = partial(aggregate_stream, 1, 3, sent, method, state)
     without = streamed(others, NAMES, sizes)
     for how, (spoilt, reason) in BAD.items():
         result = streamed([spoilt(bad), *others], NAMES, sizes)
@@ -224,15 +224,15 @@ def test_no_bad_reply_over_flower_is_averaged(name):
     contents = [reply(update, NAMES[update.client]) for update in updates]
     kinds = BAD_REPLIES | (BAD_BESIDE if method.sends else {})
 
-    def settled(first):
+    def outcome(first):
         strategy = server(method, sent, state, server_images())
         replies = [reply(update, NAMES[update.client]) for update in updates[1:]]
         strategy.aggregate_train(1, [answered(node, one) for node, one in zip(NODES, [first, *replies], strict=True)])
         return strategy
 
-    without = settled(spoilt(contents[0], BAD_REPLIES["nothing"][0])).model
+    without = outcome(spoilt(contents[0], BAD_REPLIES["nothing"][0])).model
     for how, (change, reason) in kinds.items():
-        found = settled(spoilt(contents[0], change))
+        found = outcome(spoilt(contents[0], change))
         status = {entry.client: entry.status for entry in found.history[0].ledger}
         assert status[NAMES[0]].startswith(f"refused: {reason}"), how
         assert "\n" not in status[NAMES[0]], how
@@ -256,7 +256,7 @@ def test_no_bad_reply_over_flower_is_averaged(name):
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line(settings, says):
-    from feddraw.experiment import complete
+    from feddraw.experiment.settings import complete
 
     with pytest.raises(UserError) as error:
         complete(Experiment().with_settings(settings))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddraw.experiment import run
+from feddraw.experiment.running import run
 from small import small
 
 GOLDEN = {  # loss of each round, norm of the final parameters

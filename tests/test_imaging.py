@@ -9,8 +9,8 @@ from PIL import Image
 from skimage.exposure import equalize_adapthist
 
 from feddraw.data import imaging
-from feddraw.data.augment import augment
 from feddraw.data.imaging import BadImage, Recipe, clahe, decode, resize
+from feddraw.training.augment import augment
 
 
 def film(height=120, width=100, seed=0):

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, run
-from feddraw.survey import document, look, plan
+from feddraw.experiment.running import run
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.survey import document, look, plan
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
 

@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 
 import feddraw
-from feddraw import models, results, runs
 from feddraw.core import Layout
-from feddraw.data import cache, imaging, nih, npz, tables
+from feddraw.data import cache, imaging, tables
 from feddraw.data.imaging import BadImage, decode
+from feddraw.datasets import nih, npz
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment
+from feddraw.experiment import data
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.study import ResultTable, read_study
+from feddraw.models import densenet121
 from feddraw.report import write_report
-from feddraw.results import RunFolder, read_csv, read_json, read_jsonl
-from feddraw.runs import read_run
+from feddraw.results import checkpoint, reading, runs
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_csv, read_json, read_jsonl
+from feddraw.results.runs import read_run
 from feddraw.scenarios import index_list
-from feddraw.study import ResultTable, read_study
 from run_folders import make_run
 
 GUIDE = Path(feddraw.__file__).parents[2] / "docs" / "safety.md"
@@ -42,12 +46,12 @@ READERS: dict[str, Callable[[Path], object]] = {
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
     "list.json": index_list._parsed,
-    "labels.csv": tables.read_labels,
+    "labels.csv": data.read_labels,
     "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
     "data.npz": npz.Archive.open,
     "x.dcm": decode,
-    "w.pth": models._weights_file,
-    "state.safetensors": lambda path: results._read_checkpoint(path, Layout((), "")),
+    "w.pth": densenet121._weights_file,
+    "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
     "progress.jsonl": cache.read_log,
 }
 
@@ -89,16 +93,16 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
     table = GUIDE.read_text(encoding="utf-8").partition("| what is read | at most |")[2].partition("\n\n")[0]
     said = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", table, re.M))
     limits = {
-        "settings, studies (TOML)": results.MAX_SETTINGS,
-        "`metrics.json` and other JSON": results.MAX_JSON,
-        "ledgers, logs, tables of studies": results.MAX_LOG,
+        "settings, studies (TOML)": reading.MAX_SETTINGS,
+        "`metrics.json` and other JSON": reading.MAX_JSON,
+        "ledgers, logs, tables of studies": reading.MAX_LOG,
         "index lists": index_list.MAX_LIST,
         "lists of ChestX-ray14": nih.MAX_LIST,
         "label tables, unpacked": tables.MAX_TEXT,
         "a line of them": tables.MAX_LINE,
         "predictions": runs.MAX_SCORES,
-        "checkpoints": results.MAX_CHECKPOINT,
-        "weights files": models.MAX_WEIGHTS,
+        "checkpoints": checkpoint.MAX_CHECKPOINT,
+        "weights files": densenet121.MAX_WEIGHTS,
         "DICOM files": imaging.MAX_FILE,
         "labels or names in an `.npz`": npz.MAX_TABLE,
         "images in an `.npz`": npz.MAX_IMAGES,

@@ -16,13 +16,14 @@ from feddraw import catalog
 from feddraw.core import Job, Method, Update
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import iterate, run
+from feddraw.experiment.running import iterate, run
 from feddraw.federation import federate
 from feddraw.flower._inprocess import FIRST_NODE
 from feddraw.flower.memory import Shelf
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.scaffold import scaffold
-from feddraw.training import Trainer, Training, memory_of
+from feddraw.training.client import Trainer, memory_of
+from feddraw.training.settings import Training
 from quadratics import Bowl, optimum, play
 from small import small
 from test_engines import final, same_bits

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw import cli
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import complete, prepare
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.settings import complete
 from run_folders import make_run
 from small import small
 
@@ -31,17 +32,19 @@ SOURCE = Path(feddraw.__file__).parent
 # Below the command line a module's messages reach the user through these commands; all of them must have the option.
 PRINTED_BY = {
     "bench/document.py": ("bench",),
-    "experiment.py": ("run", "study", "verify"),
+    "experiment/assignments.py": ("run", "study"),
+    "experiment/running.py": ("run", "study", "verify"),
+    "experiment/settings.py": ("run", "study", "verify"),
+    "experiment/study.py": ("study",),
+    "experiment/survey.py": ("run",),  # in the file that `feddraw init` writes for it
+    "experiment/verify.py": ("verify",),
     "explorer/__init__.py": ("explore",),
     "flower/signatures.py": ("operator sign",),
     "report/__init__.py": ("report",),
     "report/content.py": ("report",),
     "report/evidence.py": ("report",),
-    "results.py": ("run", "demo"),
-    "scenarios/__init__.py": ("scenario show",),
-    "study.py": ("study",),
-    "survey.py": ("run",),  # in the file that `feddraw init` writes for it
-    "verification.py": ("verify",),
+    "results/folder.py": ("run", "demo"),
+    "scenarios/partition.py": ("scenario show",),
 }
 OF_OTHERS = {"--node-config", "--ink", "--muted"}  # Flower's, and a style sheet's
 OF_ALL = {"--help", "--version"}

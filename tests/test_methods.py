@@ -13,7 +13,7 @@ import torch
 from feddraw import catalog
 from feddraw.core import Job, Method, Model, Server, brings_weighting
 from feddraw.errors import UserError
-from feddraw.experiment import make_method
+from feddraw.experiment.settings import make_method
 from feddraw.federation import federate, seed_of
 from feddraw.methods.fedadp import AdaptiveAngle, fedadp, gompertz
 from feddraw.methods.fedavg import BySize, fedavg
@@ -25,7 +25,9 @@ from feddraw.methods.moon import contrast, moon
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
-from feddraw.training import Trainer, layout_of, steps_per_epoch
+from feddraw.training.client import Trainer
+from feddraw.training.loop import steps_per_epoch
+from feddraw.training.network import layout_of
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
 from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from feddraw.metrics import auc, best_threshold, choose_thresholds, evaluate, macro, mean_of, rates
+from feddraw.analysis.metrics import auc, best_threshold, choose_thresholds, evaluate, macro, mean_of, rates
 
 unhurried = settings(deadline=None)  # a busy machine is no mistake
 

@@ -11,16 +11,17 @@ import tomli_w
 
 from feddraw import catalog
 from feddraw.cli.listing import methods
-from feddraw.cli.run import parse_settings
 from feddraw.core import Local, Method, Server
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, iterate, make_method, run
+from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.study import read_study
+from feddraw.experiment.verify import verify
 from feddraw.flower.settings import read
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedlaw import fedlaw
 from feddraw.methods.median import median
-from feddraw.study import read_study
-from feddraw.verification import verify
 from small import small
 
 NAMES = catalog.names("methods")

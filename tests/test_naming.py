@@ -20,9 +20,10 @@ from feddraw.cli import app
 from feddraw.cli.run import line
 from feddraw.cli.show import console, table, words
 from feddraw.data.tables import Sheet
-from feddraw.federation import LedgerEntry
 from feddraw.report import write_report
-from feddraw.results import RunFolder, read_csv, read_json
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_csv, read_json
+from feddraw.server.ledger import LedgerEntry
 from run_folders import make_run
 
 NASTY = [
@@ -51,7 +52,9 @@ def printed(*what: object) -> str:
 @given(anything)
 def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None:
     entry = LedgerEntry(0, name, 10, 2, 0.5, status=f"refused: {name}")
-    result = type("Result", (), {"weights": {name: 0.5}, "metrics": {"validation": {"auc": {"macro": 0.5}}}})()
+    result = type(
+        "Result", (), {"weights": {name: 0.5}, "diverged": "", "metrics": {"validation": {"auc": {"macro": 0.5}}}}
+    )()
     result.ledger, result.loss, result.round = [entry], 0.1, 0
     shown = printed(line(result)) + printed(f"client {name}") + printed(table([name, "b"], [[name, name]]))
     assert not ACTIVE.search(shown)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddraw.optimizers import SGD, Adam
+from feddraw.training.optimizers import SGD, Adam
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -37,7 +37,8 @@ def test_steps_have_the_bits_of_torchs_optimizers(momentum: float | None, decay:
 
 def test_a_run_does_not_load_torchs_compiler() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from feddraw.experiment import run; from small import small\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from feddraw.experiment.running import run; from small import small\n"
         "list(run(small(rounds=1))); print('torch._dynamo' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]

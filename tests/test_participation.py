@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.experiment import iterate, prepare, run
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import iterate, run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova
 from feddraw.participation import Participation
-from feddraw.results import RunFolder, read_csv
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_csv
 from small import small
 from tiny import NAMES, SIZES, bench, same, train
 

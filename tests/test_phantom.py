@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddraw.data import FINDINGS
 from feddraw.data.anatomy import radiographs
-from feddraw.data.phantom import BLOCK, MEAN, STD, findings, phantom
-from feddraw.data.show import contact_sheet, varied
+from feddraw.data.contact_sheet import contact_sheet, varied
+from feddraw.data.dataset import FINDINGS
+from feddraw.datasets.phantom import BLOCK, MEAN, STD, findings, phantom
 from feddraw.errors import UserError
 
 # Table 1 of the paper: share of images with each finding, then with none.

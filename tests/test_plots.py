@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from feddraw import palette, plots
+from feddraw.analysis import palette, plots
 
 WEIGHTS = {"A": [0.1, 0.3, 0.25], "B": [0.1, 0.2, 0.25], "C": [0.4, 0.3, 0.25], "D": [0.4, 0.2, 0.25]}
 SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}

@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from feddraw import catalog
+from feddraw.analysis.explain import explain, sentences
 from feddraw.core import Server
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, iterate, make_method, prepare, run
-from feddraw.explain import explain, sentences
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
-from feddraw.policy import Policy, project, why_not
 from feddraw.report import write_report
-from feddraw.results import RunFolder, policy_of, read_csv
-from feddraw.runs import read_run
+from feddraw.results.folder import RunFolder, policy_of
+from feddraw.results.reading import read_csv
+from feddraw.results.runs import read_run
+from feddraw.server.policy import Policy, project, why_not
 from small import small
 from tiny import Altered, bench, same, server_images, train
 

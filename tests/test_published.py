@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from feddraw import dynamics, plots, published
+from feddraw.analysis import plots
+from feddraw.paper import claims, published
 from feddraw.scenarios.paper import PAPER
 from feddraw.schedules import READINGS, schedule
 
@@ -77,11 +78,11 @@ def test_which_claims_each_reading_can_give() -> None:
 
 
 def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
-    sizes, claims = published.client_sizes(), published.claims()
-    first, c7_to_c9 = claims[0], claims[5]
-    assert dynamics.judge(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
-    assert dynamics.judge(claims[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
-    failing = [dynamics.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
+    sizes, printed = published.client_sizes(), published.claims()
+    first, c7_to_c9 = printed[0], printed[5]
+    assert claims.judge(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
+    assert claims.judge(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
+    failing = [claims.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
     assert failing == [(0, 14), (0,), (0, 14)]
     gaps = {reading: [published.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
     for reading in READINGS:
@@ -95,11 +96,11 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
     sizes, rng = published.client_sizes()["CHX-4"], np.random.default_rng(0)
     for reading in READINGS:
         for t in (0, 1, 6, 14):
-            drawn = np.array([dynamics._weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()])
-            low, high = dynamics.weight_range(t, sizes, 9, reading)
+            drawn = np.array([claims._weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()])
+            low, high = claims.weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
             assert drawn[:, 9].max() <= high + 1e-12
-            spread = dynamics.spread_range(t, sizes, range(9), reading)
+            spread = claims.spread_range(t, sizes, range(9), reading)
             assert np.ptp(drawn[:, :9], axis=1).max() <= spread[1] + 1e-12
 
 
@@ -136,12 +137,12 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
     for t in range(1, 14):
         step = 0.5 if t in beyond else -0.1
         weight = extreme if t == extreme_round else equal + step * (extreme - equal)
-        gap = dynamics.similarity_gap(t, sizes, followed, weight, reading)
+        gap = claims.similarity_gap(t, sizes, followed, weight, reading)
         width = 1e-4
         for _ in range(60):  # the spread wanted, by iteration
             table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
             table[t, followed] = gap
-            found = dynamics._weights(t, sizes, table[t], reading)
+            found = claims._weights(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
     return table

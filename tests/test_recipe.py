@@ -12,10 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from feddraw.core import Job
 from feddraw.errors import UserError
-from feddraw.gate import MOST_STEPS, Gate, admit
 from feddraw.methods.fedavg import fedavg
 from feddraw.scenarios.patients import NOBODY, _Packing, share_out
-from feddraw.training import Training, batches, steps_per_epoch
+from feddraw.server.gate import MOST_STEPS, Gate, admit
+from feddraw.training.loop import batches, steps_per_epoch
+from feddraw.training.settings import Training
 from tiny import bench, build, copied, examples, initial, shards
 
 SEED = 11

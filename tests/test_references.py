@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feddraw.core import Update
-from feddraw.references import TOGETHER, Alone, Check, check
+from feddraw.experiment.references import TOGETHER, Alone, Check, check
 from small import small
 
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw import metrics
+from feddraw.analysis import metrics
+from feddraw.analysis.statistics import auc_difference
 from feddraw.cli import app
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment
+from feddraw.experiment.settings import Experiment
 from feddraw.report import Written, markdown, write_report
 from feddraw.report.content import Report, compose, examine, gist
 from feddraw.report.evidence import Draws, draw
 from feddraw.report.pictures import GRID, roc
-from feddraw.runs import collect, read_run
-from feddraw.statistics import auc_difference
+from feddraw.results.runs import collect, read_run
 from run_folders import FINDINGS, make_run, write_predictions
 
 NASTY = "<script>alert(1)</script>"
@@ -445,7 +445,7 @@ def test_the_demo_ends_with_a_table_and_the_whole_report(tmp_path: Path, monkeyp
         make_run(folder, method=method, auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method], rounds=2)
 
     monkeypatch.setattr("feddraw.cli.run.carry_out", carry_out)
-    monkeypatch.setattr("feddraw.experiment.open_data", lambda _: None)
+    monkeypatch.setattr("feddraw.experiment.preparation.open_data", lambda _: None)
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert shown.exit_code == 0, shown.exception
     assert re.search(r"feddraw +0\.8000\* +0\.7300\*", shown.output)

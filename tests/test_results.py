@@ -22,10 +22,13 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
-from feddraw import models
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, iterate, prepare, run
-from feddraw.results import RunFolder, plain
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.settings import Experiment
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import plain
+from feddraw.training import build
 from small import small
 
 KEPT = ("experiment.toml", "weights.csv", "metrics.json", "model.safetensors", "predictions.safetensors")
@@ -74,7 +77,7 @@ def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> Non
 
 
 def test_the_model_loads_with_plain_torch(finished: Path) -> None:
-    module, _ = models.build("compact", 5, {"growth": 8})
+    module, _ = build.build("compact", 5, {"growth": 8})
     module.load_state_dict(load_file(finished / "model.safetensors"))
     assert module.state_dict()["body.1.num_batches_tracked"].dtype == torch.int64
 
@@ -137,7 +140,7 @@ def test_kill_nine_loses_at_most_the_round_under_way(tmp_path: Path) -> None:
     list(run(small(**experiment), tmp_path / "whole"))
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from small import small\nfrom feddraw.experiment import run\n"
+        "from small import small\nfrom feddraw.experiment.running import run\n"
         f"if __name__ == '__main__': list(run(small(**{experiment}), sys.argv[1]))\n"
     )
     script = tmp_path / "script.py"

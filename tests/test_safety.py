@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import feddraw
-from feddraw import models
 from feddraw.cli import app
-from feddraw.data.folder import inside, read_sheet
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.nih import read as read_nih
-from feddraw.data.npz import Archive
-from feddraw.data.tables import read_labels
+from feddraw.datasets.folder import inside, read_sheet
+from feddraw.datasets.nih import read as read_nih
+from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment
-from feddraw.results import plain, read_json, read_text
-from feddraw.runs import collect
+from feddraw.experiment.data import read_labels
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.study import read_study
+from feddraw.models import densenet121
+from feddraw.results.reading import plain, read_json, read_text
+from feddraw.results.runs import collect
 from feddraw.scenarios.index_list import _parsed
-from feddraw.study import read_study
 from run_folders import make_run
 
 SOURCE = Path(feddraw.__file__).parent
@@ -76,7 +76,7 @@ def test_a_pickle_in_the_place_of_an_archive_or_of_weights_is_not_run(in_tmp: Pa
         Archive.open(Path("a.npz"))
     Path("w.pth").write_bytes(pickle.dumps({"features": Bomb()}))
     with pytest.raises(UserError, match="is not a file of weights"):
-        models._weights_file(Path("w.pth"))
+        densenet121._weights_file(Path("w.pth"))
     assert not Path("exploded").exists()
 
 
@@ -224,7 +224,7 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         Archive.open,
         _parsed,
         decode,
-        models._weights_file,
+        densenet121._weights_file,
     ],
 )
 def test_a_pipe_is_no_file_and_nobody_waits_for_its_end(tmp_path: Path, read: Callable[[Path], object]) -> None:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from typer.testing import CliRunner
 
-from feddraw.data import FINDINGS, Labels
+from feddraw.data.dataset import FINDINGS, Labels
 from feddraw.errors import UserError
-from feddraw.scenarios import Partition, Shard, dataset_of, deal, describe, index_list, names, options_of, wanted
+from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import self_information
-from feddraw.scenarios.dealing import apportion, scaled, shuffle
+from feddraw.scenarios.dealing import Partition, Shard, apportion, scaled, shuffle
 from feddraw.scenarios.heterogeneity import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
+from feddraw.scenarios.partition import dataset_of, deal, describe, names, options_of, wanted
 
 # Tables 2 and 3 of the paper.
 SIZES = {
@@ -738,7 +739,7 @@ def test_list_names_them_all() -> None:
 
 
 def test_dealing_needs_no_torch() -> None:
-    code = "import sys, feddraw.scenarios as s; s.names(); print({'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, feddraw.scenarios.partition as s; s.names(); print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
 
@@ -748,7 +749,7 @@ def test_dealing_needs_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Labels]:
-    from feddraw.data.tables import read_labels
+    from feddraw.experiment.data import read_labels
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from feddraw import cli, statistics
+from feddraw import cli
+from feddraw.analysis import statistics
+from feddraw.analysis.statistics import Table, against, compare
 from feddraw.errors import UserError
-from feddraw.statistics import Table, against, compare
 
 SHAPES = [(3, 3), (5, 4), (12, 8), (20, 12), (60, 5)]
 

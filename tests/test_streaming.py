@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from feddraw import catalog
 from feddraw.core import Cohort, Model
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, iterate, make_method, prepare, run
-from feddraw.federation import settle, settle_stream
-from feddraw.gate import Gate
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
-from feddraw.streaming import RunningSum, weighted_average
+from feddraw.server.gate import Gate
+from feddraw.server.round import aggregate_round, aggregate_stream
+from feddraw.server.streaming import RunningSum, weighted_average
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, train
 
@@ -37,8 +39,8 @@ def both(name, updates=None, round=1):
     method, sent, state, came = a_round(name)
     came = came if updates is None else updates(came)
     sizes = {update.client: update.size for update in a_round(name)[3]}
-    at_once = settle(round, 15, sent, method, state, came, NAMES)
-    return at_once, settle_stream(round, 15, sent, method, state, iter(came), NAMES, sizes)
+    at_once = aggregate_round(round, 15, sent, method, state, came, NAMES)
+    return at_once, aggregate_stream(round, 15, sent, method, state, iter(came), NAMES, sizes)
 
 
 def test_the_methods_of_the_paper_that_average_stream():
@@ -80,8 +82,8 @@ def test_where_all_are_refused_the_model_stays():
     method, sent, state, came = a_round("uniform")
     broken = [replace(update, steps=0) for update in came]
     sizes = {update.client: update.size for update in came}
-    settled = settle_stream(1, 15, sent, method, state, iter(broken), NAMES, sizes)
-    assert settled.model is sent
+    outcome = aggregate_stream(1, 15, sent, method, state, iter(broken), NAMES, sizes)
+    assert outcome.model is sent
 
 
 def test_bits_are_the_same_for_any_number_of_workers():
@@ -137,8 +139,8 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
     cohort = cohort_of(rows, sizes, sent=sent)
     method, names = feddraw(**strengths), [f"C{number}" for number in range(len(sizes))]
     fixed = (*when, cohort.model, method, method.init(cohort.model), cohort.updates, names)
-    at_once = settle(*fixed, Gate(max_size=10**12))
-    streamed = settle_stream(*fixed, dict(enumerate(sizes)), Gate(max_size=10**12))
+    at_once = aggregate_round(*fixed, Gate(max_size=10**12))
+    streamed = aggregate_stream(*fixed, dict(enumerate(sizes)), Gate(max_size=10**12))
     assert [one.weight for one in streamed.ledger] == pytest.approx([one.weight for one in at_once.ledger], abs=1e-9)
     np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-5)
 

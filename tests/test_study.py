@@ -16,7 +16,7 @@ from PIL import Image
 
 from feddraw.data.cache import CHUNK
 from feddraw.errors import UserError
-from feddraw.study import ResultTable, conduct, read_study, shard_of
+from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
 
 TINY = """
 rounds = 2
@@ -274,7 +274,7 @@ def test_a_worker_process_prepares_images_alone(archive, tmp_path):
     work = f"open_dataset({str(archive)!r}, size=28, options=dict(workers=2))"
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing\nfrom feddraw.data import open_dataset\n"
+        "import multiprocessing\nfrom feddraw.experiment.data import open_dataset\n"
         f"def work(): {work}\n"
         "if __name__ == '__main__':\n"
         "    process = multiprocessing.Process(target=work, daemon=True)\n"

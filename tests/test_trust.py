@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from feddraw.catalog import installed
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import complete
-from feddraw.results import flat
-from feddraw.study import read_study
+from feddraw.experiment.settings import complete
+from feddraw.experiment.study import read_study
+from feddraw.results.reading import flat
 from run_folders import make_run
 from small import small
 
@@ -230,7 +230,8 @@ def test_modules_in_a_strangers_folder_are_not_taken_for_installed_ones(tmp_path
     for name in IMPORTED_BY_WORKERS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n")
-    command = "import sys; sys.path.remove(''); from feddraw.cli import main; main()"  # as the installed script does
+    # as the installed script does
+    command = "import sys; sys.path = [p for p in sys.path if p]; from feddraw.cli import main; main()"
     words = [sys.executable, "-c", command, "run", "e.toml", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()

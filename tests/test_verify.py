@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.experiment import iterate, run
-from feddraw.verification import verify
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.verify import verify
 from small import small
 
 

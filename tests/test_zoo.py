@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddraw import catalog
+from feddraw.analysis.explain import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
-from feddraw.data.folder import read_sheet
+from feddraw.datasets.folder import read_sheet
 from feddraw.errors import UserError
-from feddraw.experiment import balanced, iterate, make_method, prepare, run
-from feddraw.explain import explain, sentences
+from feddraw.experiment.preparation import balanced, prepare
+from feddraw.experiment.running import iterate, run
+from feddraw.experiment.settings import make_method
+from feddraw.experiment.study import read_study
 from feddraw.federation import seed_of
 from feddraw.methods.afl import onto_simplex
 from feddraw.methods.fairfed import gap
@@ -27,11 +30,10 @@ from feddraw.methods.feddraw_adaptive import steadiness
 from feddraw.methods.fedmgda import shortest
 from feddraw.methods.fedsim import k_means, principal
 from feddraw.report import pictures
-from feddraw.results import read_toml
-from feddraw.runs import read_run
+from feddraw.results.reading import read_toml
+from feddraw.results.runs import read_run
 from feddraw.schedules import cosine, softmax
-from feddraw.study import read_study
-from feddraw.training import group_counts
+from feddraw.training.client import group_counts
 from quadratics import Bowl, play
 from small import small
 from tiny import SIZES, Altered, bench, cohort_of, copied, examples, initial, same, server_images, shards, train
@@ -807,7 +809,8 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
 
 
 def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
-    from feddraw.results import RunFolder, read_csv
+    from feddraw.results.folder import RunFolder
+    from feddraw.results.reading import read_csv
 
     experiment = small(method="feddraw_by_class")
     rounds = iterate(experiment, tmp_path / "run")

@@ -13,9 +13,11 @@ from torch import nn
 from feddraw import catalog
 from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
 from feddraw.engines.serial import Serial
-from feddraw.experiment import initial_model
+from feddraw.experiment.preparation import initial_model
 from feddraw.federation import RoundResult, federate
-from feddraw.training import Examples, ServerImages, Trainer, Training
+from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.loop import Examples
+from feddraw.training.settings import Training
 
 SIZES = (40, 24, 16, 9)  # in batches of eight the last client's ninth image is left over and dropped
 NAMES = ("North", "East", "South", "West")

@@ -13,8 +13,8 @@ import typer
 
 from feddraw import explorer
 from feddraw.cli import app
-from feddraw.experiment import SETTINGS, Experiment, complete
-from feddraw.results import plain as plain_values
+from feddraw.experiment.settings import SETTINGS, Experiment, complete
+from feddraw.results.reading import plain as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"

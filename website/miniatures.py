@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from feddraw.data import FINDINGS, Dataset
+from feddraw.data.dataset import FINDINGS, Dataset
 
 
 def phantoms(images: int = 240, size: int = 32) -> Dataset:
-    from feddraw.data.phantom import phantom
+    from feddraw.datasets.phantom import phantom
 
     return phantom(size=size, mix="chexpert", train=images, validation=0, test=0, seed=1)
 
@@ -80,8 +80,8 @@ def three_studies(folder: Path) -> None:
 
 def archives(folder: Path) -> None:
     """`chestmnist_64.npz` in MedMNIST's layout, and a folder `CheXpert-v1.0-small`."""
-    from feddraw.data.phantom import phantom
     from feddraw.data.tables import FOURTEEN
+    from feddraw.datasets.phantom import phantom
 
     drawn = phantom(size=64, mix="chestmnist", train=400, validation=100, test=100, seed=1)
     labels = np.zeros((len(drawn.images), len(FOURTEEN)), np.uint8)

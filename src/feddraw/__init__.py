@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from feddraw import moved
+
 if TYPE_CHECKING:
     from feddraw.errors import RunFailed, UserError
-    from feddraw.experiment import Experiment, RunResult, iterate, run
-    from feddraw.federation import LedgerEntry, RoundResult
+    from feddraw.experiment.running import RunResult, iterate, run
+    from feddraw.experiment.settings import Experiment
+    from feddraw.federation import RoundResult
     from feddraw.schedules import schedule, weights
-    from feddraw.training import Training
+    from feddraw.server.ledger import LedgerEntry
+    from feddraw.training.settings import Training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,8 +40,9 @@ __all__ = [
     "weights",
 ]
 
-_LATER = dict.fromkeys(["Experiment", "RunResult", "iterate", "run"], "experiment")
-_LATER |= {"LedgerEntry": "federation", "RoundResult": "federation", "Training": "training"}
+_LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
+_LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
+_LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "federation"}
 _LATER |= {"RunFailed": "errors", "UserError": "errors", "schedule": "schedules", "weights": "schedules"}
 
 
@@ -48,6 +53,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"feddraw.{_LATER[name]}"), name)
+
+
+moved.install()
 
 
 def __dir__() -> list[str]:

@@ -16,11 +16,19 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 
+# What stands in a room above the others of its kind, because it needs more than they do.
+ELSEWHERE = {("engines", "flower"): "feddraw.flower.engine"}
+
 
 def names(kind: str) -> list[str]:
     """Every file of a kind."""
     package = importlib.import_module(f"feddraw.{kind}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    there = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
+    return sorted([*there, *(name for other, name in ELSEWHERE if other == kind)])
+
+
+def _place(kind: str, name: str) -> str:
+    return ELSEWHERE.get((kind, name), f"feddraw.{kind}.{name}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -29,8 +37,19 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         return outside(name)
     if name not in names(kind):
         raise unknown(kind, name, names(kind))
-    function: Callable[..., Any] = getattr(importlib.import_module(f"feddraw.{kind}.{name}"), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(_place(kind, name)), name)
     return function
+
+
+def functions(kind: str) -> dict[str, Callable[..., Any]]:
+    """Each file of a kind that has a function of its own name, with that function."""
+    modules = {name: importlib.import_module(_place(kind, name)) for name in names(kind)}
+    return {name: getattr(module, name) for name, module in modules.items() if callable(getattr(module, name, None))}
+
+
+def about(kind: str, name: str) -> str:
+    """The first line of what a file's function says about itself."""
+    return (inspect.getdoc(find(kind, name)) or "").partition("\n")[0]
 
 
 def installed(package: str) -> bool:

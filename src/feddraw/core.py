@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, unknown
-from feddraw.fused import fused, in_threads, squared_distance
+from feddraw.sums import fused, in_threads, squared_distance
 
 if TYPE_CHECKING:
     from torch import Tensor

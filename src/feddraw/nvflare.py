@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from feddraw.core import Layout, Model, State, Update
 from feddraw.errors import RunFailed, UserError
-from feddraw.federation import LedgerEntry, settle
-from feddraw.files import make_folder
 from feddraw.methods.feddraw import feddraw
-from feddraw.results import RunFolder, policy_of
+from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.states import blank, doubt, layout_of
+from feddraw.server.ledger import LedgerEntry
+from feddraw.server.round import aggregate_round
+from feddraw.server.state_dict import blank, doubt, layout_of
+from feddraw.system.files import make_folder
 
 try:
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -87,18 +88,18 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._state = self._state or self._method.init(model)
         self._clients += sorted(self._models.keys() - set(self._clients))
         updates = [u for name in sorted(self._models) if (u := self._update(name, sent, layout)) is not None]
-        settled = settle(
+        outcome = aggregate_round(
             round, self.rounds, model, self._method, self._state, updates, self._clients, policy=self._policy
         )
-        self._state = settled.state
+        self._state = outcome.state
         ledger = tuple(
             replace(entry, status=f"refused: {self._refused[entry.client]}") if entry.client in self._refused else entry
-            for entry in settled.ledger
+            for entry in outcome.ledger
         )
         self.history.append(ledger)
         self._write(round, ledger)
         self._stop_without_clients(round, ledger)
-        return FLModel(params_type=ParamsType.FULL, params=settled.model.arrays())
+        return FLModel(params_type=ParamsType.FULL, params=outcome.model.arrays())
 
     def _stop_without_sizes(self) -> None:
         """What no client of the app sends will not come in a later round either."""

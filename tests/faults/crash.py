@@ -26,28 +26,28 @@ import torch
 
 import feddraw.cli.show
 import feddraw.data.cache
-import feddraw.data.phantom
-import feddraw.experiment
+import feddraw.datasets.phantom
+import feddraw.experiment.running
 from feddraw import cli
 
 torch.set_num_threads(1)
-feddraw.data.phantom.block = cache(feddraw.data.phantom.block)
-feddraw.data.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
+feddraw.datasets.phantom.block = cache(feddraw.datasets.phantom.block)
+feddraw.datasets.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
 fork = multiprocessing.get_context("fork")
 multiprocessing.get_context = lambda method=None: fork  # workers, too, start in milliseconds
 feddraw.data.cache.CHUNK = 16  # more moments in a small preparation
 
 # Where a process can be told to die, in the words of the table, and what is called there.
 CALLS = {
-    "a step of training": ("feddraw.training", "gradient"),
+    "a step of training": ("feddraw.training.loop", "gradient"),
     "aggregation": ("feddraw.core", "Method.aggregate"),
     "inside a weighted sum": ("feddraw.core", "weighted_sum"),
-    "the gate": ("feddraw.federation", "judge"),
+    "the gate": ("feddraw.server.round", "judge"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
-    "before the ledger": ("feddraw.results", "RunFolder.add_round"),
-    "making a checkpoint": ("feddraw.results", "RunFolder.save_checkpoint"),
-    "dropping cut-off lines": ("feddraw.results", "RunFolder.forget_from"),
-    "the last files": ("feddraw.results", "RunFolder.finish"),
+    "before the ledger": ("feddraw.results.folder", "RunFolder.add_round"),
+    "making a checkpoint": ("feddraw.results.folder", "RunFolder.save_checkpoint"),
+    "dropping cut-off lines": ("feddraw.results.folder", "RunFolder.forget_from"),
+    "the last files": ("feddraw.results.folder", "RunFolder.finish"),
     "preparing a chunk": ("feddraw.data.cache", "Job.__call__"),
     "before fsync": ("os", "fsync"),
     "before a rename": ("pathlib", "Path.replace"),

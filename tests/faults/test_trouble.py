@@ -16,8 +16,8 @@ import pytest
 import tomli_w
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import iterate, run
-from feddraw.results import plain
+from feddraw.experiment.running import iterate, run
+from feddraw.results.reading import plain
 from small import small
 
 KEPT = ("weights.csv", "metrics.json", "model.safetensors")

@@ -20,9 +20,10 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from feddraw.experiment import prepare, run
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import run
 from feddraw.federation import federate
-from feddraw.results import read_csv
+from feddraw.results.reading import read_csv
 from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
 from test_lost_updates import Losing
@@ -158,7 +159,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 def simulate(method: str, folder: Path, **environment: str) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from feddraw.experiment import run; from small import small\n"
+        "from feddraw.experiment.running import run; from small import small\n"
         "if __name__ == '__main__':\n"
         "    list(run(small(method=sys.argv[2], rounds=2, engine='flower', workers=2), sys.argv[3]))\n"
     )

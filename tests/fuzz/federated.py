@@ -24,13 +24,13 @@ import tiny
 from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked, copied, reply, server, spoilt
 from feddraw.core import Update
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, make_method
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import histograms, intake, records, site, strategy
 from feddraw.flower.histograms import merge, to_metrics
 from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.flower.site import Site
-from feddraw.training import Trainer
+from feddraw.training.client import Trainer
 
 CLASSES = ("bright", "left")
 WORDS = (b"num-examples", b"arrays", b"extra", b"client", b"\x93NUMPY\x01\x00", b"(2, 6)", b"<f8", b"|O", b"PK\x03\x04")
@@ -219,7 +219,7 @@ def targets() -> list[Target]:
     reading = [getattr(intake, name) for name in inside.split()]
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)
-    counting = [histograms.pool, histograms._whole, strategy.weighted_means, strategy._weight, strategy._numbers]
+    counting = [histograms.pool, histograms._whole, strategy.weighted_means, strategy._weight, strategy._metrics]
     asking = [site.read_job, site._vectors, site._model, site._config]
     return [
         Target(

@@ -29,13 +29,22 @@ from safetensors.numpy import save
 from torch import nn
 
 import tiny
-from feddraw import catalog, explain, models, participation, report, results, runs, study, survey, verification
+from feddraw import catalog, participation, report
+from feddraw.analysis import explain
 from feddraw.cli import stats, weights
-from feddraw.data import Labels, cache, chexpert, folder, imaging, nih, npz, tables
+from feddraw.data import cache, imaging, tables
+from feddraw.data.dataset import Labels
+from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete
+from feddraw.experiment import data as data_sets
+from feddraw.experiment import study, survey, verify
+from feddraw.experiment.settings import Experiment, complete
+from feddraw.models import densenet121
 from feddraw.report import content, evidence, html, latex, markdown
-from feddraw.results import Checkpoint, RunFolder
+from feddraw.results import checkpoint, reading, runs
+from feddraw.results import folder as run_folder
+from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.folder import RunFolder
 from feddraw.scenarios import index_list
 from run_folders import FINDINGS, make_run
 
@@ -153,7 +162,7 @@ TABLE_WORDS = [
 
 def read_sheet(data: bytes, room: Path) -> object:
     packed = data[:1] == b"\x1f"
-    return tables.read_labels(written(data, room / ("table.csv.gz" if packed else "table.csv")))
+    return data_sets.read_labels(written(data, room / ("table.csv.gz" if packed else "table.csv")))
 
 
 SHEETS += [
@@ -302,7 +311,7 @@ FILES = (
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
     lines = [f"{round},C{client},{piece},0.9,0.3,0.25" for round in (0, 1) for client in (1, 2) for piece in FINDINGS]
-    (target / "pieces.csv").write_text("\n".join([",".join(results.PIECES), *lines, ""]), encoding="utf-8")
+    (target / "pieces.csv").write_text("\n".join([",".join(run_folder.PIECES), *lines, ""]), encoding="utf-8")
     return target
 
 
@@ -318,7 +327,7 @@ def odd_ledgers() -> list[bytes]:
     """Ledgers of other methods and of rounds that did not go well."""
 
     def ledger(*lines: str) -> bytes:
-        return b"\2" + "\n".join([",".join(results.LEDGER), *lines, ""]).encode()
+        return b"\2" + "\n".join([",".join(run_folder.LEDGER), *lines, ""]).encode()
 
     alone = "0,C1,10,2,,,,,,1,1,counted"
     return [
@@ -334,7 +343,7 @@ def odd_ledgers() -> list[bytes]:
     ]
 
 
-verification.environment = functools.cache(verification.environment)  # asks git each time
+verify.environment = functools.cache(verify.environment)  # asks git each time
 
 
 def read_folder(data: bytes, room: Path) -> object:
@@ -347,8 +356,8 @@ def read_folder(data: bytes, room: Path) -> object:
         runs.collect([place])
         found = explain.explain(run)
         _ = list(explain.sentences(found)), explain.document(found)
-        _ = list(verification._pairs(RunFolder(place), RunFolder(place), 2, True))
-        _ = list(verification._moved(RunFolder(place)))
+        _ = list(verify._pairs(RunFolder(place), RunFolder(place), 2, True))
+        _ = list(verify._moved(RunFolder(place)))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
@@ -459,7 +468,7 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     document[key] = rng.choice(
         (None, -1, "x", [], {}, 1e999, {"a": {"array": "nowhere"}}, {"x": 1}, {"0": [1]}, 2**70, True)
     )
-    document["blake2"] = results._digest(arrays, document)
+    document["blake2"] = checkpoint.digest(arrays, document)
     return bytes(save(arrays, {"feddraw": json.dumps(document)}))
 
 
@@ -614,8 +623,8 @@ def network() -> nn.Module:
 
 
 def read_weights(data: bytes, room: Path) -> object:
-    state = models._weights_file(written(data, room / "weights.pth"))
-    models.load_imagenet(network(), state)
+    state = densenet121._weights_file(written(data, room / "weights.pth"))
+    densenet121.load_imagenet(network(), state)
     return None
 
 
@@ -703,7 +712,7 @@ def crowded(room: Path) -> object:
     if not place.exists():
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
-    (place / "weights.csv").write_text("\n".join([",".join(results.LEDGER), *lines, ""]), encoding="utf-8")
+    (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER), *lines, ""]), encoding="utf-8")
     return runs.read_run(place)
 
 
@@ -711,7 +720,7 @@ def odd_log(room: Path) -> object:
     """A run with weights by piece of the model, and without a checkpoint."""
     place = RunFolder(room / "pieces")
     place.path.mkdir(exist_ok=True)
-    place.pieces.write_text(",".join(results.PIECES) + "\n", encoding="utf-8")
+    place.pieces.write_text(",".join(run_folder.PIECES) + "\n", encoding="utf-8")
     place.forget_from(0)
     return place.load_checkpoint(tiny.initial().layout)
 
@@ -756,14 +765,14 @@ RUNS = "read_run _json _check number collect find"
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
-    text = named(results, "read_text read_toml")
-    lines = named(results, "_before read_csv read_jsonl read_text parse_json")
+    text = named(reading, "read_text read_toml")
+    lines = [*named(run_folder, "_before"), *named(reading, "read_csv read_jsonl read_text parse_json")]
     settings = [
         *functions(catalog, without="outside names find call"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
     ]
-    sheet = functions(tables, without="carve part_rows numbers examples read_labels policy policies")
+    sheet = functions(tables, without="carve part_rows numbers examples policy policies")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [
@@ -787,7 +796,7 @@ def targets(room: Path) -> list[Target]:
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
             [*sheet, *named(folder, SHEET), *release], TABLE_WORDS,
-            odd=[*no_file(tables.read_labels), huge("x.csv", tables.read_labels), named_columns],
+            odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
         Target(
@@ -797,7 +806,7 @@ def targets(room: Path) -> list[Target]:
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,
             [*named(study.ResultTable, "__init__ add"), study._cell, *lines], TABLE_WORDS,
-            odd=[huge("runs.csv", study.ResultTable), added_twice, lambda room: results.read_text(room, 1)],
+            odd=[huge("runs.csv", study.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
@@ -816,7 +825,7 @@ def targets(room: Path) -> list[Target]:
             "run folders", read_folder, ONE_LINE, run_seeds(room),
             [
                 *named(runs, RUNS), *functions(runs.Ledger), *named(runs.Run, "predictions curve by_class"),
-                *named(results, "read_json as_written"), *named(verification, "_pairs _lines _moved"),
+                *named(reading, "read_json as_written"), *named(verify, "_pairs _lines _moved"),
                 *functions(explain),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
@@ -829,11 +838,11 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
-            odd=[odd_log, huge("weights.csv", results.read_csv), lambda room: results.read_text(room, 1)],
+            odd=[odd_log, huge("weights.csv", reading.read_csv), lambda room: reading.read_text(room, 1)],
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(results, "_read_checkpoint _repack _digest")], (), reshape_checkpoint,
+            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint _repack digest")], (), reshape_checkpoint,
             [odd_log],
         ),
         Target(
@@ -846,8 +855,8 @@ def targets(room: Path) -> list[Target]:
             odd=[lambda room: imaging.decode(room / "nowhere"), huge_dicom, flat_picture],
         ),
         Target(
-            "weights files", read_weights, ONE_LINE, weight_seeds(), named(models, "_weights_file load_imagenet"),
-            odd=no_file(models._weights_file),
+            "weights files", read_weights, ONE_LINE, weight_seeds(), named(densenet121, "_weights_file load_imagenet"),
+            odd=no_file(densenet121._weights_file),
         ),
         Target(
             "prepared images", read_entry, ONE_LINE, entry_seeds(), named(cache, "opened read_log"),

@@ -15,8 +15,8 @@ import torch
 from feddraw.bench import growth, memory, paper, preparation, rivals, rounds, server
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
-from feddraw.files import make_folder, write_whole
-from feddraw.results import environment
+from feddraw.results.environment import environment
+from feddraw.system.files import make_folder, write_whole
 
 Part = Callable[[Session], dict[str, Any]]
 Line = tuple[str, str, str, str]  # what, the figure, its interval, the bar

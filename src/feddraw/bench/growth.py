@@ -47,10 +47,12 @@ def measure(session: Session) -> dict[str, Any]:
 def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
     """A run of the serial engine, a step of twenty images a client and round."""
     from feddraw.engines.serial import Serial
-    from feddraw.experiment import initial_model
+    from feddraw.experiment.preparation import initial_model
     from feddraw.federation import federate
     from feddraw.methods.feddraw import feddraw
-    from feddraw.training import Examples, Trainer, Training
+    from feddraw.training.client import Trainer
+    from feddraw.training.loop import Examples
+    from feddraw.training.settings import Training
 
     rng, total = np.random.default_rng(0), 20 * clients
     images = rng.integers(0, 256, (total, pixels, pixels), dtype=np.uint8)
@@ -80,7 +82,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """growth.svg and growth.png: time above, memory below."""
     from matplotlib.figure import Figure
 
-    from feddraw.plots import draw_legend, save, styled
+    from feddraw.analysis.plots import draw_legend, save, styled
 
     paths = [folder / "growth.svg", folder / "growth.png"]
     with styled():
@@ -98,7 +100,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
 def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
 
-    from feddraw.plots import look
+    from feddraw.analysis.plots import look
 
     for place, (way, points) in enumerate(ways.items()):
         values = [point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points]

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddraw import models
 from feddraw.catalog import installed
 from feddraw.core import Local, Model
-from feddraw.experiment import initial_model
-from feddraw.training import Examples, Rows, Trainer, Training, batches, one_thread
+from feddraw.experiment.preparation import initial_model
+from feddraw.training.build import build
+from feddraw.training.client import Trainer
+from feddraw.training.loop import Examples, Rows, batches, one_thread
+from feddraw.training.settings import Training
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Workload:
         total = self.clients * self.steps * self.batch
         pixels = rng.integers(0, 256, (total, self.pixels, self.pixels), dtype=np.uint8)
         examples = Examples(pixels, rng.integers(0, 2, (total, 5)).astype(np.float32))
-        build = partial(models.build, self.model, 5, dict(self.settings))
+        make = partial(build, self.model, 5, dict(self.settings))
         how = Training(epochs=1, batch_size=self.batch)
-        return Trainer(build, examples, np.split(np.arange(total), self.clients), how, local)
+        return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)
 
 
 WORKLOADS = {

@@ -12,7 +12,7 @@ from feddraw.bench.ratios import Session, interval, timed
 from feddraw.catalog import installed
 from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
-from feddraw.training import fit, make_optimizer, one_thread, predict
+from feddraw.training.loop import fit, make_optimizer, one_thread, predict
 
 STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("weights", "none"),))
 

@@ -32,10 +32,12 @@ from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import initial_model
+from feddraw.experiment.preparation import initial_model
 from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
-from feddraw.training import Examples, Trainer, Training
+from feddraw.training.client import Trainer
+from feddraw.training.loop import Examples
+from feddraw.training.settings import Training
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
 PATIENCE = 240.0  # seconds for a peer to start, or to do a round

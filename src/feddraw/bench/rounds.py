@@ -16,13 +16,15 @@ import torch
 from feddraw.bench.loops import PlainLoop, Workload, bare_loop, start_of, workloads
 from feddraw.bench.ratios import Session, Timed, ratio, timed
 from feddraw.core import Correction, Method, Model
-from feddraw.data.augment import augment
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
-from feddraw.training import Examples, Network, Rows, Trainer, fit, make_optimizer, one_thread
+from feddraw.training.augment import augment
+from feddraw.training.client import Trainer
+from feddraw.training.loop import Examples, Rows, fit, make_optimizer, one_thread
+from feddraw.training.network import Network
 
 
 def measure(session: Session) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 
 from feddraw.bench.ratios import Session, Timed, ratio, timed
 from feddraw.core import Cohort, Entry, Layout, Method, Model, Update
-from feddraw.federation import settle
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.server.round import aggregate_round
 
 CLIENTS = 10
 WIDE, LAYERS, CLASSES = 6_900_000, 364, 5  # about DenseNet121: seven million numbers in as many tensors
@@ -92,7 +92,7 @@ class Floor:
 def step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
     names, state = [f"C{number + 1}" for number in range(CLIENTS)], method.init(sent)
-    return timed(lambda: settle(4, 15, sent, method, state, updates, names))
+    return timed(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
 
 
 def summed(method: Method, sent: Model, updates: Sequence[Update]) -> float:

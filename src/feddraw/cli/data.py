@@ -14,7 +14,7 @@ from feddraw import naming
 from feddraw.cli.echo import echo
 
 if TYPE_CHECKING:
-    from feddraw.data import Dataset
+    from feddraw.data.dataset import Dataset
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: prepare their images once, and look at them.")
 
@@ -82,14 +82,14 @@ def show(
     """A contact sheet: images with their findings, as training sees them."""
     from dataclasses import replace
 
-    from feddraw.data import PARTS
+    from feddraw.data.dataset import PARTS
     from feddraw.errors import one_of
 
     one_of("part", part, PARTS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
-    from feddraw.data.show import contact_sheet, varied
-    from feddraw.plots import save
+    from feddraw.analysis.plots import save
+    from feddraw.data.contact_sheet import contact_sheet, varied
 
     of_part = {str(name): found for name, found in dataset.rows.items()}[part]
     chosen = of_part[varied(dataset.labels.values[of_part], rows * columns)]
@@ -105,8 +105,8 @@ def opened(
     name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
-    from feddraw.cli.run import parse_settings
-    from feddraw.data import open_dataset
+    from feddraw.experiment.assignments import parse_settings
+    from feddraw.experiment.data import open_dataset
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}

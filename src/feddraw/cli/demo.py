@@ -23,9 +23,10 @@ def demo(
         raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
     from feddraw.cli.run import carry_out
     from feddraw.cli.show import console, table
-    from feddraw.experiment import Experiment, open_data
+    from feddraw.experiment.preparation import open_data
+    from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
-    from feddraw.runs import METRICS
+    from feddraw.results.runs import METRICS
 
     say = console()
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")

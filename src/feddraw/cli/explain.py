@@ -12,7 +12,7 @@ from feddraw import naming
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.explain import Explanation
+    from feddraw.analysis.explain import Explanation
 
 Option = typer.Option
 
@@ -22,8 +22,8 @@ def explain(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say in words and numbers who counted how much, when, and why."""
-    from feddraw import explain as accounts
-    from feddraw.runs import find, read_run
+    from feddraw.analysis import explain as accounts
+    from feddraw.results.runs import find, read_run
 
     if not (run / "experiment.toml").is_file():
         below = find([run]) if run.is_dir() else []
@@ -44,7 +44,7 @@ def explain(
 
 def show(found: Explanation) -> None:
     """The sentences, the clients, and where their weights came from."""
-    from feddraw import explain as accounts
+    from feddraw.analysis import explain as accounts
     from feddraw.cli.show import console, table
 
     settings, rounds = found.run.settings, len(found.shares)
@@ -69,7 +69,7 @@ def show(found: Explanation) -> None:
 
 
 def _who(client: dict[str, float]) -> list[str]:
-    from feddraw.explain import percent
+    from feddraw.analysis.explain import percent
 
     most = f"{percent(client['most'])} ({client['most_round']})"
     weights = [percent(client[name]) for name in ("first", "mean", "last")]

@@ -12,7 +12,7 @@ from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.survey import Survey
+    from feddraw.experiment.survey import Survey
 
 Where = Annotated[Path, typer.Argument(help="A CSV with image paths and labels, or a folder of images.")]
 Out = Annotated[Path | None, typer.Option(help="The experiment file to write (default: NAME.toml here).")]
@@ -20,8 +20,8 @@ Out = Annotated[Path | None, typer.Option(help="The experiment file to write (de
 
 def init(path: Where, out: Out = None) -> None:
     """Look at a table or folder of images and write a commented experiment file for it."""
-    from feddraw.files import write_whole
-    from feddraw.survey import document, look, plan
+    from feddraw.experiment.survey import document, look, plan
+    from feddraw.system.files import write_whole
 
     target = out or Path(path.resolve().name.removesuffix(".gz").removesuffix(".csv") + ".toml")
     if target.suffix != ".toml":
@@ -45,7 +45,7 @@ def show(found: Survey) -> None:
     """What was found, and what is odd about it."""
     from feddraw.cli.show import console, table
     from feddraw.data.tables import complaint
-    from feddraw.survey import complaints, rare
+    from feddraw.experiment.survey import complaints, rare
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))

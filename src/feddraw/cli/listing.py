@@ -90,22 +90,22 @@ def needs_of(method: Method) -> str:
 
 
 def models() -> list[dict[str, Any]]:
-    from feddraw.models import MODELS
+    from feddraw import catalog
 
     return [
         {"name": name, "what": first_line(function), "settings": settings_of(function)}
-        for name, function in MODELS.items()
+        for name, function in catalog.functions("models").items()
     ]
 
 
 def datasets() -> list[dict[str, Any]]:
-    from feddraw.data.catalog import names
+    from feddraw.experiment.data import names
 
     return [{"name": name, "what": what} for name, what in names().items()]
 
 
 def scenarios() -> list[dict[str, Any]]:
-    from feddraw.scenarios import describe, names, options_of
+    from feddraw.scenarios.partition import describe, names, options_of
 
     return [{"name": name, "what": describe(name), "settings": options_of(name)} for name in names()]
 

@@ -37,9 +37,9 @@ def sign(
 ) -> None:
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
     from feddraw.errors import UserError
-    from feddraw.files import write_whole
     from feddraw.flower.signatures import file_name, read_private, sign
     from feddraw.flower.supernode import read_bundle
+    from feddraw.system.files import write_whole
 
     made = read_bundle(bundle)
     target = out or Path(file_name(made))

@@ -15,8 +15,8 @@ from feddraw.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddraw.dynamics import Claim, Verdict
-    from feddraw.published import Check, Comparisons
+    from feddraw.paper.claims import Claim, Verdict
+    from feddraw.paper.published import Check, Comparisons
     from feddraw.schedules import Reading
 
 Option = typer.Option
@@ -31,7 +31,7 @@ def paper(
     plot: Annotated[Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")] = None,
 ) -> None:
     """Recompute the paper's statistics from its published tables, and say what they show."""
-    from feddraw.published import comparisons
+    from feddraw.paper.published import comparisons
 
     found = comparisons()
     drawn = draw(found, plot) if plot is not None else []
@@ -48,7 +48,7 @@ def paper(
 def draw(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
     from feddraw.cli import stats
-    from feddraw.published import METRICS
+    from feddraw.paper.published import METRICS
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,8 @@ def draw(found: Comparisons, folder: Path) -> list[Path]:
 
 def document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
-    from feddraw import published
     from feddraw.cli import stats
+    from feddraw.paper import published
 
     judged = published.dynamics()
     return {
@@ -96,8 +96,8 @@ def _by_scenario(table: Any) -> dict[str, dict[str, float]]:
 
 
 def show(found: Comparisons) -> None:
-    from feddraw import published
     from feddraw.cli.show import console
+    from feddraw.paper import published
 
     out = console()
     out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
@@ -116,9 +116,9 @@ def show(found: Comparisons) -> None:
 
 def _show_ranks(out: Console, found: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
-    from feddraw import published
     from feddraw.cli.show import table
     from feddraw.cli.stats import compact
+    from feddraw.paper import published
 
     auc, gm = found["auc"], found["gm"]
     printed = [published.printed_ranks(metric).values for metric in found]
@@ -138,9 +138,9 @@ def _rank_cell(auc: float, gm: float, auc_printed: float, gm_printed: float) -> 
 
 
 def _show_checks(out: Console, found: Comparisons) -> None:
-    from feddraw import published
     from feddraw.cli.show import table
     from feddraw.cli.stats import compact
+    from feddraw.paper import published
 
     checks = published.checks(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
@@ -155,7 +155,7 @@ def _show_checks(out: Console, found: Comparisons) -> None:
 
 
 def _sentence(check: Check) -> str:
-    from feddraw.published import METRICS
+    from feddraw.paper.published import METRICS
 
     if check.metric == "both":
         return f"{check.quantity}: {check.computed} of {check.printed} agree"
@@ -164,8 +164,8 @@ def _sentence(check: Check) -> str:
 
 
 def _show_pairs(out: Console, found: Comparisons) -> None:
-    from feddraw.published import METRICS
-    from feddraw.words import p_text
+    from feddraw.analysis.words import p_text
+    from feddraw.paper.published import METRICS
 
     for metric, comparison in found.items():
         pairs = [pair for pair in comparison.pairs if pair.significant]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,11 @@ import typer
 
 from feddraw import naming
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.core import Update
-    from feddraw.experiment import Experiment
+    from feddraw.experiment.settings import Experiment
     from feddraw.federation import RoundResult
 
 Option = typer.Option
@@ -26,11 +26,13 @@ def offered(kind: str) -> Callable[[str], list[str]]:
     """What the tab key offers for a name of this kind."""
 
     def beginning(incomplete: str) -> list[str]:
-        from feddraw import catalog, data, scenarios
+        from feddraw import catalog
+        from feddraw.experiment import data
+        from feddraw.scenarios import partition
 
         known: dict[str, Callable[[], Iterable[str]]] = {
             "data": data.names,
-            "scenarios": scenarios.names,
+            "scenarios": partition.names,
             "methods": lambda: catalog.names("methods"),
         }
         return [name for name in known[kind]() if name.lower().startswith(incomplete.lower())]
@@ -78,7 +80,7 @@ def run(
 
     say = console()
     with say.status("starting") if say.is_terminal else _nothing():
-        from feddraw.experiment import complete
+        from feddraw.experiment.settings import complete
 
         experiment = _base(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
@@ -89,8 +91,8 @@ def run(
 
 def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
     """Where the settings start from: a file, the folder that is resumed, or a preset."""
-    from feddraw.experiment import Experiment
-    from feddraw.results import RunFolder
+    from feddraw.experiment.settings import Experiment
+    from feddraw.results.folder import RunFolder
 
     if file is not None and preset is not None:
         raise UserError("give an experiment file or a preset, not both")
@@ -102,28 +104,6 @@ def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bo
     if preset is None and settings is not None and settings.is_file():
         return Experiment.read(settings, trust=trust)
     return Experiment.preset(preset or "laptop")
-
-
-def parse_settings(assignments: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, where a value that is no number, truth value or list is taken as a word."""
-    settings = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key:
-            raise UserError(f"--set takes KEY=VALUE, not '{assignment}'")
-        settings[key.strip()] = parse_value(text)
-    return settings
-
-
-def parse_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        pass
-    try:
-        return float(text)  # .5, which TOML does not know
-    except ValueError:
-        return text
 
 
 def free_folder(experiment: Experiment, resume: bool) -> Path:
@@ -138,19 +118,19 @@ def free_folder(experiment: Experiment, resume: bool) -> Path:
 
 def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
     """Run an experiment and show how it goes."""
-    from feddraw import experiment as experiments
     from feddraw.cli.show import console
-    from feddraw.results import RunFolder
+    from feddraw.experiment import running
+    from feddraw.results.folder import RunFolder
 
     finished = RunFolder(folder).metrics
     if resume and finished.is_file():
-        list(experiments.iterate(experiment, folder, resume=True))  # refuses other settings
+        list(running.iterate(experiment, folder, resume=True))  # refuses other settings
         console().print(f"{folder} is finished already")
         return
     with display(experiment) as (on_progress, on_update, on_round):
         arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
         try:
-            for result in experiments.iterate(experiment, folder, **arguments):
+            for result in running.iterate(experiment, folder, **arguments):
                 on_round(result)
         except RunFailed as failure:
             raise RunFailed(f"{failure}; go on with --resume, what was done is in {folder}") from None
@@ -208,7 +188,7 @@ def line(result: RoundResult) -> str:
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run."""
     from feddraw.cli.show import console, table
-    from feddraw.results import read_json
+    from feddraw.results.reading import read_json
 
     found = read_json(folder / "metrics.json")
     test = found["test"]

@@ -14,9 +14,9 @@ from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.data import Labels
-    from feddraw.references import Check
-    from feddraw.scenarios import Partition
+    from feddraw.data.dataset import Labels
+    from feddraw.experiment.references import Check
+    from feddraw.scenarios.dealing import Partition
     from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
 
 Option = typer.Option
@@ -63,7 +63,7 @@ def show(
     table, partition = _deal(name, labels, scale, seed, set_)
     measures = measure(partition, table)
     if plot:
-        from feddraw.plots import save
+        from feddraw.analysis.plots import save
         from feddraw.scenarios.draw import figure_of
 
         save(figure_of(partition, table), plot)
@@ -84,8 +84,8 @@ def build(
     out: Annotated[Path | None, Option(help="The file (default: NAME.json in this folder).")] = None,
 ) -> None:
     """Write the image names of each client with their SHA-256; the file can be used as a scenario."""
-    from feddraw.scenarios import dataset_of
     from feddraw.scenarios.index_list import write
+    from feddraw.scenarios.partition import dataset_of
 
     if labels is None:
         raise UserError(f"build needs the labels that are dealt: {HOW_TO_COUNT}")
@@ -113,11 +113,11 @@ def check(
     """Train every client alone: does every small client beat every large one, as in the paper?"""
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
-    from feddraw import references
-    from feddraw.cli.run import parse_settings
     from feddraw.cli.show import as_json, console
-    from feddraw.experiment import Experiment
-    from feddraw.results import clean
+    from feddraw.experiment import references
+    from feddraw.experiment.assignments import parse_settings
+    from feddraw.experiment.settings import Experiment
+    from feddraw.results.reading import clean
 
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
@@ -173,7 +173,7 @@ def _client(name: str, size: int, positives: dict[str, int] | None, none: int | 
 def _document(
     scenario: str, sha256: str | None, clients: list[dict[str, Any]], heterogeneity: dict[str, Any]
 ) -> dict[str, Any]:
-    from feddraw.scenarios import dataset_of
+    from feddraw.scenarios.partition import dataset_of
 
     total = sum(client["size"] for client in clients)
     about = {"scenario": scenario, "dataset": dataset_of(scenario), "total": total, "sha256": sha256}
@@ -182,14 +182,14 @@ def _document(
 
 def options(settings: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
-    from feddraw.cli.run import parse_settings
+    from feddraw.experiment.assignments import parse_settings
 
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 
 def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | None) -> tuple[Labels, Partition]:
-    from feddraw.data.tables import read_labels
-    from feddraw.scenarios import deal
+    from feddraw.experiment.data import read_labels
+    from feddraw.scenarios.partition import deal
 
     labels = read_labels(path)
     return labels, deal(name, labels, seed=seed, scale=scale, options=options(settings))
@@ -198,8 +198,8 @@ def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | 
 def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
     from feddraw.cli.show import as_json, console, table
-    from feddraw.scenarios import known_sizes
     from feddraw.scenarios.heterogeneity import measure_sizes
+    from feddraw.scenarios.partition import known_sizes
 
     scenario, sizes = known_sizes(name, scale)
     if plot:
@@ -244,7 +244,7 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
 
 
 def _heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
-    from feddraw.scenarios import describe, names
+    from feddraw.scenarios.partition import describe, names
 
     about = f" ({describe(scenario)})" if scenario in names() else ""
     return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"

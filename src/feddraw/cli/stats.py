@@ -13,8 +13,8 @@ import typer
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
+    from feddraw.analysis.statistics import Comparison, Difference, Table
     from feddraw.data.tables import Sheet
-    from feddraw.statistics import Comparison, Difference, Table
 
 Option = typer.Option
 SPREADS = ("_std", "_sd", "_sem", "_var")  # columns that describe another one
@@ -39,8 +39,8 @@ def stats(
     ] = None,
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
+    from feddraw.analysis.statistics import compare
     from feddraw.data.tables import Sheet
-    from feddraw.statistics import compare
 
     sheet = Sheet.of(table)
     columns = value or _value_columns(sheet, {scenario, method, over})
@@ -70,7 +70,7 @@ def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
 
 def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str = "") -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
-    from feddraw.statistics import tabulate, tabulate_repeats
+    from feddraw.analysis.statistics import tabulate, tabulate_repeats
 
     rows = read_rows(sheet, scenario, method, value, over)
     try:
@@ -107,7 +107,7 @@ def _number(text: str, what: str) -> float:
 
 def draw(found: Mapping[str, Comparison], path: Path) -> None:
     """A critical-difference diagram for each column, one under another."""
-    from feddraw.plots import critical_difference_figure, save
+    from feddraw.analysis.plots import critical_difference_figure, save
 
     panels = {
         f"{name}; a bar joins methods that are not told apart at alpha {one.alpha:g}": (
@@ -133,7 +133,7 @@ def differences(
     plot: Path | None,
 ) -> None:
     """Each method less the reference, by scenario: printed, drawn, or as a document."""
-    from feddraw.statistics import against
+    from feddraw.analysis.statistics import against
 
     scenario, method, over = names
     if not over:
@@ -141,7 +141,7 @@ def differences(
     rows = {column: read_rows(sheet, scenario, method, column, over) for column in columns}
     found = {column: against(of, reference, alpha=alpha) for column, of in rows.items()}
     if plot is not None:
-        from feddraw.plots import differences_figure, save
+        from feddraw.analysis.plots import differences_figure, save
 
         save(differences_figure(found, reference), plot)
     if json:
@@ -215,8 +215,8 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 def show(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
+    from feddraw.analysis.words import summary, tests
     from feddraw.cli.show import console, table
-    from feddraw.words import summary, tests
 
     values = comparison.table.values.mean(axis=0)
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
@@ -247,7 +247,7 @@ def compact(table: Any) -> Any:
 
 
 def _pair_row(pair: Any) -> list[str]:
-    from feddraw.words import p_text
+    from feddraw.analysis.words import p_text
 
     mark = "*" if pair.significant else " "
     record = f"{pair.wins}-{pair.ties}-{pair.losses}"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddraw import naming
-from feddraw.cli.run import parse_settings
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.table import Table
 
-    from feddraw.experiment import Progress
-    from feddraw.study import Event
+    from feddraw.experiment.preparation import Progress
+    from feddraw.experiment.study import Event
 
 Option = typer.Option
 
@@ -41,8 +41,8 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one a core) or more, not {workers}")
     from feddraw.cli.show import console
-    from feddraw.data.crew import limited
-    from feddraw.study import ResultTable, conduct, read_study, shard_of
+    from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
+    from feddraw.system.workers import limited
 
     runs = read_study(file, parse_settings(set_ or []), trust=trust)
     folder = out or Path("runs") / file.stem

@@ -10,7 +10,7 @@ import typer
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
-    from feddraw.verification import Comparison
+    from feddraw.experiment.verify import Comparison
 
 Option = typer.Option
 
@@ -25,7 +25,7 @@ def verify(
     """Carry out a run again and say whether model, ledger and metrics come out the same, bit for bit."""
     from feddraw.cli.run import line
     from feddraw.cli.show import console
-    from feddraw.verification import verify as compare
+    from feddraw.experiment.verify import verify as compare
 
     say = console()
     how: dict[str, Any] = {"engine": engine, "workers": workers}

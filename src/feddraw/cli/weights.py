@@ -44,7 +44,7 @@ def weights(
         clients=names,
     )
     if plot is not None:
-        from feddraw.plots import draw_schedule, save
+        from feddraw.analysis.plots import draw_schedule, save
 
         save(draw_schedule(rows), plot)
     if json:

@@ -25,10 +25,10 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.crew import in_workers
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
 from feddraw.errors import UserError, expanded
-from feddraw.files import close_to_others, make_subfolder, open_file, write_whole
+from feddraw.system.files import close_to_others, make_subfolder, open_file, write_whole
+from feddraw.system.workers import in_workers
 
 FORMAT = 1  # raise it when the same settings give other pixels
 MAX_LOG = 2**28  # bytes of a log of chunks

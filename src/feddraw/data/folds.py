@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import Dataset, Labels, Part
+from feddraw.data.dataset import Dataset, Labels, Part
 from feddraw.errors import UserError
 
 VALIDATION = 0.1  # of all images

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.catalog import installed
-from feddraw.data import PARTS, Dataset, Part
 from feddraw.data.cache import Files, Prepared, Progress, prepare
-from feddraw.data.crew import limited
+from feddraw.data.dataset import PARTS, Dataset, Part
 from feddraw.data.imaging import Recipe
 from feddraw.data.tables import Problem, Table, complaint, numbers
 from feddraw.errors import UserError
-from feddraw.files import write_whole
 from feddraw.naming import csv_text
+from feddraw.system.files import write_whole
+from feddraw.system.workers import limited
 
 MEAN, STD = 0.5146, 0.2548  # the paper's, of pixel / 255
 

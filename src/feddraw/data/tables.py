@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import FINDINGS, PARTS, Labels, Part
+from feddraw.data.dataset import FINDINGS, PARTS, Labels, Part
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.naming import from_cell
 
@@ -273,25 +273,3 @@ def examples(problems: Sequence[Problem]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- labels alone
-
-
-def read_labels(path: Path | str) -> Labels:
-    """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no label table {path}: a CSV as CheXpert's train.csv, or an .npz in MedMNIST's layout")
-    if path.suffix == ".npz":
-        from feddraw.data.npz import Archive
-
-        table = Archive.open(path).table("paper")
-    elif "Frontal/Lateral" in Sheet.of(path).header:
-        from feddraw.data.chexpert import read_training
-
-        table = read_training(path)
-    else:
-        from feddraw.data.folder import read_sheet
-
-        table = read_sheet(path)
-    if table.problems:
-        raise UserError(complaint(path.name, table.problems, len(table.labels) + len(table.problems)))
-    return table.labels.take(part_rows(table, "train"))

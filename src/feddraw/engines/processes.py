@@ -8,10 +8,7 @@ engine whatever the number of workers.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +23,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddraw.core import Asked, Job, Local, Model, Update
-from feddraw.data.crew import end_with_parent
-from feddraw.engines import Inbox, Remembering, Rows, Scores
-from feddraw.engines.shared import Attached, Handle, Shared
+from feddraw.engines import Engine, Inbox, Remembering, Rows, Scores
 from feddraw.errors import RunFailed, UserError
-from feddraw.training import Examples, Loss, Trainer, Training, memory_of, predict
+from feddraw.system.shared_memory import Attached, Handle, Shared
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.training.client import Trainer, memory_of
+from feddraw.training.loop import Examples, Loss, predict
+from feddraw.training.settings import Training
 
 CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches do not change
 
@@ -50,6 +49,11 @@ class Plan:
     arrays: Mapping[str, Handle]
 
 
+def processes(prepared: Any, workers: int) -> Engine:
+    """Worker processes that share memory with this one."""
+    return Processes(prepared.trainer, workers, prepared.clients, in_turn=prepared.experiment.stream)
+
+
 class Processes(Remembering):
     """Workers under this process; the trainer here only serves as the pattern for theirs."""
 
@@ -62,15 +66,9 @@ class Processes(Remembering):
         self._arrays: dict[str, NDArray[Any]] = {}
         self._handles: dict[str, Handle] = {}
         self._reserve()
-        context = multiprocessing.get_context("spawn")
         plan = self._plan()
-        self._workers: list[tuple[SpawnProcess, Connection]] = []
-        for _ in range(workers):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there, plan), daemon=True)
-            process.start()
-            there.close()  # or the pipe would not tell when the worker is gone
-            self._workers.append((process, here))
+        started = [start_worker(serve, plan) for _ in range(workers)]
+        self._workers: list[tuple[SpawnProcess, Connection]] = [(process, pipe) for pipe, process in started]
 
     # ------------------------------------------------------------------------------------------ what is shared
 
@@ -228,10 +226,7 @@ class Processes(Remembering):
         return next(process for process, other in self._workers if other is pipe)
 
     def _obituary(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
-        process.join(timeout=1)
-        code = process.exitcode or 0
-        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        advice = "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
+        how, advice = cause_of_death(process)
         return f"a worker {how} while {self._task(request)}{advice}"
 
     def _task(self, request: Mapping[str, Any] | None) -> str:
@@ -247,8 +242,7 @@ class Processes(Remembering):
 
 def serve(pipe: Connection, plan: Plan) -> None:
     """A worker's life: answer requests until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    belong_to_parent()
     torch.set_num_threads(1)
     try:
         worker = _Worker(plan)

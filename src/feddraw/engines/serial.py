@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Inbox, Remembering, Rows, Scores
-from feddraw.training import Trainer, one_thread, predict
+from feddraw.engines import Engine, Inbox, Remembering, Rows, Scores
+from feddraw.training.client import Trainer
+from feddraw.training.loop import one_thread, predict
+
+
+def serial(prepared: Any, workers: int) -> Engine:
+    """Every client in turn, in this process."""
+    return Serial(prepared.trainer)
 
 
 class Serial(Remembering):

@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 
 from feddraw import __version__
+from feddraw.analysis.palette import variables
 from feddraw.errors import UserError
-from feddraw.palette import variables
 from feddraw.scenarios.paper import PAPER, TITLES
 from feddraw.schedules import BETA_MAX, ETA, LAM
 
@@ -44,7 +44,7 @@ def page() -> str:
 
 def write(path: Path) -> None:
     """The page to a file; a file that is something else is left alone."""
-    from feddraw.files import write_whole
+    from feddraw.system.files import write_whole
 
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a file, such as {path / 'feddraw-explorer.html'}")

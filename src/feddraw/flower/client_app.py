@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 
-from feddraw.data.catalog import open_dataset
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, Setting, make_method, make_trainer, prepare
+from feddraw.experiment.data import open_dataset
+from feddraw.experiment.preparation import Setup, make_trainer, prepare
+from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import settings
 from feddraw.flower.memory import default_folder
 from feddraw.flower.site import Site, client
-from feddraw.policy import Policy
-from feddraw.results import read_policy
+from feddraw.results.folder import read_policy
+from feddraw.server.policy import Policy
 
 
 def open_site(context: Context) -> Site:
@@ -38,7 +39,7 @@ def open_site(context: Context) -> Site:
 
 
 @lru_cache(maxsize=1)
-def _setting(run: str, trust: bool) -> Setting:
+def _setting(run: str, trust: bool) -> Setup:
     """All of the scenario, once a process: in a simulation one process serves several clients."""
     return prepare(_experiment(run, trust))
 
@@ -48,7 +49,7 @@ def _experiment(run: str, trust: bool) -> Experiment:
     return experiment
 
 
-def _partition(setting: Setting, number: int, node: Mapping[str, Any]) -> Site:
+def _partition(setting: Setup, number: int, node: Mapping[str, Any]) -> Site:
     if settings.own_folders(setting.experiment):
         raise UserError("the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'")
     if not 0 <= number < len(setting.clients):

@@ -20,7 +20,8 @@ from feddraw.core import Job, Model, Update
 from feddraw.engines import Engine, Remembering, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment import Experiment, Setting, prepare
+from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.settings import Experiment
 from feddraw.flower import intake, orders
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
@@ -30,7 +31,7 @@ from feddraw.flower.site import Site, client
 WAIT = 120.0  # seconds for simulated nodes to come up
 
 
-def open_engine(setting: Setting, workers: int) -> Engine:
+def flower(setting: Setup, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
     if installed("ray"):
         table = json.dumps(setting.experiment.table())
@@ -40,7 +41,7 @@ def open_engine(setting: Setting, workers: int) -> Engine:
     return OverGrid(InProcessGrid(client(partial(_site, setting)), nodes), setting)
 
 
-def _site(setting: Setting, context: Context) -> Site:
+def _site(setting: Setup, context: Context) -> Site:
     number = int(context.node_config["partition-id"])
     return Site(setting.trainer, setting.clients[number], number, number)
 
@@ -50,7 +51,7 @@ def _site_of(table: str, context: Context) -> Site:
 
 
 @lru_cache(maxsize=1)
-def _prepared(table: str) -> Setting:
+def _prepared(table: str) -> Setup:
     """Once a worker process."""
     return prepare(Experiment.of(json.loads(table)))
 
@@ -58,7 +59,7 @@ def _prepared(table: str) -> Setting:
 class OverGrid(Remembering):
     """An engine whose clients sit behind a Grid."""
 
-    def __init__(self, grid: Grid, setting: Setting, simulation: Simulation | None = None) -> None:
+    def __init__(self, grid: Grid, setting: Setup, simulation: Simulation | None = None) -> None:
         super().__init__()
         self._grid, self._setting, self._simulation = grid, setting, simulation
         self._bench = Serial(setting.trainer)  # evaluation is the server's own

@@ -14,8 +14,8 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw import metrics
-from feddraw.gate import MOST_IMAGES
+from feddraw.analysis import metrics
+from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
 Counts = NDArray[np.int64]  # (2, classes, bins): negative and positive images

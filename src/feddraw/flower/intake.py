@@ -19,8 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
-from feddraw.fused import in_threads
-from feddraw.states import blank, row_of
+from feddraw.server.state_dict import blank, row_of
+from feddraw.sums import in_threads
 
 LOSSES = ("loss", "train_loss", "train-loss")
 STEPS = ("num-steps", "num_steps", "steps")

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from feddraw.core import Entry, Extent, Layout, Model, Vector
-from feddraw.states import blank
+from feddraw.server.state_dict import blank
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,31 +18,23 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from feddraw.analysis.evaluation import Jury
 from feddraw.core import Method, Model, Proxy
-from feddraw.data import Dataset
-from feddraw.data.catalog import open_dataset
+from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
-from feddraw.evaluation import Jury
-from feddraw.experiment import (
-    HOW,
-    Experiment,
-    builder,
-    initial_model,
-    make_method,
-    make_trainer,
-    prepare,
-    server_images,
-    unnamed_defaults,
-)
+from feddraw.experiment.data import open_dataset
+from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
+from feddraw.experiment.settings import HOW, Experiment, make_method, unnamed_defaults
 from feddraw.federation import divergence
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy, Round
-from feddraw.policy import why_not
-from feddraw.results import RunFolder, read_jsonl
-from feddraw.scenarios import Partition
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_jsonl
+from feddraw.scenarios.dealing import Partition
+from feddraw.server.policy import why_not
 
 log = logging.getLogger("flwr")
 

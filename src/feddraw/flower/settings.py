@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from feddraw.catalog import check
-from feddraw.cli.run import parse_settings
-from feddraw.data import FINDINGS
+from feddraw.data.dataset import FINDINGS
 from feddraw.data.tables import canonical
 from feddraw.errors import UserError
-from feddraw.experiment import Experiment, complete, make_method
+from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.participation import Participation
-from feddraw.policy import Policy, why_not
+from feddraw.server.policy import Policy, why_not
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from feddraw.analysis.metrics import not_finite
 from feddraw.core import Job, Memory, Model, Vector
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
@@ -22,9 +23,8 @@ from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
 from feddraw.flower.memory import Shelf, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
-from feddraw.metrics import not_finite
-from feddraw.policy import Policy
-from feddraw.training import Trainer
+from feddraw.server.policy import Policy
+from feddraw.training.client import Trainer
 
 BESIDE = ("broadcast", "memory")  # records of tensors that are not the model
 

@@ -26,18 +26,20 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from feddraw.core import Layout, Method, Model, Proxy, State, Update
 from feddraw.errors import RunFailed, UserError, positive
-from feddraw.federation import LedgerEntry, PieceEntry, settle
 from feddraw.flower import intake, orders
 from feddraw.flower.counting import Counting
 from feddraw.flower.memory import alias
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
-from feddraw.gate import MOST_IMAGES, Gate
 from feddraw.methods.feddraw import feddraw
-from feddraw.policy import FEWEST, Policy
-from feddraw.results import Checkpoint, RunFolder, policy_of
+from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.states import doubt, layout_of
+from feddraw.server.gate import MOST_IMAGES, Gate
+from feddraw.server.ledger import LedgerEntry, PieceEntry
+from feddraw.server.policy import FEWEST, Policy
+from feddraw.server.round import aggregate_round
+from feddraw.server.state_dict import doubt, layout_of
 
 log = logging.getLogger("flwr")
 
@@ -414,16 +416,18 @@ class MethodStrategy(FedAvg):
         everyone = [*self.clients, *absent]  # the population: also those that never answered
         asked = [place for node in self._asked if (place := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
-        settled = settle(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy)
-        counted = {entry.client for entry in settled.ledger if entry.counted}
+        outcome = aggregate_round(
+            *this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy
+        )
+        counted = {entry.client for entry in outcome.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
-            self.model, self.state = settled.model, settled.state
+            self.model, self.state = outcome.model, outcome.state
             self._counted |= dict.fromkeys(counted, round)
-            self._arrays = self._made = to_arrays(settled.model)
-        ledger = self._ledger(round, settled.ledger, refused, failures, impostors)
+            self._arrays = self._made = to_arrays(outcome.model)
+        ledger = self._ledger(round, outcome.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
-        self._tell(Round(round, self.rounds, ledger, settled.pieces, dict(metrics), time.perf_counter() - began))
+        self._tell(Round(round, self.rounds, ledger, outcome.pieces, dict(metrics), time.perf_counter() - began))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
@@ -485,7 +489,7 @@ class MethodStrategy(FedAvg):
     def _ledger(
         self,
         round: int,
-        settled: Sequence[LedgerEntry],
+        outcome: Sequence[LedgerEntry],
         refused: dict[str, str],
         failures: dict[int, str],
         impostors: dict[int, str],
@@ -495,7 +499,7 @@ class MethodStrategy(FedAvg):
         for node, why in (failures | impostors).items():
             reasons.setdefault(self.roster.label(node), why)
         asked = {self.roster.label(node) for node in self._asked} | reasons.keys()
-        lines = {entry.client: entry for entry in settled[: len(self.clients)]}  # those after them never answered
+        lines = {entry.client: entry for entry in outcome[: len(self.clients)]}  # those after them never answered
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
         whole = lines | missing
         return tuple(

@@ -14,15 +14,15 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from feddraw import naming
+from feddraw.analysis.plots import save, styled
 from feddraw.errors import UserError
-from feddraw.files import make_folder, make_subfolder, refuse_link, write_whole
 from feddraw.naming import csv_text, distinct
-from feddraw.plots import save, styled
 from feddraw.report import html, latex, markdown
 from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, inside
 from feddraw.report.content import Report, Say, command_line, compose, examine
-from feddraw.results import read_json
-from feddraw.runs import Collection, collect
+from feddraw.results.reading import read_json
+from feddraw.results.runs import Collection, collect
+from feddraw.system.files import make_folder, make_subfolder, refuse_link, write_whole
 
 ALPHA = 0.05
 REPLICATES = 1000

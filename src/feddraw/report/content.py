@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from feddraw import words
-from feddraw.explain import explain, listed, sentences
+from feddraw.analysis import words
+from feddraw.analysis.explain import explain, listed, sentences
+from feddraw.analysis.plots import CROWD
+from feddraw.analysis.statistics import Interval, interval
 from feddraw.naming import slug
-from feddraw.plots import CROWD
 from feddraw.report import pictures
 from feddraw.report.blocks import (
     Block,
@@ -35,8 +36,7 @@ from feddraw.report.blocks import (
     numeral,
 )  # fmt: skip
 from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
-from feddraw.runs import METRICS, REFERENCES, Collection, Run
-from feddraw.statistics import Interval, interval
+from feddraw.results.runs import METRICS, REFERENCES, Collection, Run
 
 Say = Callable[[str], None]
 

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.runs import Collection, Predictions, Run, number
-from feddraw.statistics import Comparison, Interval, Table, bootstrap, compare, interval, weighted_auc, weighted_gm
+from feddraw.analysis.statistics import (
+    Comparison,
+    Interval,
+    Table,
+    bootstrap,
+    compare,
+    interval,
+    weighted_auc,
+    weighted_gm,
+)
+from feddraw.results.runs import Collection, Predictions, Run, number
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}

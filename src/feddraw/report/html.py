@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 from importlib import resources
 
-from feddraw import __version__, naming, palette
+from feddraw import __version__, naming
+from feddraw.analysis import palette
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
-from feddraw.runs import METRICS
+from feddraw.results.runs import METRICS
 
 POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "

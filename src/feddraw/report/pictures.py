@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import plots
-from feddraw.explain import listed
+from feddraw.analysis import plots
+from feddraw.analysis.explain import listed
+from feddraw.analysis.statistics import Comparison, Interval
 from feddraw.naming import slug
 from feddraw.report.blocks import Picture
-from feddraw.runs import METRICS, Run
-from feddraw.statistics import Comparison, Interval
+from feddraw.results.runs import METRICS, Run
 
 Floats = NDArray[np.float64]
 SHOWN_ROC = 4  # curves in a panel; more cannot be told apart

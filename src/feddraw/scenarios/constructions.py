@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import Labels
+from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative
 from feddraw.scenarios.dealing import Deck, Rows, apportion, half_up, scaled
 from feddraw.scenarios.paper import RARE, Scenario

@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import Labels
+from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.scenarios.patients import share_out
 
@@ -125,3 +125,27 @@ def shuffle(labels: Labels, seed: int, patient_disjoint: bool = False) -> Deck:
     by_name = np.argsort(labels.names, kind="stable")
     keys = stream.random_raw(len(labels)).astype(np.uint64)
     return Deck(labels, by_name[np.argsort(keys, kind="stable")], stream, patient_disjoint)
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One client's images."""
+
+    client: str  # C1, C2, … or the site's name
+    rows: NDArray[np.intp]  # into the training labels that were dealt, ascending
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The outcome of dealing: disjoint shards, and a hash that is the same on every machine."""
+
+    scenario: str
+    shards: tuple[Shard, ...]
+    sha256: str
+
+    @property
+    def sizes(self) -> NDArray[np.intp]:
+        return np.array([len(shard) for shard in self.shards])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddraw.data import Labels
-from feddraw.scenarios import Partition
+from feddraw.data.dataset import Labels
+from feddraw.scenarios.dealing import Partition
 from feddraw.scenarios.heterogeneity import label_mixes
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data import Labels
-from feddraw.scenarios import Partition
+from feddraw.data.dataset import Labels
+from feddraw.scenarios.dealing import Partition
 
 Numbers = NDArray[np.float64]
 

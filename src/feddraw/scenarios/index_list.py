@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddraw.data import Labels
+from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.files import write_whole
 from feddraw.scenarios.dealing import Hands
+from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
-    from feddraw.scenarios import Partition
+    from feddraw.scenarios.dealing import Partition
 
 MAX_LIST = 2**28  # bytes
 

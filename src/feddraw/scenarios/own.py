@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.catalog import outside
-from feddraw.data import Labels
+from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.scenarios.dealing import Hands, Rows, numbered
 

@@ -1,0 +1,1 @@
+"""What the numbers say: metrics, evaluation, statistics, explanations and figures."""

@@ -1,0 +1,113 @@
+"""How good a federation's model is, or each client's own: scores of images, and the metrics that follow from them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.analysis import metrics
+from feddraw.core import Method, Model
+from feddraw.data.dataset import Dataset, Part
+from feddraw.engines import Engine, Rows
+
+Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one a client
+
+
+@dataclass(frozen=True, eq=False)
+class Jury:
+    """Who judges a model: the images it is tried on."""
+
+    dataset: Dataset
+    clients: tuple[str, ...]
+    held_out: tuple[Rows, ...]  # by client
+
+    def after_a_round(self, engine: Engine, models: Sequence[Model], parts: Sequence[Part]) -> dict[str, Any]:
+        """AUC and GM on validation data, and on other parts with the thresholds chosen there."""
+        scores = {part: self._scores(engine, models, part) for part in parts}
+        thresholds = self._thresholds(scores)
+        found = {p: metrics.mean_of(self._evaluations(s, self.truth(p), thresholds)) for p, s in scores.items()}
+        kinds = ("auc", "gm", "undefined", "not_finite")
+        return {part: {kind: each[kind] for kind in kinds} for part, each in found.items()}
+
+    def at_the_end(
+        self, engine: Engine, models: Sequence[Model], *, personal: bool
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """All metrics, with thresholds chosen on validation data; and the scores they come from."""
+        parts: tuple[Part, ...] = ("validation", "test")
+        scores = {part: self._scores(engine, models, part) for part in parts}
+        thresholds = self._thresholds(scores)
+        found: dict[str, Any] = {}
+        for part, values in scores.items():
+            each = self._evaluations(values, self.truth(part), thresholds)
+            found[part] = metrics.mean_of(each) if personal else each[0]
+            _warn(found[part], part)
+        found["clients"] = self._clients(engine, models, thresholds)
+        if personal:
+            for client, one in zip(self.clients, each, strict=True):
+                found["clients"].setdefault(client, {})["test"] = one
+        return found, self._predictions(scores, personal)
+
+    def truth(self, part: Part) -> NDArray[np.uint8]:
+        return self.dataset.labels.values[self.dataset.rows[part]]
+
+    def _scores(self, engine: Engine, models: Sequence[Model], part: Part) -> Scores:
+        return np.stack([engine.predict(model, self.dataset.rows[part]) for model in models])
+
+    def _thresholds(self, scores: Mapping[Part, Scores]) -> list[list[float]]:
+        """Of each model, a finding each."""
+        return [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
+
+    def _evaluations(
+        self, scores: Scores, truth: NDArray[np.uint8], thresholds: Sequence[Sequence[float]]
+    ) -> list[dict[str, Any]]:
+        pairs = zip(scores, thresholds, strict=True)
+        return [metrics.evaluate(one, truth, self.dataset.classes, own) for one, own in pairs]
+
+    def _clients(
+        self, engine: Engine, models: Sequence[Model], thresholds: Sequence[Sequence[float]]
+    ) -> dict[str, dict[str, Any]]:
+        """The model that each client would use, on the images that it kept back."""
+        found = {}
+        for number, (client, rows) in enumerate(zip(self.clients, self.held_out, strict=True)):
+            if len(rows):
+                own = number if len(models) > 1 else 0
+                truth = self.dataset.labels.values[rows]
+                scores = engine.predict(models[own], rows)
+                held_out = metrics.evaluate(scores, truth, self.dataset.classes, thresholds[own])
+                found[client] = {"held_out": held_out}
+        return found
+
+    def _predictions(self, scores: Mapping[Part, Scores], personal: bool) -> dict[str, NDArray[Any]]:
+        """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
+        found: dict[str, NDArray[Any]] = {}
+        patients = self.dataset.labels.patients
+        codes = None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
+        for part, values in scores.items():
+            found[f"{part}.scores"] = values if personal else values[0]
+            found[f"{part}.truth"] = self.truth(part)
+            if codes is not None:
+                found[f"{part}.patients"] = codes[self.dataset.rows[part]]
+        return found
+
+
+def models_to_judge(method: Method, engine: Engine, shown: Model, clients: int) -> tuple[list[Model], bool]:
+    """The common model, or each client's own; and whether they are the clients' own."""
+    own = [method.local.personal(shown, engine.memory.get(client, {})) for client in range(clients)]
+    personal = [model for model in own if model is not None]
+    return (personal, True) if len(personal) == clients else ([shown], False)
+
+
+def _warn(found: Mapping[str, Any], part: str) -> None:
+    broken = found["not_finite"]
+    alike = [name for name in found["undefined"] if name not in broken]
+    for names, why in (
+        (alike, f"one label only in {part} data"),
+        (broken, "the model's scores are not finite numbers"),
+    ):
+        if names:
+            warnings.warn(f"no AUC or GM for {', '.join(names)}: {why}, left out of the mean", stacklevel=2)

@@ -1,0 +1,413 @@
+"""Figures: from a table to ink, on the axes they are given. Readable in grey and by colour-blind readers."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
+from numpy.typing import NDArray
+
+from feddraw import naming
+from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing
+from feddraw.errors import UserError
+from feddraw.system.files import write_whole
+
+if TYPE_CHECKING:
+    from feddraw.analysis.statistics import Difference
+
+STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "feddraw",
+    "text.parse_math": False,  # a client may be called $x$
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "legend.borderaxespad": 0,
+    "legend.frameon": False,
+}
+
+Floats = NDArray[np.float64]
+Series = Mapping[str, Sequence[float]]  # name to a value a round
+Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
+CROWD = 5  # more lines than this, with their shades, are not told apart in one panel
+MANY = 30  # rows from which on names and numbers cannot be read
+PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
+
+
+def styled() -> AbstractContextManager[None]:
+    """Figures that are made and saved within have our look; a user's own settings of matplotlib stay as they are."""
+    return mpl.rc_context(STYLE)
+
+
+def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Axes]:
+    """A figure of one panel."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def short(name: str, length: int = 22) -> str:
+    """A name that does not push the drawing off its panel."""
+    name = naming.line(" ".join(name.split()))
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def look(place: int) -> dict[str, Any]:
+    """Colour, line and marker of the place-th series: no two of the first fifty-six are alike."""
+    return {
+        "color": SERIES[place % len(SERIES)],
+        "linestyle": STYLES[place % len(STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- over the rounds
+
+
+def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread: Spread | None = None) -> None:
+    """One line a series over the rounds; `order` gives each name the look it has in other figures."""
+    places = list(order) or list(series)
+    for name, values in series.items():
+        looks = look(places.index(name))
+        axes.plot(range(len(values)), values, label=short(name), linewidth=1.4, markersize=3.5, **looks)
+        if spread and name in spread:
+            axes.fill_between(range(len(values)), *spread[name], color=looks["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.02)
+
+
+def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
+    """The names below the axes, where they cover no line; left out where they are too many to be told apart."""
+    shown = lines or [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    if 1 < len(shown) <= 12:
+        labels = [str(line.get_label()) for line in shown]
+        longest = max(map(len, labels))
+        columns = max(1, min(len(shown), 56 // (longest + 6)))
+        below = axes.transAxes + ScaledTranslation(0, -0.42, axes.figure.dpi_scale_trans)  # of ticks and their label
+        axes.legend(shown, labels, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below)
+
+
+def draw_weights(axes: Axes, weights: Series, *, title: str = "", spread: Spread | None = None) -> None:
+    """Weights of each client over the rounds, with the level at which all count the same."""
+    draw_lines(axes, weights, spread=spread)
+    axes.axhline(1 / len(weights), color="0.6", linewidth=0.8, zorder=0)
+    axes.text(
+        1.01, 1 / len(weights), "equal", transform=axes.get_yaxis_transform(), fontsize=7, color=MUTED, va="center"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("weight")
+    axes.set_title(title)
+    draw_legend(axes)
+
+
+def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, title: str = "") -> bool:
+    """How far clients of the same size are from the mean weight of their size; False where no two are alike."""
+    groups: dict[float, list[str]] = {}
+    for name in weights:
+        groups.setdefault(sizes[name], []).append(name)
+    alike = {name: names for names in groups.values() if len(names) > 1 for name in names}
+    if not alike:
+        return False
+    means = {name: np.mean([weights[other] for other in names], axis=0) for name, names in alike.items()}
+    draw_lines(axes, {name: np.asarray(weights[name]) - means[name] for name in alike}, order=list(weights))
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    reach = max(1e-9, *(abs(value) for value in axes.get_ylim()))
+    axes.set_ylim(-reach, reach)
+    axes.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=False)
+    axes.set_ylabel("weight less mean of its size")
+    axes.set_title(title)
+    draw_legend(axes)
+    return True
+
+
+def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spread, label: str) -> None:
+    """A metric over the rounds, a line a method with the spread over its repeats."""
+    draw_lines(axes, series, order=order, spread=spread)
+    axes.set_ylabel(label)
+    draw_legend(axes)
+
+
+def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
+    """A metric over the rounds: one panel for a few methods; for many one each, with the mean of the one in focus."""
+    if len(series) <= CROWD:
+        figure, axes = panel(6.4, 3.6)
+        draw_curves(axes, series, order=order, spread=spread, label=label)
+        return figure
+    rows = math.ceil(len(series) / 3)
+    figure = Figure(figsize=(6.4, 0.4 + 1.6 * rows), layout="constrained")
+    grid = list(figure.subplots(rows, 3, sharex=True, sharey=True).flat)
+    for (name, values), axes in zip(series.items(), grid, strict=False):
+        if name != focus and focus in series:
+            axes.plot(range(len(series[focus])), series[focus], color=INK, linewidth=1.0, label=short(focus))
+        draw_lines(axes, {name: values}, order=order, spread=spread)
+        axes.set_title(short(name), fontsize=9)
+        axes.label_outer()
+    for axes in grid[len(series) :]:
+        axes.set_visible(False)
+    for axes in grid[len(series) - 3 : len(series)]:  # the lowest of each column, where the last row is short
+        axes.xaxis.set_tick_params(labelbottom=True)
+        axes.set_xlabel("round")
+    grid[0].set_ylim(*_frame(series, spread))
+    figure.supylabel(label, fontsize="medium")
+    return figure
+
+
+def _frame(series: Series, spread: Spread) -> tuple[float, float]:
+    """The range of all but the first fifth of the rounds, which rise from chance and would press the rest together."""
+    lines = [*series.values(), *(end for ends in spread.values() for end in ends)]
+    late = np.concatenate([np.asarray(line)[len(line) // 5 :] for line in lines])
+    if not np.isfinite(late).any():
+        return 0.0, 1.0
+    low, high = float(np.nanmin(late)), float(np.nanmax(late))
+    room = 0.05 * (high - low) or 0.01
+    return low - room, high + room
+
+
+def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) -> None:
+    """Trust in size and sharpness over the rounds, each with its own scale."""
+    draw_lines(axes, {"gamma: trust in size": gamma})
+    axes.set_ylim(0, 1.05)
+    axes.set_ylabel("gamma")
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.plot(range(len(beta)), beta, label="beta: sharpness", linewidth=1.4, markersize=3.5, **look(1))
+    right.set_ylim(bottom=0)
+    right.set_ylabel("beta")
+    draw_legend(axes, [*axes.lines, *right.lines])
+    axes.set_title("the two schedules")
+
+
+def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """The two schedules, the reputations and the weights of `feddraw weights`."""
+    names = [client["client"] for client in rows[0]["clients"]]
+
+    def by_client(part: str) -> dict[str, list[float]]:
+        return {name: [row["clients"][i][part] for row in rows] for i, name in enumerate(names)}
+
+    beta = [float("nan") if row["beta"] is None else row["beta"] for row in rows]
+    with styled():
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        schedules, reputations, weights = figure.subplots(1, 3)
+        draw_lines(schedules, {"gamma: trust in size": [row["gamma"] for row in rows], "beta: sharpness": beta})
+        schedules.set_title("the two schedules")
+        schedules.set_ylim(bottom=0)
+        draw_legend(schedules)
+        draw_lines(reputations, by_client("reputation"))
+        reputations.set_title("reputation")
+        draw_weights(weights, by_client("weight"), title="weight")
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- data and results
+
+
+def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
+    """Images at each client, the first on top."""
+    names = list(sizes)
+    bars = axes.barh(range(len(names)), list(sizes.values()), color=SERIES[0], height=0.7)
+    if len(names) <= MANY:
+        axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
+        axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=0.15)
+    axes.set_xlabel("images")
+
+
+def draw_heat(
+    axes: Axes, values: Floats, rows: Sequence[str], columns: Sequence[str], *, percent: bool = False
+) -> None:
+    """A number in every cell, darker where it is larger; a dash where it is undefined."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    shades = np.ma.masked_invalid(values)
+    margin = high - low or 1.0
+    mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin)
+    if len(rows) <= MANY:
+        _draw_numbers(axes, mesh, values, percent)
+        axes.set_yticks(np.arange(len(rows)) + 0.5, [short(name) for name in rows], fontsize=8)
+    axes.set_xticks(
+        np.arange(len(columns)) + 0.5, [short(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
+    )
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        text = "–" if not np.isfinite(value) else f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
+        # near black or near white, whichever is seen better; both stay as they are where a page turns ink light
+        ink = "#010101" if not np.isfinite(value) or luminance(mesh.to_rgba(np.array(value))) > 0.18 else "#fefefe"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
+
+
+def luminance(colour: Any) -> float:
+    """How bright a colour is, from 0 to 1, as contrast is reckoned (WCAG 2)."""
+    parts = np.array(to_rgb(colour))
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def draw_roc(
+    axes: Axes,
+    curves: Mapping[str, tuple[Floats, Floats]],
+    points: Mapping[str, tuple[float, float]],
+    order: Sequence[str],
+) -> None:
+    """Sensitivity over false alarms; a large marker where the threshold chosen on validation data lands."""
+    for name, (alarms, sensitivity) in curves.items():
+        looks = look(order.index(name))
+        marker = looks.pop("marker")
+        axes.plot(alarms, sensitivity, linewidth=1.2, **looks)
+        axes.plot(*points[name], marker=marker, color=looks["color"], markersize=7, linestyle="none", label=short(name))
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
+    axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+    axes.set_aspect("equal")
+    draw_legend(axes, [line for line in axes.lines if line.get_marker() not in ("None", "")])
+
+
+def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], label: str) -> None:
+    """What each client gains, with an interval; to the right of the line it gains."""
+    for row, (estimate, low, high) in enumerate(gains.values()):
+        axes.plot([low, high], [row, row], color=SERIES[0], linewidth=1.6)
+        axes.plot(estimate, row, marker="o", color=SERIES[0], markersize=5)
+    axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes.set_yticks(range(len(gains)), [short(name) for name in gains], fontsize=8)
+    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel(label)
+
+
+def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str) -> Figure:
+    """Methods less the reference: a row of panels for each value, a panel for each scenario and one for all."""
+    everything = [one for of in found.values() for one in of]
+    scenarios = sorted(dict.fromkeys(one.scenario for one in everything), key=lambda name: not name)  # "" comes last
+    methods = list(dict.fromkeys(one.method for one in everything))
+    size = 1.4 + 1.8 * len(scenarios), (0.7 + 0.22 * len(methods)) * len(found)
+    with styled():
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(found), len(scenarios), squeeze=False, sharex="row", sharey=True)
+        for row, of in zip(grid, found.values(), strict=True):
+            for axes, scenario in zip(row, scenarios, strict=True):
+                by_method = {one.method: one for one in of if one.scenario == scenario}
+                draw_gains(axes, {m: _ends(by_method.get(m)) for m in methods}, "")
+                axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+                axes.tick_params(axis="x", labelsize=7)
+                axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
+        figure.supxlabel(f"{', '.join(found)} less that of {reference}", fontsize=9)
+    return figure
+
+
+def _ends(one: Difference | None) -> tuple[float, float, float]:
+    """Estimate and interval; nothing is drawn of what is not there."""
+    return (one.mean, one.low, one.high) if one is not None and math.isfinite(one.low) else (math.nan,) * 3
+
+
+def draw_critical_difference(
+    axes: Axes, average_ranks: Mapping[str, float], groups: Sequence[Sequence[str]], cd: float
+) -> None:
+    """Demšar's diagram: average ranks on a line, best to the left; a bar joins methods that are not told apart.
+
+    A name a line, so that none can cover another: the better half stands to the left, the others to the right.
+    """
+    methods = sorted(average_ranks, key=lambda name: average_ranks[name])
+    right = max(float(len(methods)), 1 + cd)
+    _draw_rank_axis(axes, len(methods), right, cd)
+    bars = _levels([(average_ranks[group[0]], average_ranks[group[-1]]) for group in groups])
+    for low, high, level in bars:
+        axes.plot([low - 0.04, high + 0.04], [0.7 + 0.5 * level] * 2, color="black", linewidth=4, solid_capstyle="butt")
+    top = 1.6 + 0.5 * max((level for *_, level in bars), default=-1)
+    better = (len(methods) + 1) // 2
+    for line, name in enumerate([*methods[:better], *reversed(methods[better:])]):
+        left = line < better
+        edge, depth = (0.9, top + line) if left else (right + 0.1, top + line - better)
+        axes.plot([average_ranks[name]] * 2 + [edge], [0, depth, depth], color="0.35", linewidth=0.9, clip_on=False)
+        label = f"{name}  {average_ranks[name]:.2f}" if left else f"{average_ranks[name]:.2f}  {name}"
+        axes.text(
+            edge + (-0.08 if left else 0.08), depth, label, ha="right" if left else "left", va="center", fontsize=9
+        )
+    axes.set(xlim=(0.9, right + 0.1), ylim=(top + better - 0.5, -2.4))
+    axes.axis("off")
+
+
+def _draw_rank_axis(axes: Axes, methods: int, right: float, cd: float) -> None:
+    """The ranks from 1, and above them a bar as long as the critical difference."""
+    axes.plot([1, right], [0, 0], color="black", linewidth=1.2)
+    for place in range(1, methods + 1):
+        axes.plot([place, place], [0, -0.2], color="black", linewidth=1)
+        axes.text(place, -0.35, str(place), ha="center", va="bottom", fontsize=8)
+    axes.plot([1, 1, 1, 1 + cd, 1 + cd, 1 + cd], [-1.5, -1.8, -1.65, -1.65, -1.5, -1.8], color="black", linewidth=1)
+    axes.text(1 + cd + 0.12, -1.65, f"critical difference {cd:.2f}", ha="left", va="center", fontsize=8)
+
+
+def _levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, int]]:
+    """Each bar on the first level where it touches no other."""
+    ends: list[float] = []
+    placed = []
+    for low, high in sorted(spans):
+        level = next((i for i, end in enumerate(ends) if low > end + 0.15), len(ends))
+        ends[level : level + 1] = [high]
+        placed.append((low, high, level))
+    return placed
+
+
+def critical_difference_figure(
+    panels: Mapping[str, tuple[Mapping[str, float], Sequence[Sequence[str]], float]],
+) -> Figure:
+    """A diagram under another, each with its title: average ranks, groups and critical difference."""
+    lines = max(len(ranks) / 2 + 0.5 * len(groups) for ranks, groups, _ in panels.values())
+    with styled():
+        figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(panels)), layout="constrained")
+        rows = figure.subplots(len(panels), squeeze=False)[:, 0]
+        for axes, (title, (ranks, groups, cd)) in zip(rows, panels.items(), strict=True):
+            draw_critical_difference(axes, ranks, groups, cd)
+            axes.set_title(title, loc="left", fontsize=10)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """To a file, in the format of its ending; no time in it, so that equal figures are equal files."""
+    formats = ("png", "svg", "pdf")
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise UserError(f"cannot draw to {path}: the name must end in .{', .'.join(formats)}")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: {path.parent} is not a folder that you may write to")
+    metadata = (
+        {"Date": None}
+        if path.suffix.lower() == ".svg"
+        else {"CreationDate": None}
+        if path.suffix.lower() == ".pdf"
+        else {}
+    )
+    drawn = io.BytesIO()
+    with styled():
+        figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150, metadata=metadata)
+    content = drawn.getvalue()
+    if path.suffix.lower() == ".svg":  # one with a control character in it is no SVG
+        content = naming.text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
+    write_whole(path, content)

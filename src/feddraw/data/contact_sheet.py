@@ -1,0 +1,41 @@
+"""A contact sheet: some images of any data set in a grid, with their findings underneath."""
+
+from __future__ import annotations
+
+from itertools import islice, zip_longest
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from feddraw.data.dataset import Dataset
+from feddraw.errors import UserError
+
+
+def varied(values: NDArray[np.uint8], count: int) -> list[int]:
+    """Up to `count` images, taken in turn from those with no finding and those with each, so that rare ones show."""
+    groups = [np.flatnonzero(~values.any(axis=1)), *(np.flatnonzero(column) for column in values.T)]
+    turns = zip_longest(*(group[:count].tolist() for group in groups))
+    order = dict.fromkeys(image for turn in turns for image in turn if image is not None)
+    return list(islice(order, count))
+
+
+def caption(present: NDArray[np.uint8], classes: tuple[str, ...]) -> str:
+    """The findings, one a line."""
+    return "\n".join(name for name, there in zip(classes, present, strict=True) if there) or "no finding"
+
+
+def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
+    """Images from the start of the data set, varied in their findings; synthetic ones are called so."""
+    if rows < 1 or columns < 1:
+        raise UserError(f"a sheet of {rows} rows and {columns} columns is empty: give at least one of each")
+    figure = Figure(figsize=(1.7 * columns, 2.15 * rows + 0.5), layout="constrained")
+    figure.suptitle(
+        f"{dataset.name}, {dataset.size} px{': synthetic images of no patient' if dataset.synthetic else ''}"
+    )
+    for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
+        axes.set_axis_off()
+    for axes, image in zip(grid.flat, varied(dataset.labels.values, rows * columns), strict=False):
+        axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
+        axes.set_title(caption(dataset.labels.values[image], dataset.classes), y=0, va="top", pad=-4, fontsize=7)
+    return figure

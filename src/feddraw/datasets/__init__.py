@@ -1,0 +1,1 @@
+"""One file per data set; the file's name is the data set's name."""

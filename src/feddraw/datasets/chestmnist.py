@@ -1,0 +1,79 @@
+"""ChestMNIST of MedMNIST+ (Yang et al., 2023): 112,120 radiographs of ChestX-ray14 at 28, 64, 128 or 224 pixels.
+
+The archive is downloaded once and its MD5 compared with the one that the `medmnist` package publishes (3.0.2).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from feddraw.data.cache import Progress, root
+from feddraw.data.dataset import Dataset
+from feddraw.data.preparation import Preparation
+from feddraw.data.tables import Findings
+from feddraw.datasets.npz import load
+from feddraw.errors import UserError, expanded
+
+URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
+ARCHIVES = {  # side in pixels -> file, MD5
+    28: ("chestmnist.npz", "02c8a6516a18b556561a56cbdd36c4a8"),
+    64: ("chestmnist_64.npz", "9de6cd0b934ebb5b7426cfba5efbae16"),
+    128: ("chestmnist_128.npz", "db107e5590b27930b62dbaf558aebee3"),
+    224: ("chestmnist_224.npz", "45bd33e6f06c3e8cdb481c74a89152aa"),
+}
+
+
+def chestmnist(how: Preparation, *, path: str = "", findings: Findings = "paper") -> Dataset:
+    """MedMNIST+ ChestMNIST, 112,120 images at 28 to 224 px; downloaded once.
+
+    Read at the smallest published size that is not below the wanted one; `path` is a file or its folder.
+    """
+    file, md5 = ARCHIVES[min((side for side in ARCHIVES if side >= how.size), default=224)]
+    archive = find(path, file) or download(file, md5, how.progress)
+    return load(archive, "chestmnist", findings, how)
+
+
+def find(path: str, file: str) -> Path | None:
+    """The archive where the user says it is, or in a folder where we look."""
+    if path:
+        given = expanded(path)
+        if (found := given / file if given.is_dir() else given).is_file():
+            return found
+        raise UserError(f"no {file} at {path}; get it from {URL.format(file=file)}")
+    folders = [Path(folder) for folder in [os.environ.get("FEDDRAW_DATA")] if folder]
+    return next((folder / file for folder in [*folders, root() / "downloads"] if (folder / file).is_file()), None)
+
+
+def download(file: str, md5: str, progress: Progress | None) -> Path:
+    """Fetch the archive into the cache; it only gets its name once its hash is right."""
+    import pooch
+
+    url = URL.format(file=file)
+    downloader = pooch.HTTPDownloader(progressbar=Bar(f"downloading {file}", progress) if progress else False)
+    pooch.get_logger().setLevel("ERROR")
+    try:
+        fetched = pooch.retrieve(url, f"md5:{md5}", fname=file, path=root() / "downloads", downloader=downloader)
+    except (OSError, ValueError) as error:  # no network, a server's refusal; or other content than the hash says
+        what = str(error).splitlines()[0] if isinstance(error, ValueError) else "no connection"
+        raise UserError(
+            f"cannot download {file} ({what}); fetch {url} elsewhere and give the file as the data set: PATH/{file}"
+        ) from error
+    return Path(fetched)
+
+
+class Bar:
+    """Our progress as pooch wants it."""
+
+    def __init__(self, what: str, progress: Progress) -> None:
+        self.what, self.progress, self.total, self.ready = what, progress, 0, 0
+
+    def update(self, count: int) -> None:
+        self.ready += count
+        self.progress(self.what, self.ready, self.total)
+
+    def reset(self) -> None:
+        self.ready = 0
+
+    def close(self) -> None:
+        """Nothing is held open."""

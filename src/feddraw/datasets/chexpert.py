@@ -1,0 +1,176 @@
+"""CheXpert (Irvin et al., 2019) from its own folder, the small or the full release: frontal radiographs only.
+
+Validation is `valid.csv`, the test part the radiologists' labels: `groundtruth.csv` has a row a study and
+`test_labels.csv` a row an image. Uncertain marks become 1 for Atelectasis and Edema and 0 for the others, as in the
+paper; missing ones become 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from feddraw.data.dataset import Dataset
+from feddraw.data.preparation import Preparation, from_files
+from feddraw.data.tables import (
+    Findings,
+    Intake,
+    Problem,
+    Sheet,
+    Table,
+    Uncertain,
+    canonical,
+    carve,
+    choose,
+    part_rows,
+    policies,
+)
+from feddraw.errors import UserError, expanded
+
+SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
+TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
+FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
+NOT_FINDINGS = ("Path", "Study", "Sex", "Age", "Frontal/Lateral", "AP/PA")
+PARTS = ("train", "valid", "test")  # as CheXpert's folders call them
+
+_IMAGE = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
+_STUDY = re.compile(r"(?:.*/)?(test/(patient\d+)/(study\d+))/?")
+
+
+class Release:
+    """Where a release keeps its tables and its patients' folders; the full one spreads them over several folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        inner = [Path(found.path) for found in os.scandir(root) if found.is_dir() and found.name not in PARTS]
+        self.bases = [root, *sorted(inner)]
+        self._patients: dict[str, dict[str, str]] = {}
+
+    def sheet(self, *names: str) -> Path | None:
+        """The first of these tables that is there."""
+        return next((base / name for name in names for base in self.bases if (base / name).is_file()), None)
+
+    def patient(self, part: str, patient: str) -> str:
+        """A patient's folder, relative to the root."""
+        if part not in self._patients:
+            homes = [base / part for base in self.bases] + (self.bases if part == "train" else [])
+            self._patients[part] = {
+                found.name: str(Path(found.path).relative_to(self.root))
+                for home in homes
+                if home.is_dir()
+                for found in os.scandir(home)
+                if found.name.startswith("patient")
+            }
+        return self._patients[part].get(patient, f"{part}/{patient}")
+
+    def frontal(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
+        """Names and paths of the frontal images of a test study."""
+        folder = self.patient("test", patient)
+        found = sorted((self.root / folder / rest).glob("view*frontal*"))
+        return [(f"{study}/{file.name}", f"{folder}/{rest}/{file.name}") for file in found]
+
+
+def chexpert(
+    how: Preparation,
+    *,
+    path: str = "",
+    findings: Findings = "paper",
+    uncertain: Uncertain = None,
+    carve_test: float = 0.0,
+    seed: int = 0,
+) -> Dataset:
+    """CheXpert, 191,027 frontal training images, from its own folder (data.path).
+
+    `carve_test` is the share of training images to test on where there are no others.
+    """
+    release = locate(path)
+    train, valid = release.sheet("train.csv", "train.csv.gz"), release.sheet("valid.csv")
+    if train is None or valid is None:
+        raise UserError(f"{release.root} has no train.csv and valid.csv: not CheXpert's folder; get it from {SOURCE}")
+    sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
+    table = read(sheets, findings, uncertain, release)
+    if carve_test:
+        table.part[carve(table.labels, part_rows(table, "train"), carve_test, seed)] = 2
+    return from_files("chexpert", release.root, table, how)
+
+
+def test_sheet(release: Release) -> Path:
+    """The radiologists' labels, which the small release lacks."""
+    found = release.sheet("groundtruth.csv", "test_labels.csv", "test.csv")
+    if found is None:
+        raise UserError(
+            f"{release.root} has no test labels: put groundtruth.csv of {TEST_SOURCE} there and the images "
+            "under test/, or set data.carve_test = 0.1 to test on a tenth of the training patients"
+        )
+    return found
+
+
+def read_training(path: Path) -> Table:
+    """The training rows of a table alone, without a file in sight."""
+    return read({0: path}, "paper", None, None)
+
+
+def locate(path: str) -> Release:
+    """The release's folder: as given, or under its usual names in $FEDDRAW_DATA or here."""
+    homes = [expanded(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
+    for home in homes:
+        for folder in (home, *(home / name for name in FOLDERS)):
+            if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):
+                return Release(folder)
+    raise UserError(
+        f"no CheXpert in {homes[0]}: a folder with train.csv, valid.csv and the images is expected, "
+        f"such as {FOLDERS[0]}; get it from {SOURCE} and give its path (data.path)"
+    )
+
+
+def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, release: Release | None) -> Table:
+    """One table out of those of the parts, numbered as in PARTS."""
+    first = Sheet.of(sheets[0])
+    names = tuple(choose(findings, finding_columns(first), str(first.path)))
+    rules = policies(uncertain, names)
+    intake, paths, patients, part, groups = Intake({}), [], [], [], []
+    for number, path in sheets.items():
+        sheet = Sheet.of(path)
+        columns = {canonical(name): place for place, name in enumerate(sheet.header)}
+        sex = sheet.header.index("Sex") if "Sex" in sheet.header else None
+        intake.findings = {name: columns[name] for name in choose(names, finding_columns(sheet), str(path))}
+        for name, place, patient, fields, where in images(sheet, release, intake.problems):
+            if intake.add(name, fields, where):
+                paths.append(place)
+                patients.append(patient)
+                part.append(number)
+                groups.append("" if sex is None else fields[sex])
+    labels = intake.labels(rules, patients, groups=groups)
+    return Table(labels, tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))
+
+
+def finding_columns(sheet: Sheet) -> list[str]:
+    return [name for name in sheet.header if name not in NOT_FINDINGS]
+
+
+def images(
+    sheet: Sheet, release: Release | None, problems: list[Problem]
+) -> Iterator[tuple[str, str, str, list[str], str]]:
+    """Name, path, patient, fields and place of each frontal image in a table."""
+    by_study = "Study" in sheet.header
+    column = sheet.column("Study" if by_study else "Path")
+    view = sheet.header.index("Frontal/Lateral") if "Frontal/Lateral" in sheet.header else None
+    file = sheet.path.name
+    for line, fields in sheet.rows():
+        where = f"{file} line {line}"
+        found = (_STUDY if by_study else _IMAGE).fullmatch(fields[column].replace("\\", "/"))
+        if found is None:
+            problems.append(Problem("with a path that is not CheXpert's", where, fields[column][:80]))
+            continue
+        name, patient, rest = found.groups()
+        if by_study and release is not None:
+            files = release.frontal(name, patient, rest)
+            problems.extend([] if files else [Problem("without a frontal image", where, name)])
+            yield from ((one, place, patient, fields, where) for one, place in files)
+        elif fields[view] == "Frontal" if view is not None else "frontal" in rest:
+            place = f"{release.patient(name.split('/')[0], patient)}/{rest}" if release else ""
+            yield name, place, patient, fields, where

@@ -1,0 +1,249 @@
+"""Any .npz in MedMNIST's layout: `train_images`, `train_labels` (n × findings), the same for val and test.
+
+`*_names`, `*_patients`, `*_sites`, `*_groups` and `classes` are read where they are there; NIH file names give the
+patient, and fourteen unnamed columns are ChestX-ray14's. Nothing is unpacked before its size is known to be what the
+header says.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, prepare, settle, silent
+from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.preparation import Preparation, assemble, parts, refuse
+from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
+from feddraw.errors import UserError
+from feddraw.system.files import open_file
+
+SPLITS = ("train", "val", "test")  # in the order of PARTS
+MAX_TABLE = 2**29  # bytes of labels or names
+MAX_IMAGES = 2**36
+MAX_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
+BLOCK = 2**23
+
+_DAMAGE = (
+    OSError, ValueError, RuntimeError, NotImplementedError, EOFError, SyntaxError, TypeError, TokenError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+_NIH_NAME = re.compile(r"\d{8}_\d+")
+
+
+@dataclass(frozen=True)
+class Member:
+    """An array inside the archive, known from its header."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    skip: int  # bytes before the first element
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An .npz file whose members have been checked, not read."""
+
+    path: Path
+    members: dict[str, Member]
+
+    @classmethod
+    def open(cls, path: Path) -> Archive:
+        try:
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is not a regular file")
+            with zipfile.ZipFile(path) as file:
+                arrays = [info for info in file.infolist() if info.filename.endswith(".npy")]
+                members = [member(file, info) for info in arrays]
+        except _DAMAGE as error:
+            raise UserError(f"{path} is not a readable .npz: {_first_line(error)}") from error
+        archive = cls(path, {one.name: one for one in members})
+        if missing := [f"{split}_labels" for split in SPLITS if f"{split}_labels" not in archive.members]:
+            raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
+        return archive
+
+    def read(self, name: str) -> NDArray[np.generic]:
+        """A small array, whole."""
+        found = self.members[name]
+        if found.size > MAX_TABLE:
+            raise UserError(f"{self.path}: {name} would unpack to {found.size / 1e9:.1f} GB; it is no label table")
+        try:
+            with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
+                array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
+        except _DAMAGE as error:
+            raise UserError(f"{self.path} is damaged at {name}: {_first_line(error)}") from error
+        if array.dtype.kind == "U" and not _is_text(array):
+            raise UserError(f"{self.path} is damaged at {name}: it holds what is no text")
+        return array
+
+    def column(self, kind: str, sizes: Sequence[int]) -> NDArray[np.str_] | None:
+        """Names, patients, sites or groups of all images, if every part has them."""
+        if not all(f"{split}_{kind}" in self.members for split in SPLITS):
+            return None
+        parts = [self.read(f"{split}_{kind}").astype(np.str_) for split in SPLITS]
+        if [part.shape for part in parts] != [(size,) for size in sizes]:
+            raise UserError(f"{self.path}: there must be one of {kind} for each row of labels")
+        return np.concatenate(parts)
+
+    def table(self, findings: Findings) -> Table:
+        """Labels of all images; rows that cannot be used are in no part."""
+        marks = [self.read(f"{split}_labels") for split in SPLITS]
+        if any(one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf" for one in marks):
+            raise UserError(f"{self.path}: labels must be tables of numbers with as many columns in every part")
+        sizes = [len(one) for one in marks]
+        part = np.repeat(np.arange(3, dtype=np.int8), sizes)
+        names = self.column("names", sizes)
+        if names is None:
+            names = np.array(
+                [f"{split}_{row:07d}" for split, size in zip(SPLITS, sizes, strict=True) for row in range(size)]
+            )
+        columns = self.columns(findings, marks[0].shape[1])
+        values = np.concatenate(marks)[:, list(columns.values())]
+        problems = self.problems(values, names)
+        part[list(problems)] = -1
+        patients = self.column("patients", sizes)
+        if patients is None and all(_NIH_NAME.match(name) for name in names):
+            patients = np.array([name[:8] for name in names])
+        sites, groups = self.column("sites", sizes), self.column("groups", sizes)
+        labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups)
+        return Table(labels, (), part, tuple(problems.values()))
+
+    def columns(self, findings: Findings, width: int) -> dict[str, int]:
+        """Which columns of the labels are wanted, by name."""
+        if "classes" in self.members:
+            classes = self.read("classes")
+            if classes.ndim != 1 or classes.dtype.kind not in "US":
+                raise UserError(f"{self.path}: classes must be a list of names")
+            available = [str(name) for name in classes]
+        else:
+            available = list(FOURTEEN) if width == len(FOURTEEN) else [f"label {place}" for place in range(width)]
+        if len(available) != width:
+            raise UserError(f"{self.path} names {len(available)} classes for {width} columns of labels")
+        named = width == len(FOURTEEN) or "classes" in self.members
+        return choose(findings if named or findings != "paper" else "all", available, str(self.path))
+
+    def problems(self, values: NDArray[np.generic], names: NDArray[np.str_]) -> dict[int, Problem]:
+        """Rows with other labels than 0 and 1, and names that were there before."""
+        wrong = np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1))
+        found = {int(row): Problem("with a label outside 0 and 1", str(names[row])) for row in wrong}
+        _, first = np.unique(names, return_index=True)
+        for row in np.setdiff1d(np.arange(len(names)), first):
+            found[int(row)] = Problem("with a name that was there before", str(names[row]))
+        return found
+
+    # ------------------------------------------------------------------------------------------ images
+
+    def images(self, sizes: Sequence[int]) -> list[Member]:
+        """The members that hold the images, checked against the labels."""
+        names = [f"{split}_images" for split in SPLITS]
+        if missing := [name for name in names if name not in self.members]:
+            raise UserError(
+                f"{self.path} holds labels but no images ({', '.join(missing)}); it serves `scenario show --labels`"
+            )
+        found = [self.members[name] for name in names]
+        if len(found[0].shape) < 3:
+            raise UserError(f"{self.path}: {found[0].name} must be images, not an array of shape {found[0].shape}")
+        side = found[0].shape[1:3]
+        for one, size in zip(found, sizes, strict=True):
+            if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:
+                raise UserError(
+                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; grey squares of one byte a pixel are needed: "
+                    f"({size}, side, side)"
+                )
+        return found
+
+    def unpack(self, members: Sequence[Member], progress: Progress | None) -> Prepared:
+        """All images as one memory-mapped array in the cache, at the size they have."""
+        shape = (sum(one.shape[0] for one in members), *members[0].shape[1:3])
+        identity = [f"{one.name} {one.checksum:08x} {one.size}" for one in members]
+        entry = entry_for(self.path.stem, identity, {"unpacked": True})
+        say = progress or silent
+
+        def make(partial: Path) -> None:
+            with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
+                target.write(array_header(shape))
+                for number, one in enumerate(members):
+                    say(f"unpacking {self.path.name}", number, len(members))
+                    copy(file, one, target)
+            say(f"unpacking {self.path.name}", len(members), len(members))
+
+        try:
+            return settle(entry, shape, {"unpacked": self.path.name}, make, say)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            (entry / "images.partial.npy").unlink(missing_ok=True)
+            raise UserError(f"{self.path} is damaged: {error}") from error
+
+
+def _is_text(array: NDArray[np.generic]) -> bool:
+    """Whether all characters exist; numpy hands on what Python's strings cannot hold."""
+    codes = np.frombuffer(array.tobytes(), f"{array.dtype.byteorder}u4")
+    return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)  # numpy's go on with advice
+
+
+def member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
+    """What the header of an array says, if it agrees with the archive's directory."""
+    with file.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        skip = stream.tell()
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if dtype.hasobject or fortran or size != info.file_size - skip:
+        raise ValueError(f"{info.filename} is no plain array, or not as long as it says")
+    if size > MAX_IMAGES or size > max(2**26, MAX_RATIO * info.compress_size):
+        raise ValueError(
+            f"{info.filename} would unpack from {info.compress_size:,} to {size:,} bytes, too many for images"
+        )
+    return Member(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
+
+
+def copy(file: zipfile.ZipFile, one: Member, target: IO[bytes]) -> None:
+    """A member's elements, in blocks: never the whole in memory."""
+    with file.open(f"{one.name}.npy") as stream:
+        stream.read(one.skip)
+        while block := stream.read(BLOCK):
+            target.write(block)
+
+
+def npz(how: Preparation, *, path: str, findings: Findings = "paper") -> Dataset:
+    """An .npz file in MedMNIST's layout (data.path)."""
+    return load(Path(path), Path(path).stem, findings, how)
+
+
+def load(path: Path, name: str, findings: Findings, how: Preparation) -> Dataset:
+    """The same, under a name."""
+    archive = Archive.open(path)
+    table = archive.table(findings)
+    sizes = [archive.members[f"{split}_labels"].shape[0] for split in SPLITS]
+    members = archive.images(sizes)
+    refuse(name, table.problems, len(table.labels), how)
+    parts(name, table.part)
+    unpacked = archive.unpack(members, how.progress)
+    side = unpacked.images.shape[1]
+    if side == how.size and not how.clahe:
+        return assemble(name, table, unpacked, how)
+    label = name if side == how.size else f"{name}, resized from {side} to {how.size} px"
+    say = how.progress and relabelled(how.progress, label)
+    workers = how.processes if how.clahe else 1  # resizing alone takes less time than starting workers
+    return assemble(name, table, prepare(Rows(unpacked.entry), how.recipe, name, workers, say), how)
+
+
+def relabelled(progress: Progress, label: str) -> Progress:
+    """The same progress under another heading."""
+    return lambda what, ready, total: progress(label if "waiting" not in what else what, ready, total)

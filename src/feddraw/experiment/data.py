@@ -1,0 +1,116 @@
+"""Data sets by name: one of ours, a path to a file or folder, or `package.module:function`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from feddraw import catalog
+from feddraw.catalog import check, outside
+from feddraw.data.cache import Progress
+from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.preparation import Preparation
+from feddraw.data.tables import Sheet, complaint, part_rows
+from feddraw.datasets.chexpert import read_training
+from feddraw.datasets.folder import read_sheet
+from feddraw.datasets.npz import Archive
+from feddraw.errors import UserError, expanded, unknown
+
+OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # a word or a list: who reads them checks them
+
+
+def names() -> dict[str, str]:
+    """Each data set with a line about it."""
+    return {name: catalog.about("datasets", name) for name in catalog.names("datasets")}
+
+
+def open_dataset(name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None) -> Dataset:
+    """The data set of this name with its images at this size; `options` are the arguments of its function."""
+    function, given = resolve(name)
+    own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
+    known = {key: default for key, default in (own | common).items() if key not in ("size", "progress")}
+    any_kind = dict.fromkeys(OF_SEVERAL_KINDS)
+    check(options, known | {key: None for key in any_kind if key in known}, f"data {name}")
+    chosen: dict[str, Any] = {**options, **given}
+    if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
+        raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
+    if common:
+        how = Preparation(size=size, progress=progress, **{key: chosen.pop(key) for key in common if key in chosen})
+        dataset = function(how, **chosen)
+    else:
+        dataset = function(size=size, **chosen, **told(progress, name, own | chosen))
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"{name} gave a {type(dataset).__name__}, not a feddraw.data.Dataset")
+    return dataset
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """What the options of a data set are unless they are given; none are known of somebody's own function."""
+    if ":" in name:
+        return {}
+    function, given = resolve(name)
+    settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+    if "how" in inspect.signature(function).parameters:
+        settings |= {field.name: field.default for field in fields(Preparation)}
+    apart = {"size", "progress", "workers", *given}  # the caller's own, or without a part in the outcome
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in settings.items()
+        if key not in apart and value is not None
+    }
+
+
+def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
+    """The function behind a name, and what the name itself says about its arguments."""
+    if name in catalog.names("datasets"):
+        return catalog.find("datasets", name), {}
+    path = expanded(name) if len(name) < 4096 and "\0" not in name else Path()
+    if name and exists(path):
+        kind = "npz" if path.suffix == ".npz" else "folder"
+        return catalog.find("datasets", kind), {"path": str(path)}
+    if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
+        raise UserError(f"no file or folder {name}")
+    if ":" in name:
+        return outside(name), {}
+    raise unknown("data sets", name, catalog.names("datasets"))
+
+
+def exists(path: Path) -> bool:
+    try:
+        return path.exists() and path != Path()
+    except OSError:  # a part of it is longer than names may be
+        return False
+
+
+def told(progress: Progress | None, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A counter for the phantoms, which tell how many images are new."""
+    if progress is None or name != "phantom":
+        return {}
+    total, drawn = sum(settings[part] for part in ("train", "validation", "test")), 0
+
+    def add(count: int) -> None:
+        nonlocal drawn
+        drawn += count
+        progress("drawing phantoms", drawn, total)
+
+    return {"progress": add}
+
+
+def read_labels(path: Path | str) -> Labels:
+    """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no label table {path}: a CSV as CheXpert's train.csv, or an .npz in MedMNIST's layout")
+    if path.suffix == ".npz":
+        table = Archive.open(path).table("paper")
+    elif "Frontal/Lateral" in Sheet.of(path).header:
+        table = read_training(path)
+    else:
+        table = read_sheet(path)
+    if table.problems:
+        raise UserError(complaint(path.name, table.problems, len(table.labels) + len(table.problems)))
+    return table.labels.take(part_rows(table, "train"))

@@ -1,0 +1,159 @@
+"""Everything an experiment needs before its first round: data, clients, network, method."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feddraw.analysis.evaluation import Jury
+from feddraw.core import Method, Model
+from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.folds import refold
+from feddraw.errors import UserError
+from feddraw.experiment.data import open_dataset
+from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.scenarios.dealing import Partition
+from feddraw.scenarios.partition import deal
+from feddraw.training.build import build
+from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.loop import Examples, steps_per_epoch
+from feddraw.training.network import Network
+
+Rows = NDArray[np.intp]
+Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything an experiment needs before its first round."""
+
+    experiment: Experiment
+    dataset: Dataset
+    partition: Partition
+    clients: tuple[str, ...]
+    training_rows: tuple[Rows, ...]  # by client, into the data set
+    jury: Jury
+    trainer: Trainer
+    initial: Model
+    method: Method
+    proxy: ServerImages | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Parameters in all updates that are summed at once."""
+        return len(self.initial.params) * (1 if self.experiment.stream else len(self.clients))
+
+    def efforts(self, round: int) -> dict[int, float]:
+        """The clients asked in a round, and the share of its steps that each takes."""
+        if self.method.pooled:
+            return {0: 1.0}
+        sizes = [len(rows) for rows in self.training_rows]
+        return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
+
+
+def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
+    """Open the data, deal it to the clients, build the network."""
+    experiment = complete(experiment)
+    method = make_method(experiment)
+    dataset = dataset or open_data(experiment, progress)
+    if experiment.folds:
+        dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
+    scenario, options = experiment.section("scenario")
+    scale = options.pop("scale", 1.0)
+    dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
+    partition = deal(scenario, dataset.training_labels(), **dealing)
+    training_rows, heldout_rows = _hold_out(experiment, dataset, partition)
+    if method.pooled:
+        training_rows, heldout_rows = _together(training_rows), _together(heldout_rows)
+    trainer = make_trainer(experiment, dataset, training_rows, method)
+    initial = initial_model(partial(builder(experiment, len(dataset.classes)), pretrained=True), experiment.seed)
+    method.weighting.check(initial.layout)
+    clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
+    if not method.pooled:
+        experiment.participation.check(clients, experiment.rounds)
+        experiment.policy.check_clients(clients)
+    jury = Jury(dataset, clients, heldout_rows)
+    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
+    return Setup(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
+
+
+def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
+    """Some validation images, for a server that weighs clients by them."""
+    rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
+
+
+def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
+    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
+    kinds = np.column_stack([labels.values[rows] > 0, ~labels.values[rows].any(axis=1)])
+    order = np.random.default_rng([seed, images]).permutation(len(rows))
+    taken: list[int] = []
+    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
+        fresh = [place for place in order if kinds[place, kind] and place not in taken]
+        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
+        taken += fresh[: max(0, missing)]
+    if len(taken) < 2:
+        raise UserError(f"{images} validation image(s) for the server are too few: raise proxy")
+    return np.asarray(rows[np.sort(taken)])
+
+
+def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
+    """The bench of some clients, by their rows in the data set."""
+    targets = dataset.labels.values.astype(np.float32)
+    groups = two_groups(dataset.labels) if "groups" in method.asks else None
+    examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups)
+    return Trainer(
+        builder(experiment, len(dataset.classes)), examples, rows, experiment.training, method.local, asks=method.asks
+    )
+
+
+def two_groups(labels: Labels) -> NDArray[np.int8] | None:
+    """Each image's group as 0 or 1, the two most common in the order of their names; -1 for others."""
+    if labels.groups is None:
+        return None
+    counts = Counter(word for word in labels.groups.tolist() if word)
+    names = sorted(word for word, _ in counts.most_common(2))
+    return np.array([names.index(word) if word in names else -1 for word in labels.groups.tolist()], np.int8)
+
+
+def builder(experiment: Experiment, classes: int) -> Callable[..., tuple[torch.nn.Module, str]]:
+    """A function that makes the experiment's network and names its classifier."""
+    name, settings = experiment.section("model")
+    return partial(build, name, classes, settings)
+
+
+def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
+    name, settings = complete(experiment).section("data")
+    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress)
+
+
+def initial_model(build: Callable[[], tuple[torch.nn.Module, str]], seed: int) -> Model:
+    """The model that every method starts from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Network(*build()).read()
+
+
+def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[tuple[Rows, ...], ...]:
+    """Each client's rows in the data set, split into what it trains on and what it keeps back."""
+    train, held = [], []
+    for number, shard in enumerate(partition.shards):
+        rows = dataset.rows["train"][shard.rows]
+        order = np.random.default_rng([experiment.partition_seed, number]).permutation(len(rows))
+        kept_back = math.floor(experiment.holdout * len(rows))
+        train.append(np.sort(rows[order[kept_back:]]))
+        held.append(np.sort(rows[order[:kept_back]]))
+        if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
+            raise UserError(f"client {shard.client} has {len(train[-1])} image(s): too few for a training step")
+    return tuple(train), tuple(held)
+
+
+def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    return (np.sort(np.concatenate(rows)),)

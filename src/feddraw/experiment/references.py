@@ -1,0 +1,98 @@
+"""What a federation is compared with: each client alone, and all data in one place, for the same number of steps.
+
+The same number of steps and not of epochs, because epochs would give a client with four times the images four times
+the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddraw.analysis import metrics
+from feddraw.core import Job, Local, Update
+from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.running import opened_engine
+from feddraw.experiment.settings import Experiment
+from feddraw.federation import seed_of
+from feddraw.scenarios.paper import PAPER
+
+TOGETHER = "all together"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """How a model does that one client trained without the others."""
+
+    client: str
+    size: int
+    small: bool
+    auc: float  # macro, on validation
+    per_class: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The paper's acceptance test of a scenario: do its small clients hold the better data?"""
+
+    scenario: str
+    steps: int
+    clients: tuple[Alone, ...]
+    together: Alone  # trained on all clients' images
+
+    @property
+    def margin(self) -> float:
+        """The worst small client's AUC less the best large one's; not a number without both kinds."""
+        small = [client.auc for client in self.clients if client.small]
+        large = [client.auc for client in self.clients if not client.small]
+        return min(small) - max(large) if small and large else float("nan")
+
+    @property
+    def accepted(self) -> bool:
+        return self.margin > 0
+
+
+def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> Check:
+    """Train every client alone, and all together, for the same number of steps; test on validation data."""
+    setting = _apart(prepare(experiment), steps)
+    small = _small(setting)
+    names = (*setting.clients, TOGETHER)
+    models: dict[int, Any] = {}
+    with opened_engine(setting) as engine:
+        seeds = [seed_of(experiment.seed, 0, client) for client in range(len(names))]
+        jobs = [Job(0, 1, client, seed, setting.initial) for client, seed in enumerate(seeds)]
+        for update in engine.train(jobs):
+            models[update.client] = update.model
+            if on_update is not None:
+                on_update(0, update)
+        found = []
+        for client, name in enumerate(names):
+            areas = _validation(setting, engine.predict(models[client], setting.dataset.rows["validation"]))
+            size = len(setting.trainer.shards[client])
+            found.append(Alone(name, size, client in small, metrics.macro(areas.values()), areas))
+    return Check(setting.partition.scenario, steps, tuple(found[:-1]), found[-1])
+
+
+def _apart(setting: Setup, steps: int) -> Setup:
+    """The same clients without a federation, and one more that has everybody's images."""
+    shards = (*setting.training_rows, np.sort(np.concatenate(setting.training_rows)))
+    training = replace(setting.experiment.training, steps=steps)
+    trainer = replace(setting.trainer, shards=shards, training=training, local=Local())
+    return replace(setting, trainer=trainer)
+
+
+def _small(setting: Setup) -> set[int]:
+    """The clients that the paper calls small; elsewhere those below the mean size."""
+    known = PAPER.get(setting.partition.scenario.lower())
+    if known is not None:
+        return set(known.small)
+    sizes = setting.partition.sizes
+    return set(np.flatnonzero(sizes < sizes.mean()).tolist())
+
+
+def _validation(setting: Setup, scores: Any) -> dict[str, float]:
+    truth = setting.dataset.labels.values[setting.dataset.rows["validation"]]
+    return {name: metrics.auc(scores[:, c], truth[:, c]) for c, name in enumerate(setting.dataset.classes)}

@@ -1,0 +1,225 @@
+"""Carry out an experiment: `run` to its end, `iterate` round by round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from feddraw import catalog
+from feddraw.analysis.evaluation import models_to_judge
+from feddraw.core import Model, Update
+from feddraw.data.dataset import Dataset, Part
+from feddraw.engines import Engine
+from feddraw.errors import UserError
+from feddraw.experiment.preparation import Progress, Setup, prepare
+from feddraw.experiment.settings import HOW, Experiment, complete, unnamed_defaults
+from feddraw.federation import RoundResult, federate
+from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_json
+from feddraw.results.tensorboard import board, check_installed
+from feddraw.server.ledger import PieceEntry
+from feddraw.system.workers import cores, limited
+
+OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A run that has been carried out: its rounds in order, and what came of it."""
+
+    rounds: tuple[RoundResult, ...]  # that were carried out now; a resumed run did the others before
+    metrics: Mapping[str, Any]  # of the model after the last round: validation, test, each client's own
+    folder: Path | None  # where everything was written, if anywhere
+
+    @property
+    def last(self) -> RoundResult:
+        """The last round, with the model."""
+        if not self.rounds:
+            raise UserError(f"{self.folder} was finished before: its model and metrics are in that folder")
+        return self.rounds[-1]
+
+    def __iter__(self) -> Iterator[RoundResult]:
+        return iter(self.rounds)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+    on_update: OnUpdate | None = None,
+) -> RunResult:
+    """Carry out an experiment to its end; gives its rounds, the last one with the test metrics.
+
+    With `out`, everything is written to that folder as it happens, and a killed run goes on with `resume`. The result
+    holds every round's model: for many rounds of a large network, or to see each round when it is done, use `iterate`.
+    """
+    rounds = tuple(iterate(experiment, out, resume=resume, dataset=dataset, progress=progress, on_update=on_update))
+    folder = None if out is None else Path(out)
+    metrics = rounds[-1].metrics if rounds or folder is None else read_json(RunFolder(folder).metrics)
+    return RunResult(rounds, metrics, folder)
+
+
+def iterate(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+    on_update: OnUpdate | None = None,
+) -> Iterator[RoundResult]:
+    """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
+
+    Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it goes on later.
+    """
+    folder = None if out is None else RunFolder(Path(out))
+    wanted = complete(experiment).table()
+    if experiment.tensorboard:
+        check_installed()
+    looked = partial(_finished, folder, wanted, resume)
+    if looked():  # before the data are opened, which may take long
+        return
+    setting = prepare(experiment, dataset=dataset, progress=progress)
+    with nullcontext() if folder is None else folder.locked():
+        if looked():  # another process may have used the folder in the meantime
+            return
+        checkpoint = None
+        if folder is not None:
+            folder.write_settings(wanted, partition=setting.partition, numbers=setting.numbers, dataset=setting.dataset)
+            checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
+            if checkpoint is not None and checkpoint.next_round > setting.experiment.rounds:
+                raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")
+        start = 0 if checkpoint is None else checkpoint.next_round
+        shown = folder.path if folder is not None and experiment.tensorboard else None
+        with opened_engine(setting) as engine, board(shown, start) as show:
+            told = _counting(setting, progress, on_update, start)
+            for result in _rounds(setting, engine, folder, checkpoint, told):
+                show(result)
+                yield result
+
+
+def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
+    """Whether there is nothing left to do; refuses a folder that is not free for this run."""
+    if folder is None:
+        return False
+    return folder.begin(wanted, resume=resume, how=HOW, defaults=unnamed_defaults()) == "finished"
+
+
+def _counting(setting: Setup, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
+    """Tell of every client that has trained, and how many are left in all rounds together."""
+    rounds = setting.experiment.rounds
+    jobs = [len(setting.efforts(round)) for round in range(rounds)]
+    done = sum(jobs[:start])
+    if progress is not None and start < rounds:
+        progress(f"round {start}", done, sum(jobs))
+
+    def told(round: int, update: Update) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(f"round {round}", done, sum(jobs))
+        if on_update is not None:
+            on_update(round, update)
+
+    return told
+
+
+def _rounds(
+    setting: Setup, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
+) -> Iterator[RoundResult]:
+    experiment, method = setting.experiment, setting.method
+    model, state, start = setting.initial, None, 0
+    if checkpoint is not None:
+        model, state, start, engine.memory = (
+            checkpoint.model,
+            checkpoint.state,
+            checkpoint.next_round,
+            checkpoint.memory,
+        )
+    if folder is not None:
+        folder.forget_from(start)
+    rounds = federate(
+        model,
+        method,
+        engine,
+        setting.clients,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        start=start,
+        state=state,
+        gate=experiment.gate,
+        policy=None if method.pooled else experiment.policy,
+        efforts=setting.efforts,
+        proxy=setting.proxy,
+        sizes=[len(rows) for rows in setting.training_rows] if experiment.stream else None,
+        on_update=on_update,
+    )
+    for plain in rounds:
+        last = plain.round == experiment.rounds - 1
+        scored, predictions = evaluate(setting, engine, plain.model, final=last)
+        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setting.dataset.classes))
+        if folder is not None:
+            folder.add_round(result)
+            folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
+            if last:
+                folder.finish(result.model, {"round": result.round} | scored, predictions, setting.dataset)
+        yield result
+    if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
+        shown = method.shown(model, state or {})
+        scored, predictions = evaluate(setting, engine, shown, final=True)
+        folder.finish(shown, {"round": start - 1} | scored, predictions, setting.dataset)
+
+
+def evaluate(
+    setting: Setup, engine: Engine, model: Model, *, final: bool
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
+    models, personal = models_to_judge(setting.method, engine, model, len(setting.clients))
+    if final:
+        return setting.jury.at_the_end(engine, models, personal=personal)
+    parts: tuple[Part, ...] = ("validation", "test") if setting.experiment.test_every_round else ("validation",)
+    return setting.jury.after_a_round(engine, models, parts), {}
+
+
+def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
+    """The classifier's rows under the names of their findings."""
+    names = {f"class {number}": name for number, name in enumerate(classes)}
+    return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
+
+
+def _workers(wanted: int, clients: int) -> int:
+    """As many processes as there is work for; a number that makes no sense is lowered, and it is said."""
+    if wanted > clients:
+        warnings.warn(f"{wanted} workers for {clients} client(s): one for each client starts", stacklevel=2)
+    return limited(min(wanted or cores(), clients))
+
+
+class opened_engine:
+    """The engine that an experiment asks for, closed whatever happens."""
+
+    def __init__(self, setting: Setup) -> None:
+        self._setting = setting
+
+    def __enter__(self) -> Engine:
+        experiment = self._setting.experiment
+        workers = _workers(experiment.workers, len(self._setting.clients))
+        engine: Engine = catalog.find("engines", experiment.engine)(self._setting, workers)
+        self._engine = engine
+        return engine
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()

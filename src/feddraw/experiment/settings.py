@@ -1,0 +1,261 @@
+"""An experiment as one value, to and from TOML, with every default written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from feddraw import catalog
+from feddraw.core import Method
+from feddraw.errors import UserError, unknown
+from feddraw.experiment.data import defaults as dataset_defaults
+from feddraw.experiment.method import Section, by_half, combined_method, defaults_of, recorded_settings, without_empty
+from feddraw.participation import Participation
+from feddraw.results.reading import read_toml
+from feddraw.scenarios.partition import complete_options, dataset_of, wanted
+from feddraw.server.gate import Gate
+from feddraw.server.policy import Policy
+from feddraw.server.round import STREAM_WEIGHTS
+from feddraw.training.settings import Training
+
+NAMED = ("data", "scenario", "model", "method")
+SETTINGS = {"training": Training, "participation": Participation, "gate": Gate, "policy": Policy}  # no name
+MOST_ROUNDS = 100_000
+HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run. `data`, `scenario`, `model` and `method` are a name, or a mapping with a name and settings."""
+
+    data: str | Section = "phantom"
+    scenario: str | Section = "CHM-2"
+    model: str | Section = "compact"
+    method: str | Section = "feddraw"
+    training: Training = field(default_factory=Training)
+    participation: Participation = field(default_factory=Participation)
+    gate: Gate = field(default_factory=Gate)  # which updates are let in
+    policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
+    rounds: int = 15
+    seed: int = 0
+    partition_seed: int = -1  # -1: the same as seed
+    folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
+    holdout: float = 0.0  # share of each client's images kept back to test the global model on
+    stream: bool = False  # sum updates as they come, in client order: one model of memory, however many clients
+    test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
+    proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
+    engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
+    workers: int = 0  # 0: one a core, but not more than clients
+    tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
+
+    def __post_init__(self) -> None:
+        for name in NAMED:
+            value = getattr(self, name)
+            section = {"name": value} if isinstance(value, str) else dict(value)
+            section = _section_defaults(name, section) | section
+            object.__setattr__(self, name, by_half(section) if name == "method" else section)
+        for name, kind in SETTINGS.items():
+            if isinstance(getattr(self, name), Mapping):
+                object.__setattr__(self, name, _settings(kind, getattr(self, name), name))
+
+    def section(self, name: str) -> tuple[str, dict[str, Any]]:
+        """A section's name and its settings."""
+        settings = dict(getattr(self, name))
+        return settings.pop("name"), settings
+
+    def with_settings(self, changes: Mapping[str, Any]) -> Experiment:
+        """The same with some settings changed, by their dotted path in `experiment.toml`: {"method.mu": 0.1}."""
+        table = self.table()
+        for path, value in changes.items():
+            head, _, rest = path.partition(".")
+            if head not in table:
+                raise unknown("settings", path, [f.name for f in fields(Experiment)])
+            if not rest:
+                table[head] = _changed(path, table[head], value)
+            elif not isinstance(table[head], dict):
+                raise UserError(f"'{head}' is a single value: there is no setting '{path}'")
+            else:
+                table[head] = _without(table[head], rest) | {rest: value}
+        return Experiment.of(table)
+
+    def table(self) -> dict[str, Any]:
+        """As nested dicts, the way a file holds it."""
+        sections = {name: asdict(getattr(self, name)) for name in SETTINGS}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | sections
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Experiment:
+        """From nested dicts; anything unknown or of the wrong type is refused."""
+        known = {f.name: f for f in fields(Experiment)}
+        for name, value in table.items():
+            if name not in known:
+                raise unknown("settings", name, known)
+            if name in NAMED and not isinstance(value, str | Mapping):
+                raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
+            if name in NAMED and not isinstance(value if isinstance(value, str) else value.get("name"), str):
+                raise UserError(f"{name} needs a name, such as {name}.name = '{known[name].default}'")
+            if name in SETTINGS and not isinstance(value, Mapping):
+                raise UserError(f"{name} must be a table of settings, not {value!r}")
+        numbers = {n: v for n, v in table.items() if n not in (*NAMED, *SETTINGS)}
+        catalog.check(numbers, {n: known[n].default for n in numbers}, "")
+        return Experiment(**table)
+
+    @staticmethod
+    def read(path: Path, *, trust: bool = False) -> Experiment:
+        """From a TOML file, also the one in a run's folder. Code that it names is refused unless trusted."""
+        table = read_toml(path)
+        table.pop("partition", None)  # what came of the settings, not one of them
+        experiment = Experiment.of(table)
+        return experiment.trusted(trust, f"{path} names")
+
+    def trusted(self, trust: bool, source: str, permit: str = "add --trust if you trust it") -> Experiment:
+        """Itself, unless it names code and nobody here has allowed that.
+
+        Every way in for settings that nobody typed here (files, run folders, Flower's run settings) asks this once,
+        before `complete` or anything else imports what a name says; making an `Experiment` imports nothing.
+        """
+        named = {section: self.section(section)[0] for section in NAMED} | {"engine": self.engine}
+        for section, name in named.items():
+            if ":" in name and not trust:
+                raise UserError(f"{source} code to import ({section} = {name}): {permit}")
+        return self
+
+    @staticmethod
+    def preset(name: str) -> Experiment:
+        if not isinstance(name, str) or name not in PRESETS:
+            raise unknown("presets", str(name), PRESETS)
+        return Experiment().with_settings(PRESETS[name])
+
+
+def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
+    """Defaults beyond the functions' own: the laptop preset. The paper's scenarios are scaled down, others are not."""
+    if section == "scenario":
+        return {"scale": 0.045 if dataset_of(settings.get("name", "")) else 1.0}
+    return {"size": 32} if section == "data" else {}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "laptop": {},
+    "paper": {
+        "data": "chestmnist",
+        "data.size": 224,
+        "data.clahe": True,
+        "scenario.scale": 1.0,
+        "model": "densenet121",
+        "training.lr": 1e-5,
+        "training.weight_decay": 5e-3,
+        "training.label_smoothing": 0.05,
+        "training.clip": 5.0,
+        "training.augment": True,
+    },
+}
+
+
+def _changed(path: str, old: Any, new: Any) -> Any:
+    if not isinstance(old, Mapping):
+        return new
+    if path in SETTINGS:
+        raise UserError(f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}")
+    if not isinstance(new, str):
+        raise UserError(f"{path} must be a name, not {new!r}")
+    return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
+
+
+def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Leave out what a new value replaces: the setting with or without a method's name before it."""
+    return {old: v for old, v in table.items() if old != key.rpartition(".")[2] and old.rpartition(".")[2] != key}
+
+
+def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
+    """Settings that stay when a section gets another name; the others belonged to the old one."""
+    if section == "data":
+        return ("size",) if new == "phantom" else ("size", "clahe")
+    both_of_the_paper = section == "scenario" and dataset_of(old) and dataset_of(new)
+    return ("scale",) if both_of_the_paper else ()
+
+
+def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
+    catalog.check(table, {f.name: f.default for f in fields(kind)}, section)
+    return kind(**table)
+
+
+def make_method(experiment: Experiment) -> Method:
+    """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
+    return replace(combined_method(*experiment.section("method")), limited=experiment.policy.limits_weights)
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """With every default written out, as it is recorded with a run; checks the numbers on the way."""
+    if experiment.rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
+    if experiment.rounds > MOST_ROUNDS:
+        raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
+    if experiment.seed < 0:
+        raise UserError(f"seed must be zero or more, not {experiment.seed}")
+    if max(experiment.seed, experiment.partition_seed) >= 2**63:
+        raise UserError("seed and partition_seed must be less than 2 to the power of 63")
+    if not 0 <= experiment.holdout < 1:
+        raise UserError(f"holdout must be a share from 0 to below 1, not {experiment.holdout}")
+    if experiment.folds < 0 or experiment.folds == 1:
+        raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
+    if experiment.proxy < 2:
+        raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
+    if experiment.workers < 0:
+        raise UserError(f"workers must be zero or more, not {experiment.workers}")
+    if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
+        raise unknown("engines", experiment.engine, catalog.names("engines"))
+    experiment.training.check()
+    experiment.gate.check()
+    experiment.policy.check()
+    method = make_method(experiment)  # its mistakes come first, they cost no time
+    experiment.policy.check_method(method)
+    if experiment.stream:
+        _require_streaming(experiment, method)
+    partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
+    return replace(
+        experiment,
+        data=_data_defaults(experiment),
+        scenario=_scenario_defaults(experiment),
+        method=recorded_settings(*experiment.section("method")),
+        model=_with_defaults(experiment.model, catalog.find("models", experiment.section("model")[0])),
+        partition_seed=partition_seed,
+    )
+
+
+def _require_streaming(experiment: Experiment, method: Method) -> None:
+    if not method.streams:
+        raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
+    if experiment.gate.norm == "refuse" or experiment.gate.clip:
+        raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
+    if experiment.policy.limits_weights:
+        raise UserError(STREAM_WEIGHTS)
+
+
+def _with_defaults(section: str | Section, function: Callable[..., Any]) -> Section:
+    assert not isinstance(section, str)
+    return {"name": section["name"]} | without_empty(defaults_of(function)) | dict(section)
+
+
+def _data_defaults(experiment: Experiment) -> Section:
+    """Phantoms have no natural number or mix: they follow the scenario."""
+    name, settings = experiment.section("data")
+    if name != "phantom":
+        return {"name": name} | dataset_defaults(name) | settings
+    scenario, options = experiment.section("scenario")
+    scale = options.pop("scale", 1.0)
+    mix = dataset_of(scenario) or "chestmnist"
+    numbers = {"train": wanted(scenario, scale, options) or 4000, "mix": mix}
+    return {"name": name} | dataset_defaults(name) | numbers | settings
+
+
+def _scenario_defaults(experiment: Experiment) -> Section:
+    name, settings = experiment.section("scenario")
+    scale = settings.pop("scale", 1.0)
+    return {"name": name, "scale": scale} | complete_options(name, settings)
+
+
+def unnamed_defaults() -> dict[str, Any]:
+    """The defaults of all settings that do not depend on a name."""
+    return {key: value for key, value in Experiment().table().items() if key not in NAMED}

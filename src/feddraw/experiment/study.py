@@ -1,0 +1,439 @@
+"""A study: a file whose lists are multiplied out, every combination a run in a folder of its own.
+
+Seeds vary slowest, so a study that is stopped half-way has whole replicates. Runs are carried out by worker processes,
+each with the serial engine on one thread: no core has more than one to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from feddraw.data.dataset import Dataset
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.preparation import Progress, open_data
+from feddraw.experiment.running import iterate
+from feddraw.experiment.settings import HOW, Experiment, complete, unnamed_defaults
+from feddraw.naming import csv_text
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
+from feddraw.system.locks import lock_file
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+
+ALWAYS_NAMED = ("scenario", "method")
+MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One run of a study."""
+
+    name: str  # of its folder
+    experiment: Experiment
+    label: Mapping[str, str]  # what tells it from the others, by setting
+
+    @property
+    def key(self) -> str:
+        """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
+
+        Where the data lie on this machine and how the run is carried out are no part of it.
+        """
+        here, usual = flat(self.experiment.table()), flat(Experiment().table())
+        table = {name: value for name, value in here.items() if name not in HOW and usual.get(name) != value}
+        for name in ("data.name", "data.path"):
+            if isinstance(table.get(name), str):
+                table[name] = Path(table[name]).name
+        return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+
+
+def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[Planned]:
+    """All runs of a study's file: an experiment file in which any value may be a list.
+
+    `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
+    one, is what tables call it in place of its scenario. `preset` names what the settings start from. A list inside a
+    list is a value.
+    """
+    table = read_toml(path)
+    preset = table.pop("preset", "laptop")
+    cases = table.pop("case", [{}])
+    if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
+        raise UserError(f"{path}: a case is a table with two brackets: [[case]]")
+    chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
+    for case, called in map(_called, cases):
+        chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
+        _require_few(len(chosen))
+    base = Experiment.preset(preset)
+    found = []
+    for settings, label in chosen:
+        written = base.with_settings(_dotted(settings)).trusted(trust, f"{path} names")
+        found.append(_planned(written.with_settings(changes or {}), label))
+    found.sort(key=lambda planned: planned.experiment.seed)
+    _require_different_names(found, path)
+    return found
+
+
+def _called(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A case's settings, and the name that it gives itself."""
+    settings = dict(case)
+    name = settings.pop("label", None)
+    return settings, {} if name is None else {"scenario": str(name)}
+
+
+def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Every choice of one element from each list, with words for what was chosen."""
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
+    for name, value in table.items():
+        items = value if isinstance(value, list) else [value]
+        choices = [choice for item in items for choice in _choices(item)]
+        _require_few(len(found) * len(choices))
+        found = [
+            (settings | {name: chosen}, label | _label(name, chosen, inner, len(items) > 1))
+            for settings, label in found
+            for chosen, inner in choices
+        ]
+    return found
+
+
+def _require_few(runs: int) -> None:
+    if runs > MOST_RUNS:
+        raise UserError(f"the study has {runs:,} runs or more: a file may have {MOST_RUNS:,}, so make several of it")
+
+
+def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
+    return [*_combinations(item)] if isinstance(item, Mapping) else [(item, {})]
+
+
+def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
+    """What to call a choice: a section by its name and its own settings, a number by its setting's name."""
+    if not isinstance(chosen, Mapping):
+        return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
+    if name not in ALWAYS_NAMED and not several:
+        return {f"{name}.{key}": value for key, value in inner.items()}
+    whole = flat(chosen)
+    shown = whole if several else {key: whole[key] for key in inner}
+    own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
+    return {name: ",".join([str(chosen.get("name", "")), *own])}
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted paths, a section's name before what belongs to it."""
+    dotted: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            dotted |= {name: value["name"]} if "name" in value else {}
+            dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
+        else:
+            dotted[name] = value
+    return dotted
+
+
+def _planned(experiment: Experiment, label: dict[str, str]) -> Planned:
+    label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
+    others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
+    name = "_".join([*words, f"seed={experiment.seed}"])
+    return Planned(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
+
+
+def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
+    seen: set[str] = set()
+    for planned in runs:
+        if planned.name in seen:
+            raise UserError(f"{path} asks for {planned.name} more than once")
+        seen.add(planned.name)
+
+
+def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
+    """`i/n`: every n-th run, beginning with the i-th."""
+    parts = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
+        raise UserError(f"--shard takes i/n with i from 1 to n, not '{shard}'")
+    return list(runs[int(parts[1]) - 1 :: int(parts[2])])
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+
+
+def row_of(planned: Planned, out: Path) -> dict[str, Any]:
+    """A finished run as a line of the study's table."""
+    folder = RunFolder(out / planned.name)
+    with as_written(folder.path):
+        return _row(planned, folder, read_json(folder.metrics), read_jsonl(folder.rounds))
+
+
+def _row(
+    planned: Planned, folder: RunFolder, found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
+    own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
+    row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
+    row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
+    if found.get("diverged"):
+        row["diverged"] = found["diverged"]["round"]
+    row["validation_auc"] = found["validation"]["auc"]["macro"]
+    for kind in ("auc", "gm"):
+        row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
+    row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
+    row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
+    row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
+    row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
+    return row
+
+
+class ResultTable:
+    """A CSV with a line for every finished run; written whole, so that columns may come later.
+
+    Several studies may share one: rows are added under a lock, to what the file holds at that moment.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = _by_key(path)
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if all(row["key"] in self.rows for row in rows):
+            return
+        with reporting(self.path):
+            make_folder(self.path.parent)
+        with lock_file(self.path):
+            self.rows = _by_key(self.path)
+            self.rows |= {row["key"]: dict(row) for row in rows if row["key"] not in self.rows}
+            columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+            lines = [[_cell(row.get(name)) for name in columns] for row in self.rows.values()]
+            write_whole(self.path, csv_text([columns, *lines]).encode())
+
+
+def _by_key(path: Path) -> dict[str, dict[str, Any]]:
+    rows = read_csv(path)
+    if any("key" not in row for row in rows):
+        raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")
+    return {row["key"]: row for row in rows}
+
+
+def _cell(value: Any) -> Any:
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if missing else round(value, 6) if isinstance(value, float) else value
+
+
+# ---------------------------------------------------------------------------------------------------- the work
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a study."""
+
+    kind: Literal["skipped", "started", "progress", "finished", "failed"]
+    run: str
+    text: str = ""
+    done: float = 0.0  # share of the run
+    row: Mapping[str, Any] | None = None
+
+
+def conduct(
+    runs: Sequence[Planned],
+    out: Path,
+    workers: int,
+    tables: Sequence[ResultTable],
+    progress: Progress | None = None,
+) -> Iterator[Event]:
+    """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
+
+    `progress` is told of images that are prepared before the first run.
+    """
+    waiting = []
+    for planned in runs:
+        event = _already(planned, out, tables)
+        if event is None:
+            waiting.append(planned)
+        else:
+            yield event
+    unusable = _prepare_data(waiting, progress)
+    yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
+    waiting = [planned for planned in waiting if planned not in unusable]
+    crew = _Crew(out, min(workers, len(waiting)))
+    try:
+        for event in crew.carry_out(waiting):
+            if event.row is not None:
+                for table in tables:
+                    table.add([event.row])
+            yield event
+    finally:
+        crew.dismiss()
+
+
+def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
+    """Whether there is nothing to do for a run, or nothing that can be done."""
+    folder = RunFolder(out / planned.name)
+    try:
+        refuse_link(folder.path)
+        wanted = complete(planned.experiment).table()
+        if folder.begin(wanted, resume=True, how=HOW, defaults=unnamed_defaults()) == "finished":
+            row = row_of(planned, out)
+            for table in tables:
+                table.add([row])
+            return Event("skipped", planned.name, row=row)
+    except UserError as mistake:
+        return Event("failed", planned.name, str(mistake))
+    listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
+    return None if listed is None else Event("skipped", planned.name, row=listed)
+
+
+def _prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
+    """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
+
+    Phantoms, and what somebody's own function makes, are not kept on disk: workers make their own.
+    """
+    mistakes: dict[str, str] = {}
+    unusable = {}
+    for planned in runs:
+        name, key = planned.experiment.section("data")[0], _data_key(planned.experiment)
+        if key not in mistakes and name != "phantom" and ":" not in name:
+            mistakes[key] = _mistake(planned.experiment, progress)
+        if mistakes.get(key):
+            unusable[planned] = mistakes[key]
+    return unusable
+
+
+def _mistake(experiment: Experiment, progress: Progress | None) -> str:
+    """What is wrong with an experiment's data; empty if they are ready."""
+    try:
+        open_data(experiment, progress)
+    except (UserError, RunFailed) as mistake:
+        return str(mistake)
+    except Exception:
+        return ""  # a worker will meet it again, and log it with its traceback
+    return ""
+
+
+def _data_key(experiment: Experiment) -> str:
+    return json.dumps(complete(experiment).data, sort_keys=True)
+
+
+class _Crew:
+    """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed."""
+
+    def __init__(self, out: Path, workers: int) -> None:
+        self.out = out
+        self._members = dict(start_worker(serve) for _ in range(workers))
+        self._busy: dict[Connection, Planned] = {}
+
+    def carry_out(self, runs: Sequence[Planned]) -> Iterator[Event]:
+        waiting = list(reversed(runs))
+        while waiting or self._busy:
+            for pipe in [p for p in self._members if p not in self._busy]:
+                if waiting:
+                    yield self._begin(pipe, waiting.pop())
+            for heard in wait(list(self._busy)):
+                assert isinstance(heard, Connection)
+                yield self._hear(heard)
+
+    def _begin(self, pipe: Connection, planned: Planned) -> Event:
+        self._busy[pipe] = planned
+        request = {"experiment": planned.experiment.table(), "folder": str(self.out / planned.name)}
+        pipe.send_bytes(json.dumps(request).encode())
+        return Event("started", planned.name)
+
+    def _hear(self, pipe: Connection) -> Event:
+        planned = self._busy[pipe]
+        try:
+            said = json.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return self._replace(pipe)
+        if "progress" in said:
+            return Event("progress", planned.name, *said["progress"])
+        del self._busy[pipe]
+        if "failed" in said:
+            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
+            return Event("failed", planned.name, said["failed"] + where)
+        try:
+            return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
+        except UserError as mistake:
+            return Event("failed", planned.name, str(mistake))
+
+    def _logged(self, planned: Planned, trace: str) -> str:
+        """Where the traceback is, or why it is nowhere: the failure itself is told in any case."""
+        log = self.out / "failures.log"
+        try:
+            with reporting(log):
+                make_folder(self.out)
+            with lock_file(log):
+                append(log, f"{planned.name}\n{trace}\n")
+        except (UserError, RunFailed) as trouble:
+            return f"; {trouble}"
+        return f"; its traceback is in {log}"
+
+    def _replace(self, pipe: Connection) -> Event:
+        planned, process = self._busy.pop(pipe), self._members.pop(pipe)
+        how, advice = cause_of_death(process)
+        member, replacement = start_worker(serve)
+        self._members[member] = replacement
+        return Event("failed", planned.name, f"its worker {how}{advice}")
+
+    def dismiss(self) -> None:
+        for pipe, process in self._members.items():
+            pipe.close()
+            process.terminate()
+        for process in self._members.values():
+            process.join()
+
+
+# ---------------------------------------------------------------------------------------------------- the worker
+
+
+def serve(pipe: Connection) -> None:
+    """A worker's life: one run after the other until the pipe closes."""
+    belong_to_parent()
+    warnings.simplefilter("ignore")  # what is undefined is in metrics.json, and said in the report
+    opened: dict[str, Dataset] = {}
+    try:
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(json.dumps(_carry_out(pipe, request, opened)).encode())
+    except (EOFError, OSError):
+        pass  # the parent has closed the pipe
+
+
+def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset]) -> dict[str, Any]:
+    last = 0.0
+
+    def progress(what: str, ready: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > 0.5:
+            last = now
+            pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
+
+    try:
+        experiment = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
+        dataset = _opened(experiment, opened, progress)
+        for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
+            pass
+    except (UserError, RunFailed) as mistake:
+        return {"failed": str(mistake)}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    return {"finished": True}
+
+
+def _opened(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
+    """The data of the run; the last ones stay open, since most runs of a study share them."""
+    key = _data_key(experiment)
+    if key not in opened:
+        while len(opened) > 1:
+            del opened[next(iter(opened))]
+        opened[key] = open_data(experiment, progress)
+    return opened[key]

@@ -1,0 +1,112 @@
+"""Run a run again and compare: the same settings must give the same bits, on the machine that gave them."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from feddraw.errors import UserError
+from feddraw.experiment.running import iterate
+from feddraw.experiment.settings import Experiment
+from feddraw.federation import RoundResult
+from feddraw.results.environment import environment
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
+
+LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found equal and what was not, each by the name of its file and round."""
+
+    rounds: int
+    finished: bool  # to the end, with the final files
+    equal: tuple[tuple[str, str], ...]  # what, and the hash that both have
+    different: tuple[str, ...]
+    other_environment: tuple[str, ...]  # what is not as it was when the run was made
+
+    @property
+    def same(self) -> bool:
+        return not self.different
+
+
+def verify(
+    path: Path,
+    rounds: int = 0,
+    *,
+    trust: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    on_round: Callable[[RoundResult], None] | None = None,
+) -> Comparison:
+    """Carry out a run again, or its first rounds, in a folder that is thrown away, and compare."""
+    there = RunFolder(path)
+    experiment = Experiment.read(there.settings, trust=trust)
+    done = len(read_jsonl(there.rounds))
+    wanted = rounds or experiment.rounds
+    if not 0 < wanted <= experiment.rounds:
+        raise UserError(f"--rounds must be from 1 to {experiment.rounds}, not {rounds}")
+    if wanted > done or (wanted == experiment.rounds and not there.metrics.is_file()):
+        raise UserError(f"{path} is not finished: verify its first {done} rounds with --rounds, or finish it first")
+    with tempfile.TemporaryDirectory(prefix="feddraw-verify-") as folder:
+        here = RunFolder(Path(folder) / "again")
+        for result in islice(iterate(experiment.with_settings(changes or {}), here.path), wanted):
+            if on_round is not None:
+                on_round(result)
+        found = list(_pairs(there, here, wanted, wanted == experiment.rounds))
+    equal = tuple((what, one) for what, one, other in found if one == other)
+    different = tuple(what for what, one, other in found if one != other)
+    return Comparison(wanted, wanted == experiment.rounds, equal, different, tuple(_moved(there)))
+
+
+def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
+    """What is compared, with its hash in the one folder and in the other; the earliest round first."""
+    parts = [read_toml(folder.settings).get("partition") for folder in (there, here)]
+    yield "the clients' images", _hash(parts[0]), _hash(parts[1])
+    for name in ("rounds.jsonl", "weights.csv"):
+        lines = [_lines(folder, name) for folder in (there, here)]
+        for round in range(rounds):
+            yield f"{name} of round {round}", _hash(lines[0].get(round)), _hash(lines[1].get(round))
+    for name in LAST if finished else ():
+        files = [getattr(folder, name) for folder in (there, here)]
+        yield files[0].name, *(_hash_of_file(file) for file in files)
+
+
+def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
+    """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
+    found: dict[int, list[Any]] = {}
+    entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
+    with as_written(folder.path / name):
+        for entry in entries:
+            said = {key: value for key, value in entry.items() if key != "seconds" and value != ""}
+            found.setdefault(int(entry["round"]), []).append(said)
+    return found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _hash_of_file(path: Path) -> str:
+    if not path.is_file():
+        return "missing"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _moved(there: RunFolder) -> Iterator[str]:
+    """Why bits may differ: other versions, another processor."""
+    before = read_json(there.environment) if there.environment.is_file() else {}
+    now = environment()
+    packages = before.get("packages")
+    for name, version in (packages if isinstance(packages, dict) else {}).items():
+        if now["packages"].get(name, "none") != version:
+            yield f"{name} {version}, now {now['packages'].get(name, 'none')}"
+    for key in ("python", "processor"):
+        if before.get(key) != now[key]:
+            yield f"{key} {before.get(key, 'unknown')}, now {now[key]}"

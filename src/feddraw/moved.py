@@ -1,0 +1,74 @@
+"""Imports that were documented under another name: read for one more minor version, with a warning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = {
+    "feddraw.metrics": "feddraw.analysis.metrics",
+    "feddraw.statistics": "feddraw.analysis.statistics",
+    "feddraw.plots": "feddraw.analysis.plots",
+    "feddraw.published": "feddraw.paper.published",
+    "feddraw.runs": "feddraw.results.runs",
+    "feddraw.gate": "feddraw.server.gate",
+    "feddraw.data.phantom": "feddraw.datasets.phantom",
+}
+NAMES = {
+    "feddraw.training": {
+        "Training": "feddraw.training.settings",
+        "Examples": "feddraw.training.loop",
+        "Trainer": "feddraw.training.client",
+    },
+    "feddraw.experiment": {
+        "Experiment": "feddraw.experiment.settings",
+        "run": "feddraw.experiment.running",
+        "prepare": "feddraw.experiment.preparation",
+    },
+    "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
+    "feddraw.results": {"RunFolder": "feddraw.results.folder"},
+}
+
+
+def old_names(package: str) -> Callable[[str], Any]:
+    """A package's `__getattr__` for names that are now in one of its modules."""
+
+    def find(name: str) -> Any:
+        if name not in NAMES[package]:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        _warn(f"{package}.{name}", f"{NAMES[package][name]}.{name}", 3)
+        return getattr(importlib.import_module(NAMES[package][name]), name)
+
+    return find
+
+
+class OldModules(MetaPathFinder, Loader):
+    """Finds a module under its old name."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An empty module, as usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = MODULES[module.__name__]
+        _warn(module.__name__, new, 5)
+        found = vars(importlib.import_module(new))
+        vars(module).update({name: value for name, value in found.items() if not name.startswith("__")})
+
+
+def _warn(old: str, new: str, level: int) -> None:
+    warnings.warn(f"{old} is now {new}; the old name will go in the next minor version", FutureWarning, level)
+
+
+def install() -> None:
+    """Look for old module names after everything else."""
+    if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
+        sys.meta_path.append(OldModules())

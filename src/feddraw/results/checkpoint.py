@@ -1,0 +1,96 @@
+"""A checkpoint: the model, the state and the clients' memory after a round, in one safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from feddraw.core import Layout, Memory, Model, State
+from feddraw.errors import UserError
+
+MAX_CHECKPOINT = 1 << 34
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """All that the next round needs."""
+
+    model: Model
+    state: State
+    next_round: int
+    memory: dict[int, Memory]
+
+
+def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
+    """Raises whatever it stumbles over in a file that `save_checkpoint` did not write."""
+    if path.stat().st_size > MAX_CHECKPOINT:
+        raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
+    with safe_open(path, "np") as file:
+        document = json.loads(file.metadata()["feddraw"])
+        arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if document.pop("blake2") != digest(arrays, document):
+        raise ValueError("it was changed after it was written")
+    model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
+    for vector, kind, number in zip(
+        (model.params, model.buffers, model.counters), ("param", "buffer", "counter"), "ffi", strict=True
+    ):
+        if vector.shape != (layout.length(kind),) or vector.dtype.kind != number:
+            raise ValueError("it is of another network")
+    if type(document["next_round"]) is not int or document["next_round"] < 0:
+        raise ValueError("it has no round")
+    memory = {int(client): dict(vectors) for client, vectors in _repack(document["memory"], arrays).items()}
+    if not _finite([*arrays.values(), document]):
+        raise UserError(
+            f"{path} holds numbers that are not finite: the run diverged, or the file was changed; "
+            "start again in another folder, with a lower training.lr if it diverged"
+        )
+    return Checkpoint(model, dict(_repack(document["state"], arrays)), document["next_round"], memory)
+
+
+def _finite(tree: Any) -> bool:
+    """Whether every number in it is one."""
+    if isinstance(tree, np.ndarray):
+        return tree.dtype.kind != "f" or bool(np.isfinite(tree).all())
+    if isinstance(tree, Mapping):
+        return all(_finite(value) for value in tree.values())
+    if isinstance(tree, list):
+        return all(_finite(value) for value in tree)
+    return not isinstance(tree, float) or math.isfinite(tree)
+
+
+def unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+    """A tree whose arrays have gone to `arrays` and left their names behind."""
+    if isinstance(tree, Mapping):
+        return {key: unpack(value, f"{path}.{key}", arrays) for key, value in tree.items()}
+    if isinstance(tree, np.ndarray):
+        arrays[path] = np.ascontiguousarray(tree)
+        return {"array": path}
+    return tree
+
+
+def _repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
+        return arrays[tree["array"]]
+    return {key: _repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def model_digest(model: Model) -> str:
+    """The same for the same bits."""
+    return digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
+
+
+def digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
+    digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

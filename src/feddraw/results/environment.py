@@ -1,0 +1,45 @@
+"""Versions and machine, recorded with every run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, so that a result can be understood later."""
+    packages = ("feddraw", "numpy", "scipy", "torch", "monai", "safetensors", "scikit-image")
+    return {
+        "python": platform.python_version(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "commit": _commit(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """The commit of a source checkout, empty elsewhere."""
+    here = Path(__file__).parent
+    if not (here.parent.parent / ".git").exists():
+        return ""
+    git = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return git.stdout.strip()
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,284 @@
+"""A run's folder: written as it happens, each file whole or not at all, and read back.
+
+A round is in the folder when its checkpoint is; lines of the ledger behind the checkpoint belong to a round that was
+cut off and are dropped on resume. A run is finished when `metrics.json` is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from feddraw.core import Layout, Model
+from feddraw.data.dataset import Dataset
+from feddraw.errors import UserError
+from feddraw.federation import RoundResult
+from feddraw.naming import csv_text
+from feddraw.results.checkpoint import Checkpoint, digest, model_digest, read_checkpoint, unpack
+from feddraw.results.environment import environment
+from feddraw.results.reading import clean, flat, plain, read_csv, read_jsonl, read_toml
+from feddraw.scenarios.dealing import Partition
+from feddraw.server.ledger import LedgerEntry, PieceEntry
+from feddraw.server.policy import Policy
+from feddraw.sums import summed_by
+from feddraw.system.files import append, make_folder, make_subfolder, refuse_link, reporting, write_whole
+from feddraw.system.locks import lock_folder
+
+LEDGER = tuple(field.name for field in fields(LedgerEntry))
+PIECES = tuple(field.name for field in fields(PieceEntry))
+OF_POLICY = ("proposed", "allowed", "clause")  # columns of a ledger that those of earlier versions lack
+
+
+class RunFolder:
+    """Where a run's files are, and how they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / "experiment.toml"
+        self.environment = path / "environment.json"
+        self.rounds = path / "rounds.jsonl"
+        self.ledger = path / "weights.csv"
+        self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
+        self.metrics = path / "metrics.json"
+        self.model = path / "model.safetensors"
+        self.predictions = path / "predictions.safetensors"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self._held = False  # whether this object has the folder's lock
+
+    def begin(
+        self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str], defaults: Mapping[str, Any]
+    ) -> Literal["new", "goes on", "finished"]:
+        """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to.
+
+        Only what it says under `locked` holds: before that another process may still write to the folder.
+        """
+        used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if used and not resume:
+            raise UserError(f"{self.path} is already used: choose another folder with --out, or go on with --resume")
+        if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
+            raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
+        if self.settings.is_file():
+            self._compare(table, how, defaults)
+        if self.metrics.is_file():
+            return "finished"
+        self._refuse_links()
+        self._check_writable()
+        return "goes on" if self.checkpoint.is_file() else "new"
+
+    def _foreign(self) -> bool:
+        own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
+        return any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir())
+
+    def _compare(self, table: Mapping[str, Any], how: Sequence[str], defaults: Mapping[str, Any]) -> None:
+        """A setting that came after the run was written is at its default there."""
+        written = {k: v for k, v in read_toml(self.settings).items() if k not in (*how, "partition")}
+        there = flat({k: v for k, v in defaults.items() if k not in how}) | flat(written)
+        here = flat({k: v for k, v in table.items() if k not in how})
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) != here.get(name):
+                had, has = there.get(name, "not set"), here.get(name, "not set")
+                raise UserError(f"{self.path} was run with {name} = {had}, not {has}: resume with the same settings")
+
+    def _refuse_links(self) -> None:
+        """The folder itself may be a link, because the user named it; nothing in it may lead out."""
+        inside = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
+        for path in (self.checkpoint.parent, self.path / "tensorboard", *inside):
+            refuse_link(path)
+
+    def _check_writable(self) -> None:
+        parent = self.path
+        while not parent.exists():
+            parent = parent.parent
+        if not os.access(parent, os.W_OK) or not parent.is_dir():
+            raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of the folder. What was found before the lock must be looked up again under it."""
+        if self._held:  # by a caller further up
+            yield
+            return
+        with reporting(self.path):
+            make_folder(self.path, private=True)
+        with lock_folder(self.path):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def write_settings(
+        self, table: Mapping[str, Any], *, partition: Partition, numbers: int, dataset: Dataset | None = None
+    ) -> None:
+        """The settings, and the environment: `numbers` are in all updates together, by which they are summed."""
+        with reporting(self.path):
+            make_folder(self.path, private=True)
+        document = plain({**table, "partition": _described(partition, dataset)})
+        if not self.settings.exists():
+            write_whole(self.settings, tomli_w.dumps(document).encode())
+        elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
+            raise UserError(f"{self.path} was run on other data: the clients' images are not the same now")
+        about = environment() | {"sums": summed_by(numbers)}
+        write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
+
+    def forget_from(self, round: int) -> None:
+        """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
+        try:
+            kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
+            ledger = _before(round, self.ledger, LEDGER)
+            pieces = _before(round, self.pieces, PIECES)
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder, start again") from None
+        write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        write_whole(self.ledger, csv_text([LEDGER, *ledger]).encode())
+        if self.pieces.is_file():
+            write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
+
+    def add_round(self, result: RoundResult) -> None:
+        outcome = (result.round, result.loss, result.metrics, result.seconds)
+        self.add_line(*outcome, digest=model_digest(result.model), diverged=result.diverged)
+        self.add_to_ledger(result.ledger, result.pieces)
+
+    def add_line(
+        self,
+        round: int,
+        loss: float,
+        metrics: Mapping[str, Any],
+        seconds: Mapping[str, float],
+        *,
+        digest: str = "",
+        diverged: str = "",
+    ) -> None:
+        parts = {part: _by_part(metrics[part]) for part in ("validation", "test") if part in metrics}
+        line = {"round": round, "loss": loss, **parts, "model": digest, "seconds": dict(seconds)}
+        line |= {"diverged": diverged} if diverged else {}
+        append(self.rounds, json.dumps(clean(line)) + "\n")
+
+    def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
+        append(self.ledger, csv_text(_rows(entries)))
+        if pieces:
+            header = [] if self.pieces.is_file() else [PIECES]
+            append(self.pieces, csv_text([*header, *_rows(pieces)]))
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        with reporting(self.checkpoint):
+            make_subfolder(self.checkpoint.parent, private=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        document = {
+            "next_round": checkpoint.next_round,
+            "state": unpack(checkpoint.state, "state", arrays),
+            "memory": unpack({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
+        }
+        arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
+        document["blake2"] = digest(arrays, document)
+        write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}), private=True)
+
+    def checkpoint_notes(self) -> dict[str, Any]:
+        """What the checkpoint's state says in words and numbers, before its arrays can be read; unchecked."""
+        try:
+            with safe_open(self.checkpoint, "np") as file:
+                notes = json.loads(file.metadata()["feddraw"])["state"]
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
+            return {}
+        return notes if isinstance(notes, dict) else {}
+
+    def load_checkpoint(self, layout: Layout) -> Checkpoint | None:
+        """The last complete round, or None if there is none; a damaged file is refused."""
+        if not self.checkpoint.is_file():
+            return None
+        try:
+            return read_checkpoint(self.checkpoint, layout)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise UserError(f"{self.checkpoint} is damaged: delete {self.path} and start again") from None
+
+    def finish(
+        self, model: Model, scores: Mapping[str, Any], predictions: Mapping[str, NDArray[Any]], dataset: Dataset | None
+    ) -> None:
+        """The last files; without a data set of the server's own there are no predictions to keep."""
+        write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
+        if dataset is not None:
+            self._keep(predictions, dataset)
+        diverged = first_divergence(read_jsonl(self.rounds))
+        document = _without_nothing({**scores, "diverged": diverged})
+        write_whole(self.metrics, (json.dumps(clean(document), indent=2) + "\n").encode())
+
+    def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
+        tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
+        about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
+        write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
+
+
+def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first round of a log that shows divergence, and why; empty if none does."""
+    found = ({"round": line["round"], "why": str(line["diverged"])} for line in rounds if line.get("diverged"))
+    return next(found, {})
+
+
+def _without_nothing(scores: Any) -> Any:
+    """Without the words that only a diverged run needs, where they would be empty."""
+    if not isinstance(scores, Mapping):
+        return scores
+    kept = {name: value for name, value in scores.items() if value or name not in ("not_finite", "diverged")}
+    return {name: _without_nothing(value) for name, value in kept.items()}
+
+
+def _by_part(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a round's line has of one part of the data: the AUC, the GM where there is one, and what is undefined."""
+    more = {name: found[name] for name in ("gm", "undefined") if found.get(name)}
+    return {**found["auc"], **more}
+
+
+def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
+    """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding every client has."""
+    found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
+    if dataset is not None:
+        labels = dataset.training_labels().values
+        found["findings"] = list(dataset.classes)
+        found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
+        found["positives"] = {shard.client: labels[shard.rows].sum(axis=0).tolist() for shard in partition.shards}
+    return found
+
+
+def read_policy(path: Path) -> Policy:
+    """The `[policy]` of a TOML file, such as one that all sites of a federation have."""
+    table = read_toml(path).get("policy")
+    if not isinstance(table, dict):
+        raise UserError(f"{path} has no section [policy]")
+    return policy_of(table)
+
+
+def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
+    """A policy as code may give it: itself, its settings, a file with a section [policy], or nothing."""
+    if isinstance(given, Path | str) and str(given):
+        return read_policy(Path(given))
+    policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
+    policy.check()
+    return policy
+
+
+def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
+    """In today's columns: those of the policy are missing in ledgers of earlier versions."""
+    lines = [dict.fromkeys(OF_POLICY, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    return [[line[name] for name in columns] for line in lines]
+
+
+def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    return [[_cell(value) for value in asdict(entry).values()] for entry in entries]
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,51 @@
+"""A run as TensorBoard sees it: one setting (`tensorboard = true`), and an event file grows in the run's folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feddraw.catalog import installed
+from feddraw.errors import UserError
+from feddraw.federation import RoundResult
+from feddraw.system.files import make_subfolder
+
+
+def check_installed() -> None:
+    if not installed("tensorboard"):
+        raise UserError("tensorboard = true needs TensorBoard: pip install 'feddraw[tensorboard]'")
+
+
+@contextmanager
+def board(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], None]]:
+    """Where to show each round; what an earlier try wrote from round `start` on is forgotten."""
+    if folder is None:
+        yield lambda result: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    make_subfolder(folder / "tensorboard")
+    with SummaryWriter(str(folder / "tensorboard"), purge_step=start or None) as writer:
+
+        def show(result: RoundResult) -> None:
+            for name, value in scalars(result).items():
+                writer.add_scalar(name, value, result.round)
+            writer.flush()
+
+        yield show
+
+
+def scalars(result: RoundResult) -> dict[str, float]:
+    """Loss, AUC of each part and finding, and every client's weight and similarity."""
+    found = {"loss": result.loss}
+    for part, metrics in result.metrics.items():
+        if part in ("validation", "test"):
+            found[f"{part}/AUC"] = metrics["auc"]["macro"]
+            found[f"{part}/findings without AUC"] = sum(map(math.isnan, metrics["auc"]["per_class"].values()))
+            found |= {f"{part}/AUC {finding}": area for finding, area in metrics["auc"]["per_class"].items()}
+    for entry in result.ledger:
+        found[f"weight/{entry.client}"] = entry.weight
+        found[f"similarity/{entry.client}"] = entry.similarity
+    return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -1,0 +1,1 @@
+"""What the server does with updates: the gate, the policy, sums, the ledger."""

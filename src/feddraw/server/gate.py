@@ -1,0 +1,236 @@
+"""The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged.
+
+`look` looks at all of an update but its parameters, `judge` at how far these have moved: to where no number is, or many
+times the round's median, which is told, refused, or clipped to a number of medians (Sun et al., 2019, clip to a fixed
+length; a median needs none that is known in advance). Directions are not looked at: see docs/safety.md for what passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+
+from feddraw.core import Cohort, Extent, Model, Update, Vector
+from feddraw.errors import UserError, not_negative, one_of
+from feddraw.sums import squared_distance
+
+HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
+MOST_STEPS = 10**9
+MOST_IMAGES = 10**7
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What to do about updates that are whole, but out of proportion."""
+
+    norm: Literal["off", "warn", "refuse"] = "warn"  # where a client moved more than `factor` times the median
+    factor: float = 10.0
+    clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
+    max_size: int = MOST_IMAGES  # images that a client may say it has
+
+    def check(self) -> None:
+        """Refuse settings that no update could pass."""
+        one_of("gate.norm", self.norm, ("off", "warn", "refuse"))
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise UserError(f"gate.factor must be at least 1 median, not {self.factor}")
+        not_negative("gate.clip", self.clip)
+        if self.max_size < 1:
+            raise UserError(f"gate.max_size must be at least 1 image, not {self.max_size}")
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the gate found: why an update is refused (empty: it is accepted), and how far the client moved."""
+
+    reason: str
+    distance: float
+    note: str = ""  # about an update that counts
+    keep: float = 1.0  # share of the move that is left after clipping
+    beside: Mapping[str, float] = field(default_factory=dict)  # lengths of the long vectors beside the model
+
+    @property
+    def status(self) -> str:
+        """As the ledger says it."""
+        return f"refused: {self.reason}" if self.reason else f"counted: {self.note}" if self.note else "counted"
+
+
+# ---------------------------------------------------------------------------------------------------- one update
+
+
+def inspect(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int = MOST_IMAGES) -> Verdict:
+    """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
+    verdict = look(update, sent, sends, max_size)
+    if verdict.reason:
+        return verdict
+    return measured(update, verdict, float(Cohort(0, 1, sent, [update], 1).distances[0]))
+
+
+def look(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
+    """The same but for the parameters themselves, which a server would rather read once only."""
+    reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
+    if reason:
+        return Verdict(reason, math.nan)
+    beside = {name: _length(update.extra[name]) for name in sends}
+    if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
+        return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}", math.nan)
+    long = [name for name, extent in sends.items() if extent in ("params", "model")]
+    return Verdict(_statistics(update.model, sent), math.nan, beside={name: beside[name] for name in long})
+
+
+def measured(update: Update, verdict: Verdict, distance: float) -> Verdict:
+    """With how far the client moved."""
+    if distance < HUGE:
+        return replace(verdict, distance=distance)
+    return Verdict(f"parameters are not finite ({_first_bad(update.model)})", math.nan)
+
+
+def _form(update: Update, sent: Model) -> str:
+    if update.model.layout is not sent.layout and update.model.layout != sent.layout:
+        return "another network: its tensors differ in name, shape or type"
+    for name in ("params", "buffers", "counters"):
+        if reason := _unlike(name, getattr(update.model, name), getattr(sent, name).shape, getattr(sent, name).dtype):
+            return reason
+    return ""
+
+
+def _numbers(update: Update, max_size: int) -> str:
+    if not (_finite(update.size) and 0 < update.size <= max_size):
+        return f"size {update.size!s:.20} is not a positive number up to {max_size}"
+    if not _whole(update.steps, MOST_STEPS):
+        return f"{update.steps!s:.20} steps: it has not trained"
+    if "loss" not in update.metrics:
+        return "no training loss among its metrics"
+    bad = [name for name, value in update.metrics.items() if not _finite(value)]
+    return f"{bad[0]!s:.20} is not a finite number" if bad else ""
+
+
+def _whole(value: Any, most: int) -> bool:
+    return isinstance(value, Integral) and 0 < int(value) <= most
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _extra_form(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
+    for name, extent in sends.items():
+        if name not in update.extra:
+            return f"no {name} beside the model"
+        if reason := _unlike(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
+            return reason
+        if extent in ("classes", "groups") and (update.extra[name] < 0).any():
+            return f"{name} with a count below zero"
+    return ""
+
+
+def _unlike(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    if not isinstance(have, np.ndarray):
+        return f"{name} is no array"
+    if have.shape != shape:
+        return f"{name} of shape {have.shape} where {shape} is needed"
+    return "" if have.dtype == dtype else f"{name} of type {have.dtype} where {dtype} is needed"
+
+
+def _length(vector: Vector) -> float:
+    return math.sqrt(squared_distance(vector, np.zeros_like(vector)))
+
+
+def _first_bad(model: Model) -> str:
+    params = [entry for entry in model.layout.entries if entry.kind == "param"]
+    bad = (entry.name for entry in params if not np.isfinite(model.params[entry.place]).all())
+    return next(bad, f"finite, but beyond {HUGE:g}")
+
+
+def _statistics(model: Model, sent: Model) -> str:
+    """Batch norm's: a variance below zero makes the next model's outputs no numbers, a counter only goes up."""
+    if ((model.buffers < 0) & model.layout.variances).any():
+        return "a variance is negative"
+    taken = model.counters - sent.counters
+    return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
+
+
+# ---------------------------------------------------------------------------------------------------- a round's updates
+
+
+def admit(
+    updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
+) -> tuple[list[Update], dict[int, Verdict]]:
+    """The updates that count, clipped where that is asked for, and what was found about each client's."""
+    looked = look_at_all(updates, sent, sends, clients, gate)
+    whole = [update for update in updates if not looked[update.client].reason]
+    return judge(Cohort(0, 1, sent, whole, clients), looked, gate)
+
+
+def look_at_all(
+    updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
+) -> dict[int, Verdict]:
+    """By client: whether it may answer at all, and what a look at its update says."""
+    times = Counter(update.client for update in updates)
+    found = {}
+    for update in updates:
+        reason = _sender(update.client, times, clients)
+        found[update.client] = Verdict(reason, math.nan) if reason else look(update, sent, sends, gate.max_size)
+    return found
+
+
+def judge(cohort: Cohort, looked: Mapping[int, Verdict], gate: Gate) -> tuple[list[Update], dict[int, Verdict]]:
+    """By how far those moved that were found whole: the updates that count, and the verdicts on all."""
+    moves = zip(cohort.updates, cohort.distances.tolist(), strict=True)
+    found = {update.client: measured(update, looked[update.client], distance) for update, distance in moves}
+    found |= compare({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
+    accepted = [update for update in cohort.updates if not found[update.client].reason]
+    return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**looked, **found}
+
+
+def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
+    if not 0 <= client < clients:
+        return "not a client of this federation"
+    return f"answered {times[client]} times in one round" if times[client] > 1 else ""
+
+
+def compare(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
+    """Each beside the median of all. With one or two clients nobody can be far from it."""
+    if not verdicts:
+        return {}
+    median = _median([verdict.distance for verdict in verdicts.values()])
+    names = next(iter(verdicts.values())).beside
+    medians = {name: _median([verdict.beside[name] for verdict in verdicts.values()]) for name in names}
+    return {client: _judged(verdict, median, medians, gate) for client, verdict in verdicts.items()}
+
+
+def _median(lengths: Sequence[float]) -> float:
+    return float(np.median(lengths)) or math.inf  # where most have not moved, there is nothing to compare with
+
+
+def _judged(verdict: Verdict, median: float, medians: Mapping[str, float], gate: Gate) -> Verdict:
+    times = verdict.distance / median
+    far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
+    beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}
+    far += [f"{name} of {ratio:.3g} times the median" for name, ratio in beside.items() if ratio > gate.factor]
+    if far and gate.norm == "refuse":
+        return replace(verdict, reason=f"{far[0]} (limit {gate.factor:g})")
+    if 0 < gate.clip < times:
+        note = f"clipped from {times:.3g} to {gate.clip:g} times the median"
+        return replace(verdict, note=note, keep=gate.clip / times, distance=gate.clip * median)
+    return replace(verdict, note=far[0]) if far and gate.norm == "warn" else verdict
+
+
+def _clipped(update: Update, sent: Model, keep: float) -> Update:
+    if keep == 1.0:
+        return update
+    params, buffers = (
+        _between(sent.params, update.model.params, keep),
+        _between(sent.buffers, update.model.buffers, keep),
+    )
+    return replace(update, model=replace(update.model, params=params, buffers=buffers))
+
+
+def _between(origin: Vector, end: Vector, share: float) -> Vector:
+    start = origin.astype(np.float64)
+    return (start + share * (end - start)).astype(origin.dtype)

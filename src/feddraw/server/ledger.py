@@ -1,0 +1,139 @@
+"""The ledger of a round: one entry per client, with its weight and what explains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddraw.core import Aggregate, Piece, Update
+from feddraw.server.gate import Verdict
+from feddraw.server.policy import remark
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One client's line of one round in the ledger of who counted how much."""
+
+    round: int
+    client: str
+    size: float
+    steps: int
+    prior: float = math.nan  # where the method has no such part, it is not a number
+    similarity: float = math.nan
+    gamma: float = math.nan
+    beta: float = math.nan
+    reputation: float = math.nan
+    weight: float = 0.0  # the coefficient of the client's move
+    influence: float = 0.0  # the weighted length of its move, as a share of all clients'
+    status: str = "counted"  # or "counted: and what was noted", "refused: why", "missing", "not asked"
+    proposed: float = math.nan  # the rule's weight before the policy, where there is one
+    allowed: float = math.nan  # and after it
+    clause: str = ""  # the policy's setting that decided it
+
+    @property
+    def counted(self) -> bool:
+        return self.status.startswith("counted")
+
+
+@dataclass(frozen=True)
+class PieceEntry:
+    """One client's weight in one round for a piece of the model, where a rule weighs pieces by themselves."""
+
+    round: int
+    client: str
+    piece: str  # a layer, or a class
+    similarity: float = math.nan
+    reputation: float = math.nan
+    weight: float = 0.0
+    proposed: float = math.nan  # before the policy, where there is one
+    clause: str = ""
+
+
+def remarks_of(
+    sizes: Mapping[int, float],
+    believed: Mapping[int, tuple[float, str]],
+    accepted: Sequence[Update],
+    aggregate: Aggregate | None,
+) -> dict[int, list[str]]:
+    """By client, what the policy changed about its size and its weight."""
+    limited = aggregate.weights.limited if aggregate is not None else None
+    found: dict[int, list[str]] = {}
+    for place, update in enumerate(accepted):
+        client = update.client
+        if client in believed:
+            size, setting = believed[client]
+            found.setdefault(client, []).append(f"says {sizes[client]} images, {size} count (policy.{setting})")
+        if limited is not None and (said := remark(limited, place)):
+            found.setdefault(client, []).append(said)
+    return found
+
+
+def with_remarks(verdicts: dict[int, Verdict], remarks: Mapping[int, list[str]]) -> dict[int, Verdict]:
+    """The verdicts with these remarks behind the gate's own."""
+    if not remarks:
+        return verdicts
+    notes = {c: "; ".join(filter(None, [verdicts[c].note, *said])) for c, said in remarks.items()}
+    return {c: replace(verdict, note=notes.get(c, verdict.note)) for c, verdict in verdicts.items()}
+
+
+def ledger_of(
+    round: int,
+    clients: Sequence[str],
+    asked: Collection[int],
+    updates: Sequence[Update],
+    verdicts: Mapping[int, Verdict],
+    aggregate: Aggregate | None,
+) -> tuple[LedgerEntry, ...]:
+    """A line for every client of the federation, counted or not, and for whoever else answered."""
+    came = {update.client: update for update in updates}
+    shares = _shares([client for client in came if not verdicts[client].reason], verdicts, aggregate)
+    names = dict(enumerate(clients))
+    names |= {client: f"stranger {client}" for client in came if client not in names}
+    lines = []
+    for client, name in names.items():
+        if client in came:
+            update, status = came[client], verdicts[client].status
+            lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
+        else:
+            lines.append(LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked"))
+    return tuple(lines)
+
+
+def _shares(
+    counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
+) -> dict[int, dict[str, Any]]:
+    """Weight, influence and the parts of the weight, by client."""
+    if aggregate is None:
+        return {}
+    lengths = np.abs(aggregate.coefficients) * [verdicts[client].distance for client in counted]
+    total = lengths.sum()
+    columns: dict[str, Any] = {
+        "weight": aggregate.coefficients,
+        "influence": lengths / total if total > 0 else math.nan,
+    }
+    columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
+    if (limited := aggregate.weights.limited) is not None:
+        columns |= {"proposed": limited.before, "allowed": limited.after, "clause": np.array(limited.clauses, object)}
+    lists = {name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()}
+    return {client: {name: lists[name][place] for name in lists} for place, client in enumerate(counted)}
+
+
+def pieces_of(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
+    """A line for every client and piece."""
+    return tuple(
+        _of_piece(PieceEntry(round, client, piece.name), piece, place)
+        for piece in (aggregate.weights.pieces if aggregate else ())
+        for place, client in enumerate(counted)
+    )
+
+
+def _of_piece(entry: PieceEntry, piece: Piece, place: int) -> PieceEntry:
+    columns: dict[str, Any] = {name: float(column[place]) for name, column in piece.parts.items()}
+    columns["weight"] = float(piece.values[place])
+    if (limited := piece.limited) is not None:
+        columns |= {"proposed": float(limited.before[place]), "clause": limited.clauses[place]}
+    return replace(entry, **columns)

@@ -1,0 +1,156 @@
+"""What a server reads all updates for, done in one pass: the weighted sum of the clients' moves, and each one's length.
+
+Moves are differences from the sent model, so that float32 loses nothing that a float32 result could show; beyond fifty
+clients, sums of fifty are added in float64. A matrix that is large enough to matter goes through `sums.c`, compiled on
+first use where there is a C compiler (a quarter of a second); numpy gives the same bits, more slowly.
+
+Both add squares in one order, because float sums depend on it: the columns are cut into blocks of `BLOCK`; in a block,
+column j belongs to lane j mod `LANES`, and each lane is summed in float32 from its first column to its last; the lanes
+are added in float64, first to last, and so are the blocks, and then the threads' parts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+P = TypeVar("P")
+R = TypeVar("R")
+Floats = NDArray[Any]  # one vector, or one a client in a matrix
+Squares = NDArray[np.float64]  # by client
+Pass = Callable[[Floats, Floats, Floats, Floats | None], Squares]
+
+WORTH_COMPILING = 5_000_000  # numbers in all updates together
+HAND = 50  # clients that are summed in float32, as in sums.c
+BLOCK, LANES = 1 << 13, 8  # of the squares, as in sums.c
+_STRETCH = 1 << 19  # columns for one thread at a time
+_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
+
+
+def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Squares:
+    """The squared length of each row's move from `sent`; into `out` goes `sent` plus the moves times their weights.
+
+    The columns are cut in the same places whatever the number of threads: the bits do not depend on it.
+    """
+    places = [slice(start, start + _STRETCH) for start in range(0, len(sent), _STRETCH)]
+    single, given = weights.astype(rows.dtype), [rows, sent] if out is None else [rows, sent, out]
+    plain = all(array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given)
+    step = (compiled() if plain and rows.size >= WORTH_COMPILING else None) or _in_numpy
+
+    def work(place: slice) -> Squares:
+        return step(rows[:, place], sent[place], single, None if out is None else out[place])
+
+    squares = np.zeros(len(rows))
+    for part in in_threads(work, places):  # one after the other: `np.sum` has an order of its own
+        squares += part
+    return squares
+
+
+def squared_distance(vector: Floats, origin: Floats) -> float:
+    """|vector - origin|²; not finite where an element is not, or is too large to be squared."""
+    return float(fused(vector[None], origin, np.zeros(1))[0])
+
+
+def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+    squares = np.zeros(len(rows))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(sent), _CACHED):
+            place = slice(start, start + _CACHED)
+            total = np.zeros(len(sent[place]))
+            for first in range(0, len(rows), HAND):
+                moves = np.zeros_like(sent[place])
+                for k in range(first, min(first + HAND, len(rows))):
+                    move = rows[k, place] - sent[place]
+                    squares[k] = _plus_squares(squares[k], move)
+                    moves += np.multiply(move, weights[k], out=move)
+                total += moves
+            if out is not None:
+                out[place] = sent[place] + total
+    return squares
+
+
+def _plus_squares(total: float, move: Floats) -> float:
+    """The total plus the squares of a move that starts at a block, added in the order of `sums.c`."""
+    split = len(move) // BLOCK * BLOCK
+    for part, blocks in ((move[:split], split // BLOCK), (move[split:], 1)):
+        for square in _squares(part, blocks):
+            total += square
+    return total
+
+
+def _squares(moves: Floats, blocks: int) -> list[float]:
+    """The sum of squares of each block; zeros fill the last lanes of a block that is not full."""
+    if not len(moves):
+        return []
+    squares = np.zeros(-(-len(moves) // LANES) * LANES, moves.dtype)
+    np.multiply(moves, moves, out=squares[: len(moves)])
+    # Eight lanes move as one item. A sum over rows adds row after row, and rows of all blocks together are fast.
+    items = squares.view(f"V{LANES * squares.itemsize}").reshape(blocks, -1)
+    rows = np.ascontiguousarray(items.T).view(squares.dtype)
+    lanes = np.add.reduce(rows, axis=0).reshape(blocks, LANES)
+    ends: list[float] = np.add.accumulate(lanes, axis=1, dtype=np.float64)[:, -1].tolist()
+    return ends
+
+
+def summed_by(numbers: int) -> str:
+    """What sums updates of so many numbers here, for the record: `sums.c` and its compiler, or numpy and why."""
+    if numbers < WORTH_COMPILING:
+        return f"numpy: fewer than {WORTH_COMPILING:,} numbers"
+    if shutil.which("cc") is None:
+        return "numpy: no C compiler"
+    if compiled() is None:
+        return "numpy: cc cannot compile sums.c"
+    about = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
+    return f"sums.c: {(about.stdout.splitlines() or ['cc'])[0]}"
+
+
+@cache
+def compiled() -> Pass | None:
+    """The same by `sums.c`, if it can be compiled here."""
+    compiler, source = shutil.which("cc"), Path(__file__).with_name("sums.c")
+    options = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")  # no contraction: numpy rounds twice
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
+        library = Path(folder) / "sums.so"
+        try:
+            command = [compiler, *options, "-o", str(library), str(source)]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            function = ctypes.CDLL(str(library)).fused  # stays loaded when the file is gone
+        except (OSError, subprocess.SubprocessError):
+            return None
+    function.argtypes = [ctypes.c_long] * 3 + [ctypes.c_void_p] * 5
+    function.restype = None
+
+    def in_c(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+        squares = np.zeros(len(rows))
+        sizes = (*rows.shape, rows.strides[0] // rows.itemsize)
+        written = None if out is None else out.ctypes.data
+        function(*sizes, rows.ctypes.data, sent.ctypes.data, weights.ctypes.data, written, squares.ctypes.data)
+        return squares
+
+    return in_c
+
+
+def in_threads(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
+    """Several pieces at once, as numpy and C let go of the interpreter's lock; no piece may ask for threads itself."""
+    return [work(piece) for piece in pieces] if len(pieces) < 2 else list(_threads().map(work, pieces))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork

@@ -1,0 +1,1 @@
+"""What we ask of the operating system: files, locks, worker processes, shared memory."""

@@ -1,0 +1,112 @@
+"""Worker processes: how one is started, how it ends with its parent, what it died of, and how many there may be.
+
+Every pool of workers is made of these: the processes engine, a study, and `in_workers`, which prepares images.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from feddraw.errors import RunFailed
+
+MOST_PER_CORE = 4  # more only take memory from one another
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def limited(workers: int) -> int:
+    """So many worker processes: 0 is one a core; more than a few a core are not started, and it is said."""
+    most = MOST_PER_CORE * cores()
+    if workers > most:
+        why = f"{MOST_PER_CORE} for each of the {cores()} core(s) here"
+        warnings.warn(f"{workers} workers are more than this machine can use: {most} start, {why}", stacklevel=2)
+    return min(workers or cores(), most)
+
+
+def in_workers(job: Callable[[int], Any], pieces: Iterable[int], workers: int) -> Iterator[tuple[int, Any]]:
+    """(piece, job(piece)) as they get ready; whatever the job raises is raised here."""
+    waiting = iter(pieces)
+    crew = dict(start_worker(work, job) for _ in range(workers))
+    try:
+        while crew:
+            for pipe in wait(list(crew)):
+                assert isinstance(pipe, Connection)
+                reply = hear(pipe, crew[pipe])
+                piece = next(waiting, None)
+                pipe.send(piece)
+                if piece is None:
+                    crew.pop(pipe).join()
+                if reply is not None:
+                    yield reply
+    finally:
+        for process in crew.values():
+            process.terminate()
+            process.join()
+
+
+def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[Connection, SpawnProcess]:
+    """A fresh process that runs `target(pipe, *arguments)`, and this end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=target, args=(there, *arguments), daemon=True)
+    process.start()
+    there.close()  # or the pipe would not tell when the worker is gone
+    return here, process
+
+
+def belong_to_parent() -> None:
+    """What a worker does first: leave Ctrl-C to its parent, and end when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
+    """How a worker ended, and what to do about it."""
+    process.join(timeout=1)
+    code = process.exitcode or 0
+    how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+    return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
+
+
+def hear(pipe: Connection, process: SpawnProcess) -> tuple[int, Any] | None:
+    """A worker's result, or nothing when it has just begun."""
+    try:
+        reply = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        how, advice = cause_of_death(process)
+        raise RunFailed(
+            f"a worker that prepared images {how}{advice}; what is done is kept: start again to go on"
+        ) from None
+    if isinstance(reply, Exception):
+        raise reply
+    result: tuple[int, Any] | None = reply
+    return result
+
+
+def work(pipe: Connection, job: Callable[[int], Any]) -> None:
+    """What a worker does: report for work, then do pieces until there are none."""
+    belong_to_parent()
+    pipe.send(None)
+    while (piece := pipe.recv()) is not None:
+        try:
+            pipe.send((piece, job(piece)))
+        except Exception as error:
+            pipe.send(error)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,7 @@
+"""What a client does: network, training loop, optimisers."""
+
+from __future__ import annotations
+
+from feddraw.moved import old_names
+
+__getattr__ = old_names(__name__)

@@ -1,0 +1,230 @@
+"""One client's work in a round: start, correction, training, answers to what the server asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from feddraw.core import (
+    Asked,
+    Correction,
+    Extent,
+    Job,
+    Local,
+    Memory,
+    Model,
+    Solver,
+    Update,
+    Vector,
+    beside,
+)
+from feddraw.training.allocator import keep_freed
+from feddraw.training.loop import Examples, Loss, Rows, batches, fit, gradient, logits_of, make_optimizer, one_thread
+from feddraw.training.network import Network, empty_model
+from feddraw.training.optimizers import Optimizer
+from feddraw.training.settings import Training
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A client's bench: a network, the examples, and each client's rows. One a process, used by all its clients."""
+
+    build: Callable[[], tuple[nn.Module, str]]  # a fresh module and the name of its classifier
+    examples: Examples
+    shards: Sequence[Rows]  # by client
+    training: Training
+    local: Local
+    loss: Loss = nn.functional.binary_cross_entropy_with_logits
+    asks: tuple[Asked, ...] = ()  # what the weighting or the server wants to know of every client
+
+    @property
+    def sends(self) -> dict[str, Extent]:
+        return beside(self.local, self.asks)
+
+    def __post_init__(self) -> None:
+        keep_freed()
+        self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
+        self.local.check(self.solver)
+        self.network = Network(*self.build(), self.training)
+        self._references: list[Network] = []  # made when a rule first asks for them
+
+    def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = self.training.label_smoothing
+        return self.loss(logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets)
+
+    def reference(self, position: int) -> Network:
+        """A network beside the one in training."""
+        while len(self._references) <= position:
+            self._references.append(Network(*self.build(), self.training))
+        return self._references[position]
+
+    def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
+        """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
+        client = _Client(self, job, memory)
+        rows = self.shards[job.client]
+        with torch.random.fork_rng(devices=[]), one_thread():
+            _seed(job.seed, self.network.device)  # dropout and the like draw from the global generator
+            correction = self.local.begin(job, memory, client)
+            self.network.load(self.local.start(job, memory))
+            optimizer = make_optimizer(self.network, self.training)
+            if self.training.persist_optimizer:
+                _restore(optimizer, self.network, memory)
+            settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
+            steps, loss = fit(self.network, self.examples, rows, *settings)
+            model = into or empty_model(self.network.layout)
+            self.network.read_into(model)
+            update = Update(job.client, model, len(rows), steps, {"loss": loss})
+            extra, remembered = self.local.end(job, update, memory, client)
+            extra = {**extra, **{name: client.answer(name, model) for name in self.asks}}
+            if self.training.persist_optimizer:
+                remembered |= _moments(optimizer, self.network)
+        finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
+        # a failed round must not spoil the client's next one
+        return replace(update, extra=extra), remembered if finite else memory
+
+
+class _Client:
+    """What a local rule may ask (see `core.Client`), answered by the bench it runs on."""
+
+    def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
+        self.solver = trainer.solver
+        self._trainer, self._job, self._memory, self._asked = trainer, job, memory, 0
+
+    def full_gradient(self) -> Vector:
+        trainer, rows = self._trainer, self._trainer.shards[self._job.client]
+        network = trainer.reference(0)
+        network.load(self._job.model)
+        network.module.train()
+        total, seen = torch.zeros_like(network.grads), 0
+        for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
+            gradient(network, *trainer.examples.batch(batch, network.device), trainer.smoothed_loss)
+            total.add_(network.grads, alpha=len(batch))
+            seen += len(batch)
+        return network.values(total / seen)
+
+    def trained(self, start: Model, correction: Correction) -> Model:
+        trainer, network = self._trainer, self._trainer.reference(0)
+        network.load(start)
+        optimizer = make_optimizer(network, trainer.training)
+        settings = (trainer.training, correction, self._job.seed, trainer.smoothed_loss, optimizer, self._job.effort)
+        fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
+        return network.read()
+
+    def answer(self, question: Asked, trained: Model) -> Vector:
+        """What the weighting or the server wants to know (see `core.ASKED`)."""
+        rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
+        targets = examples.targets[rows]
+        if question == "gradient":
+            return self.full_gradient()
+        if question == "held":
+            return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
+        if question == "labels":
+            return np.asarray(targets.sum(axis=0))
+        network = self._trainer.reference(0)
+        network.load(trained if question == "accuracy" else self._job.model)
+        logits = logits_of(network, examples, rows)
+        if question == "loss":
+            return np.array([self._trainer.smoothed_loss(logits, torch.from_numpy(targets))], np.float32)
+        if question == "accuracy":
+            return np.array([np.mean((logits.numpy() >= 0) == (targets >= 0.5))], np.float32)
+        return group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
+
+    def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
+        network = self._trainer.reference(self._asked)
+        self._asked += 1
+        network.load(model)
+        network.module.eval()
+
+        @torch.no_grad()
+        def features(images: Tensor) -> Tensor:
+            return network(images)[1]
+
+        return features
+
+
+def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
+    """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest, as many as have it.
+
+    At a score of one half next to nobody is called positive while findings are rare, and both groups look alike.
+    """
+    positive = targets >= 0.5
+    share = positive.mean(axis=0)
+    limit = [np.quantile(column, 1 - p, method="higher") for column, p in zip(logits.T, share, strict=True)]
+    called = (logits >= limit) & (share > 0)
+    member = [np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)]
+    counts = [(positive & of[:, None]).sum(axis=0) for of in member]
+    found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
+    right = [called.size, (called == positive).sum()]
+    return np.concatenate([*counts, *found, right]).astype(np.float32)
+
+
+@dataclass(eq=False)
+class ServerImages:
+    """Labelled images at the server (see `core.Proxy`)."""
+
+    build: Callable[[], tuple[nn.Module, str]]
+    examples: Examples
+    rows: Rows
+    batch_size: int
+    loss_of: Loss = nn.functional.binary_cross_entropy_with_logits
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(*self.build())
+
+    def loss(self, model: Model) -> float:
+        self.network.load(model)
+        with one_thread():
+            logits = logits_of(self.network, self.examples, self.rows)
+            return float(self.loss_of(logits, torch.from_numpy(self.examples.targets[self.rows])))
+
+    def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
+        for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
+            yield partial(self._gradient, batch)
+
+    def _gradient(self, batch: Rows, params: Vector) -> Vector:
+        network = self.network
+        network.params.copy_(network.vector(params))
+        network.module.train()
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for dropout and the like
+            gradient(network, *self.examples.batch(batch), self.loss_of)
+        return network.values(network.grads)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which also writes down where it was called from, for GPUs that may not be there."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def memory_of(local: Local, training: Training) -> dict[str, Extent]:
+    """What a client keeps between rounds: for its method, and for its optimiser if that is to persist."""
+    moments: dict[str, Extent] = {}
+    if training.persist_optimizer and training.optimizer == "adam":
+        moments = {"optimizer.exp_avg": "params", "optimizer.exp_avg_sq": "params", "optimizer.step": "number"}
+    elif training.persist_optimizer and training.momentum:
+        moments = {"optimizer.momentum_buffer": "params"}
+    return {**local.keeps, **moments}
+
+
+def _moments(optimizer: Optimizer, network: Network) -> Memory:
+    return {
+        f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)
+        for key, value in optimizer.state.items()
+    }
+
+
+def _restore(optimizer: Optimizer, network: Network, memory: Memory) -> None:
+    moments = {key.removeprefix("optimizer."): v for key, v in memory.items() if key.startswith("optimizer.")}
+    optimizer.state = {
+        key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)
+        for key, value in moments.items()
+    }

@@ -1,0 +1,190 @@
+"""The one training loop, and the images that it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddraw.core import (
+    Correction,
+)
+from feddraw.errors import UserError
+from feddraw.training.augment import augment
+from feddraw.training.network import CPU, Network
+from feddraw.training.optimizers import SGD, Adam, Optimizer
+from feddraw.training.settings import Training
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss
+Rows = NDArray[np.intp]
+RESIDENT = 0.5  # share of a GPU's free memory that the images may take; more are copied batch by batch
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images and targets as the training loop reads them."""
+
+    images: NDArray[np.uint8]  # (n, height, width)
+    targets: NDArray[np.float32]  # (n, classes)
+    mean: float = 0.5
+    std: float = 0.25
+    groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
+
+    def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+        pixels, targets = self._gathered(rows, device)
+        images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
+        return images.contiguous(memory_format=torch.channels_last), targets
+
+    def _gathered(self, rows: Rows, device: torch.device) -> Sequence[Tensor]:
+        """From the device where everything lies there; else from here, pinned, so that a GPU need not wait for it."""
+        if device != CPU and (kept := self._kept_on(device)):
+            return [part[torch.from_numpy(rows).to(device)] for part in kept]
+        parts = [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
+        if device.type == "cuda":
+            parts = [part.pin_memory() for part in parts]
+        return [part.to(device, non_blocking=True) for part in parts]
+
+    @cached_property
+    def _kept(self) -> dict[torch.device, Sequence[Tensor]]:
+        return {}
+
+    def _kept_on(self, device: torch.device) -> Sequence[Tensor]:
+        """Images and targets, once for all, if there is room for them."""
+        if device not in self._kept:
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
+            arrays = (self.images, self.targets) if self.images.nbytes <= RESIDENT * free else ()
+            self._kept[device] = [torch.tensor(np.asarray(array), device=device) for array in arrays]
+        return self._kept[device]
+
+
+def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+    """One epoch in random order; the last batch may be smaller, but a single image is dropped for batch norm's sake."""
+    order = rng.permutation(rows)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if len(batch) > 1:
+            yield batch
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """How many batches `batches` gives."""
+    full, rest = divmod(images, batch_size)
+    return full * (batch_size > 1) + (rest > 1)
+
+
+def fit(
+    network: Network,
+    examples: Examples,
+    rows: Rows,
+    training: Training,
+    correction: Correction,
+    seed: int,
+    loss: Loss,
+    optimizer: Optimizer,
+    effort: float = 1.0,
+) -> tuple[int, float]:
+    """Train the network in place; returns optimiser steps taken and the mean loss."""
+    epoch = steps_per_epoch(len(rows), training.batch_size)
+    if not epoch:  # or the loop below would never end
+        raise UserError(
+            f"{len(rows)} image(s) in batches of {training.batch_size}: too few for a training step, give 2"
+        )
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)  # for augmentation
+    received = network.params.clone() if correction.pull else None
+    linear, shift, drift = (
+        None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
+    )
+    full = training.steps or training.epochs * epoch
+    limit = max(1, math.floor(effort * full + 0.5))
+    steps, total = 0, torch.zeros((), device=network.device)
+    scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
+    network.module.train()
+    while steps < limit:
+        for batch in batches(rows, training.batch_size, rng):
+            images, targets = examples.batch(batch, network.device)
+            if training.augment:
+                images = augment(images, generator)
+
+            total += gradient(network, images, targets, loss, correction.penalty, scaler)
+            scaler.unscale_(optimizer)  # type: ignore[arg-type]
+
+            # what belongs to the loss comes before clipping
+            if received is not None:
+                network.grads.add_(network.params - received, alpha=correction.pull)
+            if linear is not None:
+                network.grads.add_(linear)
+            if training.clip:
+                norm = torch.linalg.vector_norm(network.grads)
+                network.grads.mul_(torch.clamp(training.clip / (norm + 1e-6), max=1.0))
+
+            # what corrects the step comes after
+            if shift is not None:
+                network.grads.add_(shift)
+            scaler.step(optimizer)  # type: ignore[arg-type]
+            scaler.update()
+            if drift is not None:
+                network.params.sub_(drift, alpha=training.lr)
+
+            steps += 1
+            if steps == limit:
+                break
+    return steps, float(total) / steps
+
+
+def gradient(
+    network: Network,
+    images: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Tensor:
+    """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
+    network.grads.zero_()
+    logits, features = network(images)
+    value = loss(logits, targets)
+    if penalty is not None:
+        value = value + penalty(images, features)
+    (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+def make_optimizer(network: Network, training: Training) -> Optimizer:
+    settings = (network.params, network.grads, training.lr, training.weight_decay)
+    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)
+
+
+@torch.no_grad()
+def logits_of(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> Tensor:
+    """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
+    network.module.eval()
+    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return torch.cat([network(examples.batch(part, network.device)[0])[0] for part in parts]).cpu()
+
+
+def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
+    """Probabilities of the findings."""
+    scores: NDArray[np.float32] = torch.sigmoid(logits_of(network, examples, rows)).numpy()
+    return scores
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Bits depend on the number of threads, and many are slow under load: all training and testing is done with one."""
+    before = torch.get_num_threads()
+    if before == 1:  # setting it costs as much as a small layer
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

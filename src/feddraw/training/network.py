@@ -1,0 +1,158 @@
+"""The passage between a torch network and a flat `Model`.
+
+Parameters, gradients and batch-norm buffers are views of flat tensors, so that clipping, corrections and the optimiser
+are single operations, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddraw.core import (
+    Entry,
+    Layout,
+    Model,
+    Vector,
+)
+from feddraw.errors import UserError
+from feddraw.training.settings import Training
+
+CPU = torch.device("cpu")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Network:
+    """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`."""
+
+    def __init__(self, module: nn.Module, classifier: str, training: Training | None = None) -> None:
+        how = training or Training()
+        self.device = how.there()
+        self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = layout_of(module, classifier)
+        self.params = torch.empty(self.layout.length("param"), device=self.device)
+        self.grads = torch.zeros_like(self.params)
+        self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
+        self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
+        self._half = HALVES.get(how.amp)
+        self._pieces = _pieces([entry for entry in self.layout.entries if entry.kind == "param"])
+        self._features: Tensor | None = None
+        self._adopt()
+        module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
+        self._forward = torch.compile(self.module) if how.compile else self.module
+
+    def _adopt(self) -> None:
+        """Make every tensor of the module a view of one of ours, keeping its values."""
+        flat = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
+        for entry in self.layout.entries:
+            parent, _, leaf = entry.name.rpartition(".")
+            owner = self.module.get_submodule(parent)
+            view = _view(flat[entry.kind], entry.place, entry.shape)
+            view.copy_(getattr(owner, leaf).detach())
+            if entry.kind == "param":
+                parameter = nn.Parameter(view)
+                parameter.grad = _view(self.grads, entry.place, entry.shape)
+                setattr(owner, leaf, parameter)
+            else:
+                owner._buffers[leaf] = view
+
+    def _keep_features(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the classifier's input."""
+        with torch.autocast(self.device.type, self._half, enabled=self._half is not None):
+            logits: Tensor = self._forward(images)
+        if self._features is None:
+            raise UserError(f"the network does not use its classifier layer '{self.layout.classifier}'")
+        features, self._features = self._features, None
+        return logits.float(), features.float()
+
+    def load(self, model: Model) -> None:
+        for here, there in self._both(self.params, model.params):
+            here.copy_(there)
+        self.buffers.copy_(torch.from_numpy(model.buffers))
+        self.counters.copy_(torch.from_numpy(model.counters))
+
+    def read_into(self, model: Model) -> None:
+        """Copy the state out, every tensor in its natural order."""
+        for here, there in self._both(self.params, model.params):
+            there.copy_(here)
+        torch.from_numpy(model.buffers).copy_(self.buffers)
+        torch.from_numpy(model.counters).copy_(self.counters)
+
+    def _both(self, flat: Tensor, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+        """What belongs together in a tensor beside `params` and in a vector of natural order, piece by piece."""
+        natural = torch.from_numpy(values)
+        for place, shape in self._pieces:
+            yield _view(flat, place, shape), natural[place].view(shape)
+
+    def read(self) -> Model:
+        model = empty_model(self.layout)
+        self.read_into(model)
+        return model
+
+    def vector(self, values: Vector) -> Tensor:
+        """A vector of parameters' length in the order in which `params` lie in memory."""
+        flat = torch.empty_like(self.params)
+        for here, there in self._both(flat, values):
+            here.copy_(there)
+        return flat
+
+    def values(self, flat: Tensor) -> Vector:
+        """The way back: a tensor beside `params`, each layer in its natural order."""
+        values = np.empty(len(flat), dtype=np.float32)
+        for here, there in self._both(flat, values):
+            there.copy_(here)
+        return values
+
+
+def layout_of(module: nn.Module, classifier: str) -> Layout:
+    """The order of a module's tensors: parameters, floating buffers and counters each counted from zero."""
+    params = dict(module.named_parameters())
+    shared = dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys()
+    if shared:
+        raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
+    entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+    for name, tensor in module.state_dict().items():
+        kind: Literal["param", "buffer", "counter"] = (
+            "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
+        )
+        entry = Entry(name, kind, tuple(tensor.shape), ends[kind], str(tensor.dtype).removeprefix("torch."))
+        ends[kind] += entry.size
+        entries.append(entry)
+    if not any(entry.name.startswith(f"{classifier}.") for entry in entries):
+        raise UserError(f"the network has no layer '{classifier}' to take as its classifier")
+    return Layout(tuple(entries), classifier)
+
+
+def empty_model(layout: Layout) -> Model:
+    lengths = {kind: layout.length(kind) for kind in ("param", "buffer", "counter")}
+    floats = np.empty(lengths["param"], np.float32), np.empty(lengths["buffer"], np.float32)
+    return Model(*floats, np.empty(lengths["counter"], np.int64), layout)
+
+
+def _view(flat: Tensor, place: slice, shape: tuple[int, ...]) -> Tensor:
+    """A tensor's place in the flat one; images' kernels with the channels last, as the convolutions want them."""
+    piece = flat[place]
+    if len(shape) != 4:
+        return piece.view(shape)
+    out, channels, height, width = shape
+    return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _pieces(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+    """The parameters as few pieces: kernels that lie otherwise in natural order, and all that is between them."""
+    pieces: list[tuple[slice, tuple[int, ...]]] = []
+    for entry in entries:
+        kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
+        if pieces and not kernel and len(pieces[-1][1]) == 1:
+            start, stop = pieces.pop()[0].start, entry.place.stop
+        else:
+            start, stop = entry.place.start, entry.place.stop
+        pieces.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
+    return pieces

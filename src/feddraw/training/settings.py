@@ -1,0 +1,57 @@
+"""How every client trains: the settings of the training section."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from feddraw.errors import UserError, not_negative, one_of, positive
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every client trains; the same for all methods."""
+
+    epochs: int = 2
+    batch_size: int = 64
+    lr: float = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0  # of SGD
+    weight_decay: float = 0.0  # L2, added to the gradient
+    label_smoothing: float = 0.0
+    clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
+    augment: bool = False  # rotation, translation, scaling of each batch
+    steps: int = 0  # optimiser steps a round, instead of epochs, for clients that should all do the same work
+    persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
+    device: str = "cpu"  # or cuda, cuda:1, mps
+    amp: Literal["off", "bf16", "fp16"] = "off"  # the network in half the precision; its parameters stay in float32
+    compile: bool = False  # the network by torch.compile, which takes time at the start and a C++ compiler
+
+    def check(self) -> None:
+        """Refuse values that cannot be trained with."""
+        positive("training.lr", self.lr)
+        for name in ("momentum", "weight_decay", "label_smoothing", "clip", "steps"):
+            not_negative(f"training.{name}", getattr(self, name))
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"training.{name} must be at least 1, not {getattr(self, name)}")
+        if self.batch_size == 1:
+            raise UserError("training.batch_size must be at least 2: batch normalisation cannot train on one image")
+        for name in ("momentum", "label_smoothing"):
+            if getattr(self, name) >= 1:
+                raise UserError(f"training.{name} must be below 1, not {getattr(self, name)}")
+        one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
+        one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
+            raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
+
+    def there(self) -> torch.device:
+        """The device, if this machine has it."""
+        device = torch.device(self.device)
+        gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
+        if device.type != "cpu" and (device.index or 0) >= gpus:
+            raise UserError(f"training.device is {self.device}, but torch finds no such device here: use cpu")
+        return device
