@@ -11,7 +11,7 @@ import pandas as pd
 from safetensors.torch import load_file
 
 from feddraw import Experiment, run
-from feddraw.models.compact import compact
+from feddraw.models import compact
 
 SMALL = {"scenario.scale": 0.005, "rounds": 3, "data.size": 28, "data.validation": 200, "data.test": 200}
 

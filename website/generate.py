@@ -96,7 +96,8 @@ def main() -> None:
     (reference / "settings.md").write_text(settings_page(), encoding="utf-8")
     (DOCS / "weight-explorer.html").write_text(explorer.page(), encoding="utf-8")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        (DOCS / name.lower()).write_text((DOCS.parent / name).read_text(encoding="utf-8"), encoding="utf-8")
+        text = (DOCS.parent / name).read_text(encoding="utf-8").replace("](docs/", "](")  # the site's own pages
+        (DOCS / name.lower()).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
