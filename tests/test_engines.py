@@ -21,12 +21,13 @@ from torch import nn
 
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
-from feddraw.errors import RunFailed
+from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import _workers, run
+from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from small import small
-from tiny import kinds_of_client
+from tiny import kinds_of_client, same
 
 
 def final(experiment: Any) -> Any:
@@ -212,3 +213,15 @@ def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     with warnings.catch_warnings(record=True) as told:
         assert _workers(workers, clients) == started
     assert [str(workers) in str(one.message) for one in told] == ([True] if workers > started else [])
+
+
+def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trusted(tmp_path, monkeypatch):
+    code = "from feddraw.engines.serial import Serial\ndef engine(prepared, workers): return Serial(prepared.trainer)\n"
+    (tmp_path / "own_engine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    ours, theirs = (list(run(small(rounds=1, engine=name)))[-1] for name in ("serial", "own_engine:engine"))
+    assert same(ours.model, theirs.model)
+    (tmp_path / "experiment.toml").write_text('engine = "own_engine:engine"\n')
+    with pytest.raises(UserError, match=r"names code to import \(engine = own_engine:engine\)"):
+        Experiment.read(tmp_path / "experiment.toml")
+    assert Experiment.read(tmp_path / "experiment.toml", trust=True).engine == "own_engine:engine"
