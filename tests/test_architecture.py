@@ -31,7 +31,7 @@ ROOMS = [
     {"paper"},
     {"experiment"},
     {"report", "explorer"},
-    {"flower", "nvflare"},
+    {"flower", "nvflare", "aggregation"},
     {"bench"},
     {"cli"},
     {"start"},
@@ -169,7 +169,7 @@ def test_the_words_the_mathematics_scenarios_metrics_and_every_method_need_no_to
         "results",
     }
     numeric = [f"feddraw.{name}" for name in NAMES if room_of(name) in rooms and name != "results.tensorboard"]
-    numeric += ["feddraw.analysis.metrics", "feddraw.analysis.statistics", "feddraw.federation"]
+    numeric += ["feddraw.aggregation", "feddraw.analysis.metrics", "feddraw.analysis.statistics", "feddraw.federation"]
     assert bring_torch(numeric) == []
     assert bring_torch(["feddraw.core", "feddraw.training.loop"]) == ["feddraw.training.loop"]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from feddraw import moved
 
 if TYPE_CHECKING:
+    from feddraw.aggregation import AggregationResult, AggregationState, ClientUpdate, aggregate
     from feddraw.errors import RunFailed, UserError
     from feddraw.experiment.running import RunResult, iterate, run
     from feddraw.experiment.settings import Experiment
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AggregationResult",
+    "AggregationState",
+    "ClientUpdate",
     "Experiment",
     "LedgerEntry",
     "RoundResult",
@@ -34,6 +38,7 @@ __all__ = [
     "RunResult",
     "Training",
     "UserError",
+    "aggregate",
     "iterate",
     "run",
     "schedule",
@@ -41,6 +46,7 @@ __all__ = [
 ]
 
 _LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
+_LATER |= dict.fromkeys(["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation")
 _LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
 _LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "federation"}
 _LATER |= {"RunFailed": "errors", "UserError": "errors", "schedule": "schedules", "weights": "schedules"}

@@ -7,22 +7,18 @@ not tell an aggregator how many rounds there will be, so T is an argument.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from feddraw.core import Layout, Model, State, Update
+from feddraw.core import Layout, State, Update
 from feddraw.errors import RunFailed, UserError
 from feddraw.methods.feddraw import feddraw
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import blank, doubt, layout_of
+from feddraw.server.state_dict import Arrays, doubt, flatten, layout_of, plain
 from feddraw.system.files import make_folder
 
 try:
@@ -34,7 +30,6 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-Arrays = dict[str, NDArray[Any]]
 STEPS = "NUM_STEPS_CURRENT_ROUND"
 
 
@@ -149,27 +144,3 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
             make_folder(folder.path, private=True)
             folder.forget_from(round)
             folder.add_to_ledger(ledger)
-
-
-def plain(params: Mapping[str, Any]) -> Arrays:
-    """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on disk."""
-    found = {name: value.materialize() if hasattr(value, "materialize") else value for name, value in params.items()}
-    return {
-        name: np.asarray(value.detach().cpu() if hasattr(value, "detach") else value) for name, value in found.items()
-    }
-
-
-def flatten(params: Arrays, layout: Layout) -> Model:
-    """Tensors by name as flat vectors; `ValueError` if they are those of another network."""
-    if params.keys() != {entry.name for entry in layout.entries}:
-        raise ValueError("its tensors have other names")
-    model = blank(layout)
-    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-    for entry in layout.entries:
-        values = params[entry.name]
-        if values.shape != entry.shape:
-            raise ValueError(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
-        if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
-            raise ValueError(f"{entry.name} of type {values.dtype} where {entry.dtype} was sent")
-        vectors[entry.kind][entry.place] = values.ravel()
-    return model

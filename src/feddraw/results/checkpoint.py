@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from feddraw.core import Layout, Memory, Model, State
 from feddraw.errors import UserError
@@ -32,13 +33,7 @@ class Checkpoint:
 
 def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `save_checkpoint` did not write."""
-    if path.stat().st_size > MAX_CHECKPOINT:
-        raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
-    with safe_open(path, "np") as file:
-        document = json.loads(file.metadata()["feddraw"])
-        arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if document.pop("blake2") != digest(arrays, document):
-        raise ValueError("it was changed after it was written")
+    document, arrays = _parts(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
     for vector, kind, number in zip(
         (model.params, model.buffers, model.counters), ("param", "buffer", "counter"), "ffi", strict=True
@@ -47,13 +42,47 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
             raise ValueError("it is of another network")
     if type(document["next_round"]) is not int or document["next_round"] < 0:
         raise ValueError("it has no round")
-    memory = {int(client): dict(vectors) for client, vectors in _repack(document["memory"], arrays).items()}
+    memory = {int(client): dict(vectors) for client, vectors in repack(document["memory"], arrays).items()}
     if not _finite([*arrays.values(), document]):
         raise UserError(
             f"{path} holds numbers that are not finite: the run diverged, or the file was changed; "
             "start again in another folder, with a lower training.lr if it diverged"
         )
-    return Checkpoint(model, dict(_repack(document["state"], arrays)), document["next_round"], memory)
+    return Checkpoint(model, dict(repack(document["state"], arrays)), document["next_round"], memory)
+
+
+def _parts(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The words and the arrays of a file that was signed with its own digest."""
+    if path.stat().st_size > MAX_CHECKPOINT:
+        raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
+    with safe_open(path, "np") as file:
+        document = json.loads(file.metadata()["feddraw"])
+        arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if document.pop("blake2") != digest(arrays, document):
+        raise ValueError("it was changed after it was written")
+    return document, arrays
+
+
+def tree_bytes(tree: Mapping[str, Any]) -> bytes:
+    """Nested dicts of arrays, numbers and words as one safetensors file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    document = {"tree": unpack(tree, "tree", arrays)}
+    document["blake2"] = digest(arrays, document)
+    return save(arrays, {"feddraw": json.dumps(document)})
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """What `tree_bytes` wrote; a damaged file is refused in one line."""
+    try:
+        document, arrays = _parts(path)
+        tree = repack(document["tree"], arrays)
+        if not (isinstance(tree, dict) and _finite(tree)):
+            raise ValueError("it holds numbers that are not finite")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged, or not a file of this kind: {str(error)[:80]}") from None
+    return tree
 
 
 def _finite(tree: Any) -> bool:
@@ -77,10 +106,11 @@ def unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     return tree
 
 
-def _repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """What `unpack` took apart."""
     if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
         return arrays[tree["array"]]
-    return {key: _repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+    return {key: repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def model_digest(model: Model) -> str:

@@ -10,9 +10,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddraw.core import Entry, Layout, Model
 from feddraw.errors import UserError, unknown
+
+Arrays = dict[str, NDArray[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 STATISTICS = (".running_mean", ".running_var")  # of batch normalisation: averaged, never stepped
@@ -104,3 +107,42 @@ def row_of(matrices: Model, row: int) -> Model:
     return replace(
         matrices, params=matrices.params[row], buffers=matrices.buffers[row], counters=matrices.counters[row]
     )
+
+
+def plain(params: Mapping[str, Any]) -> Arrays:
+    """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on disk."""
+    found = {name: value.materialize() if hasattr(value, "materialize") else value for name, value in params.items()}
+    return {name: array_of(value) for name, value in found.items()}
+
+
+def array_of(value: Any) -> NDArray[Any]:
+    """A tensor or anything like an array as numpy's; bfloat16, which numpy lacks, as float32."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
+
+
+def like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
+    """A model as a state dict of the example's kind: numpy arrays, or torch tensors of its types on its device."""
+    arrays = model.arrays()
+    return {
+        name: value.new_tensor(arrays[name]) if hasattr(value, "new_tensor") else arrays[name]
+        for name, value in example.items()
+    }
+
+
+def flatten(params: Arrays, layout: Layout) -> Model:
+    """Tensors by name as flat vectors; `ValueError` if they are those of another network."""
+    if params.keys() != {entry.name for entry in layout.entries}:
+        raise ValueError("its tensors have other names")
+    model = blank(layout)
+    vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
+    for entry in layout.entries:
+        values = params[entry.name]
+        if values.shape != entry.shape:
+            raise ValueError(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
+        if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
+            raise ValueError(f"{entry.name} of type {values.dtype} where {entry.dtype} was sent")
+        vectors[entry.kind][entry.place] = values.ravel()
+    return model

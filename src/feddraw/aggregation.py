@@ -1,0 +1,258 @@
+"""One round of aggregation for a training loop of your own: state dicts in, the next state dict and the ledger out.
+
+    result = feddraw.aggregate(sent, [(state_dict, images), …], round=0, rounds=15)
+
+Any of the methods, with the gate and the policy of every other way to run them. numpy only; torch tensors are taken
+and given back where the sent state dict has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
+from feddraw.errors import UserError, unknown
+from feddraw.experiment.method import by_half, combined_method, recorded_settings
+from feddraw.results.checkpoint import read_tree, tree_bytes
+from feddraw.results.folder import policy_of
+from feddraw.server.gate import Gate
+from feddraw.server.ledger import LedgerEntry
+from feddraw.server.policy import Policy
+from feddraw.server.round import aggregate_round
+from feddraw.server.state_dict import array_of, doubt, flatten, layout_of, like, plain
+from feddraw.system.files import write_whole
+
+StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
+
+EXTENTS: Mapping[Extent, str] = {
+    "params": "a state dict of its parameters, or one vector of them",
+    "model": "one vector of its parameters and floating buffers",
+    "number": "a number",
+    "classes": "one number per finding",
+    "groups": "counts for two groups of patients",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """What one client sends after its training. `(model, size)` is short for a client without a name."""
+
+    model: StateDict  # the trained model, whole, not the difference
+    size: float  # its number of training images
+    client: str = ""  # empty: C1, C2, … by its place in the list
+    steps: int | None = None  # optimiser steps, for the methods that look at them
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the method asks for beside the model, by name
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationState:
+    """What a method remembers between rounds. Save it with the model to go on after a restart."""
+
+    method: str  # with its settings
+    clients: tuple[str, ...]
+    next_round: int
+    values: State
+
+    def save(self, path: Path | str) -> None:
+        """Write it as safetensors, whole or not at all."""
+        write_whole(
+            Path(path),
+            tree_bytes({**vars(self), "clients": {str(place): name for place, name in enumerate(self.clients)}}),
+        )
+
+    @staticmethod
+    def load(path: Path | str) -> AggregationState:
+        """What `save` wrote; a damaged file is refused."""
+        tree = read_tree(Path(path))
+        try:
+            clients = tuple(str(tree["clients"][str(place)]) for place in range(len(tree["clients"])))
+            return AggregationState(str(tree["method"]), clients, int(tree["next_round"]), dict(tree["values"]))
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{path} is not the state of an aggregation") from None
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationResult:
+    """What a round gave: models, the ledger of who counted how much, and the state for the next round."""
+
+    model: dict[str, Any]  # the one to evaluate and to keep
+    next_model: dict[str, Any]  # the one to send next: the same, but for methods such as FedDyn
+    ledger: tuple[LedgerEntry, ...]
+    state: AggregationState
+    broadcast: dict[str, Vector]  # what clients get beside the next model, for methods such as SCAFFOLD
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Client to weight, for those that counted."""
+        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+
+
+def aggregate(
+    sent: StateDict,
+    updates: Sequence[ClientUpdate | tuple[StateDict, float]],
+    *,
+    round: int,
+    rounds: int,
+    method: str | Mapping[str, Any] | Method = "feddraw",
+    state: AggregationState | None = None,
+    clients: Sequence[str] | None = None,
+    classifier: str = "",
+    gate: Gate | None = None,
+    policy: Policy | Mapping[str, Any] | Path | str | None = None,
+) -> AggregationResult:
+    """Aggregate one round of a training loop of your own.
+
+    `sent` is the state dict that the clients started from, `updates` are their trained state dicts with their numbers
+    of images. Rounds count from 0. Pass `state` of the result to the next round. `method` is a name, a table with a
+    name and settings, or a `Method`. `clients` names all clients, in the order of the ledger; left out, they are those
+    that have answered so far. `classifier` names the layer that gives the scores; left out, it is found by its shape.
+    An update that is broken is refused by name in the ledger, and the others count.
+    """
+    rule, name = _rule(method)
+    limits = policy_of(policy)
+    limits.check_method(rule)
+    rule = replace(rule, limited=limits.limits_weights)
+    given = [_named(update, place) for place, update in enumerate(updates)]
+    _require(rule, name, given)
+    _check_round(round, rounds, name, state)
+    names = _names(given, state, clients)
+    arrays = plain(sent)
+    layout = layout_of(arrays, classifier)
+    if state is None and not classifier and (unsure := doubt(layout)):
+        warnings.warn(unsure, stacklevel=2)
+    rule.weighting.check(layout)
+    model = flatten(arrays, layout)
+    values = rule.init(model) if state is None else state.values
+    refused: dict[str, str] = {}
+    came = [update for one in given if (update := _update(one, names, layout, rule, refused)) is not None]
+    outcome = aggregate_round(round, rounds, model, rule, values, came, names, gate, policy=limits)
+    ledger = tuple(
+        replace(entry, status=f"refused: {refused[entry.client]}") if entry.client in refused else entry
+        for entry in outcome.ledger
+    )
+    return AggregationResult(
+        like(rule.shown(outcome.model, outcome.state), sent),
+        like(outcome.model, sent),
+        ledger,
+        AggregationState(name, names, round + 1, outcome.state),
+        rule.broadcast(outcome.state),
+    )
+
+
+def _rule(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
+    """The method, and how its state is told from another's."""
+    if isinstance(method, Method):
+        return method, repr(method)
+    section = by_half({"name": method} if isinstance(method, str) else method)
+    settings = {key: value for key, value in section.items() if key != "name"}
+    if not isinstance(name := section.get("name"), str):
+        raise UserError("method needs a name, such as {'name': 'feddraw', 'beta_max': 3.0}")
+    recorded = {key: value for key, value in recorded_settings(name, settings).items() if key != "name"}
+    return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
+
+
+def _named(update: ClientUpdate | tuple[StateDict, float], place: int) -> ClientUpdate:
+    if isinstance(update, ClientUpdate):
+        return update if update.client else replace(update, client=f"C{place + 1}")
+    if not (isinstance(update, tuple) and len(update) == 2):
+        raise UserError("an update is a ClientUpdate, or a state dict with its number of images: (state_dict, 1200)")
+    return ClientUpdate(update[0], update[1], f"C{place + 1}")
+
+
+def _require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
+    """Refuse a method that needs what no update brings."""
+    name = name.partition(" ")[0] if "(" not in name else "this method"
+    if rule.pooled or not rule.local.starts_from_sent:
+        raise UserError(f"{name} averages no models, so there is nothing to aggregate: choose another method")
+    if rule.weighting.proxy:
+        raise UserError(
+            f"{name} weighs clients by labelled images at the server, which aggregate() does not have: "
+            "run it with feddraw.run, or choose another method"
+        )
+    if not updates:
+        return
+    for extra, extent in rule.sends.items():
+        if not any(extra in update.extra for update in updates):
+            whose = "asks every client for" if extra in ASKED else "changes local training, and its clients send"
+            raise UserError(
+                f"{name} {whose} '{extra}' ({EXTENTS[extent]}): give it as "
+                f"ClientUpdate(model, size, extra={{'{extra}': …}}), or choose another method"
+            )
+    if _looks_at_steps(rule) and all(update.steps is None for update in updates):
+        raise UserError(
+            f"{name} looks at the clients' optimiser steps: give them as ClientUpdate(model, size, steps=…)"
+        )
+
+
+def _looks_at_steps(rule: Method) -> bool:
+    return "steps" in rule.weighting.needs.split(", ")
+
+
+def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
+    if not 0 <= round < rounds:
+        raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
+    if state is None:
+        return
+    if state.method != name:
+        raise UserError(f"the state is of the method {state.method}, not {name}: begin without one")
+    if round < state.next_round:
+        raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
+
+
+def _names(
+    updates: Sequence[ClientUpdate], state: AggregationState | None, clients: Sequence[str] | None
+) -> tuple[str, ...]:
+    """All clients in a fixed order, whoever answered first."""
+    known = () if state is None else state.clients
+    came = {update.client for update in updates}
+    if clients is None:
+        if not known and not came:
+            raise UserError("no updates: give at least one, or the names of the clients that should have sent one")
+        return (*known, *sorted(came - set(known), key=_natural))
+    names = tuple(map(str, clients))
+    if len(set(names)) != len(names):
+        raise UserError("two clients have the same name")
+    if names[: len(known)] != known:
+        raise UserError(f"clients must begin with those of the state, in their order: {', '.join(known)}")
+    for stranger in sorted(came - set(names)):
+        raise unknown("clients", stranger, names)
+    return names
+
+
+def _natural(name: str) -> list[str | int]:
+    """C2 before C10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def _update(
+    given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
+) -> Update | None:
+    """A client's update as the server sees it, or nothing if it is none, and why."""
+    try:
+        model: Model = flatten(plain(given.model), layout)
+        wanted = [name for name in rule.sends if name in given.extra]
+        extra = {name: _vector(given.extra[name], layout) for name in wanted}
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        refused[given.client] = " ".join(str(error).split())[:200]
+        return None
+    if given.steps is None and _looks_at_steps(rule):
+        refused[given.client] = "it does not say how many steps it took"
+        return None
+    steps = 1 if given.steps is None else given.steps
+    return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra)
+
+
+def _vector(value: Any, layout: Layout) -> Vector:
+    """What goes up beside a model as one vector, from a number, an array or a state dict of parameters."""
+    if isinstance(value, Mapping):
+        arrays = plain(value)
+        value = np.concatenate([arrays[entry.name].ravel() for entry in layout.entries if entry.kind == "param"])
+    return np.ascontiguousarray(array_of(value), np.float32).ravel()

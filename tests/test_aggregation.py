@@ -1,0 +1,137 @@
+"""`feddraw.aggregate`, for a training loop of one's own: the bits of the package's loop, from plain state dicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import feddraw
+import tiny
+from feddraw.core import Job
+from feddraw.errors import UserError
+from feddraw.experiment.method import combined_method
+from feddraw.federation import seed_of
+
+ROUNDS = 2
+
+
+def as_kind(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()} if kind == "torch" else dict(arrays)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("feddraw", "numpy"),
+        ("feddraw", "torch"),
+        ("fedadam", "numpy"),
+        ("feddraw+scaffold", "torch"),
+        ("feddyn", "numpy"),
+    ],
+)
+def test_a_loop_of_ones_own_has_the_bits_of_the_federation(method: str, kind: str, tmp_path: Path) -> None:
+    rule = combined_method(method, {})
+    expected = tiny.train(rule, ROUNDS)
+    engine, sent, broadcast = (
+        tiny.bench(rule),
+        as_kind(kind, tiny.initial().arrays()),
+        rule.broadcast(rule.init(tiny.initial())),
+    )
+    model, state = tiny.initial(), None
+    for round in range(ROUNDS):
+        updates = []
+        for client in (2, 0, 3, 1):  # the order of arrival does not matter
+            job = Job(round, ROUNDS, client, seed_of(0, round, client), model, broadcast)
+            (one,) = map(tiny.copied, engine.train([job]))
+            trained = as_kind(kind, one.model.arrays())
+            updates.append(feddraw.ClientUpdate(trained, one.size, tiny.NAMES[client], one.steps, one.extra))
+        engine.commit(range(4))
+        result = feddraw.aggregate(
+            sent, updates, round=round, rounds=ROUNDS, method=method, state=state, clients=tiny.NAMES
+        )
+        result.state.save(tmp_path / "state.safetensors")  # as if the server had been restarted
+        state, sent, broadcast = (
+            feddraw.AggregationState.load(tmp_path / "state.safetensors"),
+            result.next_model,
+            result.broadcast,
+        )
+        model = expected[round].next_model
+        assert str(result.ledger) == str(expected[round].ledger)
+        for found, wanted in ((result.next_model, model), (result.model, expected[round].model)):
+            for name, array in wanted.arrays().items():
+                assert isinstance(found[name], torch.Tensor if kind == "torch" else np.ndarray)
+                assert np.asarray(found[name]).dtype == array.dtype
+                assert np.array_equal(np.asarray(found[name]), array), name
+
+
+def moved(sent: dict[str, Any], by: float) -> dict[str, Any]:
+    return {name: array + by if array.dtype.kind == "f" else array + 1 for name, array in sent.items()}
+
+
+def test_pairs_of_state_dict_and_size_are_enough() -> None:
+    sent = tiny.initial().arrays()
+    result = feddraw.aggregate(sent, [(moved(sent, 0.1), 300), (moved(sent, 0.2), 100)], round=0, rounds=15)
+    assert result.weights == {"C1": 0.75, "C2": 0.25}
+    assert np.allclose(result.model["classifier.bias"], sent["classifier.bias"] + 0.125)
+
+
+def test_types_that_numpy_lacks_stay_as_they_are() -> None:
+    sent = {"fc.weight": torch.ones(2, 3, dtype=torch.bfloat16), "fc.bias": torch.zeros(2, dtype=torch.bfloat16)}
+    result = feddraw.aggregate(sent, [({name: t + 1 for name, t in sent.items()}, 3)], round=0, rounds=2)
+    assert {t.dtype for t in result.model.values()} == {torch.bfloat16}
+    assert torch.equal(result.model["fc.weight"], sent["fc.weight"] + 1)
+
+
+def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
+    sent = tiny.initial().arrays()
+    bad = [{"other": np.zeros(3)}, moved(sent, np.nan), "nothing"]
+    updates = [feddraw.ClientUpdate(model, 10, f"site {place}") for place, model in enumerate([moved(sent, 0.1), *bad])]
+    result = feddraw.aggregate(sent, updates, round=0, rounds=15, clients=[*(f"site {i}" for i in range(4)), "absent"])
+    status = [entry.status for entry in result.ledger]
+    assert status[0] == "counted"
+    assert all(one.startswith("refused: ") for one in status[1:4])
+    assert status[4] == "missing"
+    assert result.weights == {"site 0": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "fedlaw"}, "labelled images at the server"),
+        ({"method": "centralised"}, "averages no models"),
+        ({"method": "scaffold"}, "'control_change'"),
+        ({"method": "fedcav"}, "asks every client for 'loss'"),
+        ({"method": "inverse_steps"}, "steps="),
+        ({"method": "fedporx"}, "did you mean fedprox"),
+        ({"method": {"name": "feddraw", "eeta": 1}}, "no setting 'eeta'"),
+        ({"round": 15}, "rounds count from 0 to 14"),
+        ({"classifier": "clasifier"}, "did you mean classifier"),
+        ({"clients": ["North"]}, "no 'C1' among the clients"),
+    ],
+)
+def test_what_cannot_be_aggregated_is_said_in_one_line(options: dict[str, Any], says: str) -> None:
+    sent = tiny.initial().arrays()
+    with pytest.raises(UserError, match=says):
+        feddraw.aggregate(sent, [(moved(sent, 0.1), 10)], **{"round": 0, "rounds": 15} | options)
+
+
+def test_a_state_goes_on_where_it_was_and_nowhere_else(tmp_path: Path) -> None:
+    sent = tiny.initial().arrays()
+    updates = [(moved(sent, 0.1), 10)]
+    state = feddraw.aggregate(sent, updates, round=3, rounds=15, method="fedadam").state
+    with pytest.raises(UserError, match="after round 3"):
+        feddraw.aggregate(sent, updates, round=3, rounds=15, method="fedadam", state=state)
+    with pytest.raises(UserError, match="the state is of the method fedadam"):
+        feddraw.aggregate(sent, updates, round=4, rounds=15, state=state)
+    state.save(path := tmp_path / "state.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        feddraw.AggregationState.load(path)
+    with pytest.raises(UserError, match="cannot read"):
+        feddraw.AggregationState.load(tmp_path / "none")
