@@ -52,8 +52,8 @@ class Jury:
                 found["clients"].setdefault(client, {})["test"] = one
         return found, self._predictions(scores, personal)
 
-    def truth(self, part: Part) -> NDArray[np.uint8]:
-        return self.dataset.labels.values[self.dataset.rows[part]]
+    def truth(self, part: Part) -> metrics.Truth:
+        return self.dataset.labels.truth(self.dataset.rows[part])
 
     def _scores(self, engine: Engine, models: Sequence[Model], part: Part) -> Scores:
         return np.stack([engine.predict(model, self.dataset.rows[part]) for model in models])
@@ -63,7 +63,7 @@ class Jury:
         return [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
 
     def _evaluations(
-        self, scores: Scores, truth: NDArray[np.uint8], thresholds: Sequence[Sequence[float]]
+        self, scores: Scores, truth: metrics.Truth, thresholds: Sequence[Sequence[float]]
     ) -> list[dict[str, Any]]:
         pairs = zip(scores, thresholds, strict=True)
         return [metrics.evaluate(one, truth, self.dataset.classes, own) for one, own in pairs]
@@ -76,7 +76,7 @@ class Jury:
         for number, (client, rows) in enumerate(zip(self.clients, self.held_out, strict=True)):
             if len(rows):
                 own = number if len(models) > 1 else 0
-                truth = self.dataset.labels.values[rows]
+                truth = self.dataset.labels.truth(rows)
                 scores = engine.predict(models[own], rows)
                 held_out = metrics.evaluate(scores, truth, self.dataset.classes, thresholds[own])
                 found[client] = {"held_out": held_out}

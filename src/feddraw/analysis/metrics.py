@@ -1,7 +1,8 @@
 """AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation. Pure numpy.
 
 A finding that all images or no image of a part show has no AUC and no GM: it is NaN here, left out of the mean, and
-named as undefined. So is a finding with a score that is not a finite number, as a diverged model gives.
+named as undefined. So is a finding with a score that is not a finite number, as a diverged model gives. A label below
+zero is unknown: the image is left out for that finding.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.floating[Any]]  # (images,) or (images, classes)
-Truth = NDArray[np.integer[Any]]
+Truth = NDArray[np.integer[Any]]  # 1, 0, and below zero where a label is not known
+
+
+def of_known(scores: Scores, truth: Truth) -> tuple[Scores, Truth]:
+    """The images of which one finding's label is known."""
+    known = truth >= 0
+    return (scores, truth) if known.all() else (scores[known], truth[known])
 
 
 def auc(scores: Scores, truth: Truth) -> float:
     """The chance that a positive image scores above a negative one; ties count half."""
+    scores, truth = of_known(scores, truth)
     positives = int(truth.sum())
     negatives = len(truth) - positives
     if not positives or not negatives or not np.isfinite(scores).all():
@@ -31,6 +39,7 @@ def auc(scores: Scores, truth: Truth) -> float:
 
 def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
     """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
+    scores, truth = of_known(scores, truth)
     if not np.isfinite(scores).all():
         return math.nan, math.nan
     called = scores.astype(np.float64) >= threshold  # in float32 a midpoint of neighbours is one of them
@@ -45,6 +54,7 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
 
     Of several equally good ones it is the middle one, the lower of two middle ones.
     """
+    scores, truth = of_known(scores, truth)
     positives = int(truth.sum())
     negatives = len(truth) - positives
     if not positives or not negatives or not np.isfinite(scores).all():

@@ -495,9 +495,11 @@ def _macro(
     weights: Floats,
     parts: Sequence[NDArray[np.intp]],
 ) -> Floats:
-    """Mean over folds and classes, for each row of weights; what is undefined is left out."""
+    """Mean over folds and classes, for each row of weights; what is undefined or unknown (below zero) is left out."""
     columns = range(truth.shape[1])
-    stacked = np.stack([measure(outputs[rows, c], truth[rows, c], weights[:, rows]) for rows in parts for c in columns])
+    chosen = [(rows[truth[rows, c] >= 0], c) for rows in parts for c in columns]
+    nothing = np.full(len(weights), np.nan)
+    stacked = np.stack([measure(outputs[r, c], truth[r, c], weights[:, r]) if len(r) else nothing for r, c in chosen])
     defined = ~np.isnan(stacked)
     totals = np.where(defined, stacked, 0.0).sum(axis=0)
     return _divided(totals, defined.sum(axis=0))

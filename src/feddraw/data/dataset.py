@@ -14,6 +14,8 @@ FINDINGS = ("Atelectasis", "Edema", "Pleural Effusion", "Cardiomegaly", "Consoli
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
+UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:
@@ -26,15 +28,44 @@ class Labels:
     sites: NDArray[np.str_] | None = None  # (n,)
     uncertain: NDArray[np.uint8] | None = None  # (n,), how many of the classes were marked uncertain
     groups: NDArray[np.str_] | None = None  # (n,), such as the patient's sex, for rules that compare groups
+    known: NDArray[np.bool_] | None = None  # (n, classes), which labels are known (the others hold 0); None = all
+
+    def __post_init__(self) -> None:
+        if self.known is None:
+            return
+        if self.known.shape != self.values.shape or self.known.dtype != np.bool_:
+            raise ValueError(f"known must be a bool array of shape {self.values.shape}, one entry per label")
+        # one way to say "all known", so that a complete table gives the same bits however it was read
+        object.__setattr__(self, "known", None if self.known.all() else self.known)
+        if self.known is not None and (unknown := ~self.known & (self.values != 0)).any():
+            raise ValueError(f"{int(unknown.sum())} labels are marked unknown and hold a value other than 0")
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
-        several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain", "groups")}
+        several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain", "groups", "known")}
         chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in several.items()}
         return replace(self, values=self.values[rows], names=self.names[rows], **chosen)
+
+    def truth(self, rows: NDArray[np.intp]) -> NDArray[np.integer[Any]]:
+        """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label is not known."""
+        values, known = self.values[rows], None if self.known is None else self.known[rows]
+        return values if known is None or known.all() else np.where(known, values, UNKNOWN).astype(np.int8)
+
+    def targets(self) -> NDArray[np.float32]:
+        """Labels as training reads them: 1, 0, and NaN where a label is not known."""
+        values = self.values.astype(np.float32)
+        if self.known is not None:
+            values[~self.known] = np.nan
+        return values
+
+    def known_counts(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """(classes,): how many of the images have a known label of each finding."""
+        if self.known is None:
+            return np.full(len(self.classes), len(rows), dtype=np.intp)
+        return np.asarray(self.known[rows].sum(axis=0), dtype=np.intp)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,7 +205,9 @@ class Intake:
         ones = np.array([policy(uncertain, finding) == "ones" for finding in self.findings])
         values = np.where(marks == -1, ones, marks == 1).astype(np.uint8)
         several = {"patients": patients, "sites": sites, "groups": groups}
-        columns = {name: np.array(words, dtype=np.str_) for name, words in several.items() if words is not None}
+        columns: dict[str, Any] = {
+            name: np.array(words, dtype=np.str_) for name, words in several.items() if words is not None
+        }
         doubts = (marks == -1).sum(axis=1).astype(np.uint8)
         return Labels(values, tuple(self.findings), np.array(self.names, dtype=np.str_), uncertain=doubts, **columns)
 

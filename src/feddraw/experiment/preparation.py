@@ -92,7 +92,8 @@ def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) ->
 
 def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
     """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
-    kinds = np.column_stack([labels.values[rows] > 0, ~labels.values[rows].any(axis=1)])
+    truth = labels.truth(rows)
+    kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
     order = np.random.default_rng([seed, images]).permutation(len(rows))
     taken: list[int] = []
     for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
@@ -106,7 +107,7 @@ def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
 
 def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
     """The bench of some clients, by their rows in the data set."""
-    targets = dataset.labels.values.astype(np.float32)
+    targets = dataset.labels.targets()
     groups = two_groups(dataset.labels) if "groups" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups)
     return Trainer(

@@ -94,5 +94,5 @@ def _small(setting: Setup) -> set[int]:
 
 
 def _validation(setting: Setup, scores: Any) -> dict[str, float]:
-    truth = setting.dataset.labels.values[setting.dataset.rows["validation"]]
+    truth = setting.dataset.labels.truth(setting.dataset.rows["validation"])
     return {name: metrics.auc(scores[:, c], truth[:, c]) for c, name in enumerate(setting.dataset.classes)}

@@ -23,13 +23,17 @@ Counts = NDArray[np.int64]  # (2, classes, bins): negative and positive images
 EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
-def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.integer[Any]]) -> Counts:
-    """Images by label, finding and bin of their score, a probability; one that is no number is named elsewhere."""
+def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Counts:
+    """Images by label, finding and bin of their score, a probability; one that is no number is named elsewhere.
+
+    Labels that are not known (NaN) are not counted.
+    """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
     classes = scores.shape[1]
-    places = (truth.astype(np.int64) * classes + np.arange(classes)) * BINS + bins
-    return np.bincount(places.ravel(), minlength=2 * classes * BINS).reshape(2, classes, BINS)
+    known = ~np.isnan(truth)
+    places = (np.where(known, truth, 0).astype(np.int64) * classes + np.arange(classes)) * BINS + bins
+    return np.bincount(places[known], minlength=2 * classes * BINS).reshape(2, classes, BINS)
 
 
 def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:

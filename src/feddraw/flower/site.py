@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -137,7 +136,7 @@ def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     for part, rows in site.heldout.items():
         if len(rows) and (part != "test" or orders.found(content).get("final")):
             scores = bench.predict(model, rows)
-            counts = count(scores, examples.targets[rows].astype(np.int64))
+            counts = count(scores, examples.targets[rows])
             metrics |= to_metrics(part, counts, not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
     return RecordDict({"metrics": MetricRecord(metrics), "client": announcement(site)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,8 +191,9 @@ def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scen
 GRID = np.linspace(0, 1, 101)
 
 
-def roc(scores: Floats, truth: NDArray[np.uint8]) -> Floats | None:
-    """Sensitivity on a grid of false alarms; None without both kinds of image."""
+def roc(scores: Floats, truth: NDArray[np.integer[Any]]) -> Floats | None:
+    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of image."""
+    scores, truth = scores[truth >= 0], truth[truth >= 0]
     positive = truth == 1
     if positive.all() or not positive.any():
         return None

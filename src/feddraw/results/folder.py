@@ -246,10 +246,13 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding every client has."""
     found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
     if dataset is not None:
-        labels = dataset.training_labels().values
+        labels = dataset.training_labels()
         found["findings"] = list(dataset.classes)
         found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
-        found["positives"] = {shard.client: labels[shard.rows].sum(axis=0).tolist() for shard in partition.shards}
+        rows = {shard.client: shard.rows for shard in partition.shards}
+        found["positives"] = {client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()}
+        if labels.known is not None:
+            found["known"] = {client: labels.known_counts(own).tolist() for client, own in rows.items()}
     return found
 
 

@@ -106,7 +106,7 @@ class Predictions:
     """What a run's model said about the test images."""
 
     scores: Floats  # (images, classes), or (clients, images, classes) where every client has a model of its own
-    truth: NDArray[np.uint8]
+    truth: NDArray[np.integer[Any]]  # 1, 0, and -1 where a label is not known
     patients: NDArray[np.int64] | None
     classes: tuple[str, ...]
     tested: str  # a hash of what was tested: equal for the same images
@@ -117,7 +117,7 @@ class Predictions:
         images, classes = self.truth.shape if self.truth.ndim == 2 else (0, 0)
         owned = self.patients is None or (self.patients.shape == (images,) and self.patients.dtype.kind in "iu")
         scored = self.scores.ndim in (2, 3) and self.scores.shape[-2:] == (images, classes) and len(self.scores) > 0
-        return scored and owned and classes == len(self.classes) and set(np.unique(self.truth)) <= {0, 1}
+        return scored and owned and classes == len(self.classes) and set(np.unique(self.truth)) <= {-1, 0, 1}
 
     @property
     def by_model(self) -> Floats:

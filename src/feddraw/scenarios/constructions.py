@@ -119,12 +119,17 @@ CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
 
 
 def self_information(labels: Labels) -> NDArray[np.float64]:
-    """−Σ log P(label) of each image in nats, classes taken as independent with the frequencies they have here."""
-    frequency = labels.values.mean(axis=0)
+    """−Σ log P(label) of each image in nats, classes taken as independent with the frequencies they have here.
+
+    Labels that are not known add nothing.
+    """
+    truth = labels.truth(np.arange(len(labels)))
     information = np.zeros(len(labels))
-    for values, p in zip(labels.values.T, frequency, strict=True):
+    for values in truth.T:
+        known = values >= 0
+        p = values[known].mean() if known.any() else 0.0
         if 0 < p < 1:
-            information += np.where(values, -np.log(p), -np.log1p(-p))
+            information += np.where(known, np.where(values == 1, -np.log(p), -np.log1p(-p)), 0.0)
     return information
 
 

@@ -1,7 +1,8 @@
 """How unequal clients are: measures of their sizes, of their label mix, and of patients they share.
 
 The label mix of several images with several findings each is the distribution of their positives over the classes,
-with images that have no finding as one class more. Distances are from each client's mix to that of all clients
+with images that have no finding as one class more. An unknown label is not a positive, and an image is one without a
+finding only if all its labels are known. Distances are from each client's mix to that of all clients
 together: Jensen–Shannon is the square root of the divergence to base 2; earth mover's costs 1 between any two classes,
 so that it is half the sum of absolute differences (Zhao et al., 2018, give the sum). Both lie between 0 and 1.
 """
@@ -44,7 +45,7 @@ def measure(partition: Partition, labels: Labels) -> Heterogeneity:
     """All measures of a partition of these labels."""
     mixes = label_mixes(partition, labels)
     pool = counts(partition, labels).sum(axis=0)
-    together: Numbers = pool / pool.sum()
+    together: Numbers = pool / max(pool.sum(), 1)
     return Heterogeneity(
         measure_sizes(partition.sizes.tolist()),
         tuple(jensen_shannon(mix, together) for mix in mixes),
@@ -72,14 +73,18 @@ def gini(sizes: Sequence[int]) -> float:
 
 def counts(partition: Partition, labels: Labels) -> NDArray[np.intp]:
     """Images of each client with each class, and, in the last column, with none."""
-    per_client = [labels.values[shard.rows] for shard in partition.shards]
-    return np.array([[*values.sum(axis=0), (values.max(axis=1) == 0).sum()] for values in per_client], dtype=np.intp)
+    per_client = [labels.truth(shard.rows) for shard in partition.shards]
+    return np.array(
+        [[*(truth == 1).sum(axis=0), (truth == 0).all(axis=1).sum()] for truth in per_client], dtype=np.intp
+    )
 
 
 def label_mixes(partition: Partition, labels: Labels) -> Numbers:
     """Each client's distribution over classes and none; rows sum to 1."""
     table = counts(partition, labels)
-    mixes: Numbers = table / table.sum(axis=1, keepdims=True)
+    # a client without a known positive or known negative image has no mix: that of all clients, at distance 0
+    totals = table.sum(axis=1, keepdims=True)
+    mixes: Numbers = np.where(totals > 0, table, table.sum(axis=0)) / np.where(totals > 0, totals, max(table.sum(), 1))
     return mixes
 
 

@@ -25,7 +25,19 @@ from feddraw.core import (
     beside,
 )
 from feddraw.training.allocator import keep_freed
-from feddraw.training.loop import Examples, Loss, Rows, batches, fit, gradient, logits_of, make_optimizer, one_thread
+from feddraw.training.loop import (
+    Examples,
+    Loss,
+    Rows,
+    batches,
+    fit,
+    gradient,
+    known_share,
+    logits_of,
+    make_optimizer,
+    one_thread,
+    over_known,
+)
 from feddraw.training.network import Network, empty_model
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
@@ -101,12 +113,15 @@ class _Client:
         network = trainer.reference(0)
         network.load(self._job.model)
         network.module.train()
-        total, seen = torch.zeros_like(network.grads), 0
+        total, seen = torch.zeros_like(network.grads), 0.0
         for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
-            gradient(network, *trainer.examples.batch(batch, network.device), trainer.smoothed_loss)
-            total.add_(network.grads, alpha=len(batch))
-            seen += len(batch)
-        return network.values(total / seen)
+            images, targets = trainer.examples.batch(batch, network.device)
+            share = known_share(targets)
+            if share:
+                gradient(network, images, targets, trainer.smoothed_loss)
+                total.add_(network.grads, alpha=share)
+                seen += share
+        return network.values(total / seen if seen else total)
 
     def trained(self, start: Model, correction: Correction) -> Model:
         trainer, network = self._trainer, self._trainer.reference(0)
@@ -125,14 +140,16 @@ class _Client:
         if question == "held":
             return self._memory.get(self._trainer.local.held, np.zeros_like(trained.params))
         if question == "labels":
-            return np.asarray(targets.sum(axis=0))
+            return np.asarray(np.nansum(targets, axis=0))
         network = self._trainer.reference(0)
         network.load(trained if question == "accuracy" else self._job.model)
         logits = logits_of(network, examples, rows)
         if question == "loss":
-            return np.array([self._trainer.smoothed_loss(logits, torch.from_numpy(targets))], np.float32)
+            value = over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
+            return np.array([value], np.float32)
         if question == "accuracy":
-            return np.array([np.mean((logits.numpy() >= 0) == (targets >= 0.5))], np.float32)
+            right = (logits.numpy() >= 0) == (targets >= 0.5)
+            return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
         return group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
@@ -153,14 +170,15 @@ def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | Non
 
     At a score of one half next to nobody is called positive while findings are rare, and both groups look alike.
     """
-    positive = targets >= 0.5
-    share = positive.mean(axis=0)
-    limit = [np.quantile(column, 1 - p, method="higher") for column, p in zip(logits.T, share, strict=True)]
-    called = (logits >= limit) & (share > 0)
+    positive, known = targets >= 0.5, ~np.isnan(targets)
+    share = positive.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    columns = zip(logits.T, known.T, share, strict=True)
+    limit = [np.quantile(scores[of], 1 - p, method="higher") if of.any() else np.inf for scores, of, p in columns]
+    called = (logits >= limit) & (share > 0) & known
     member = [np.zeros(len(targets), bool) if groups is None else groups == group for group in (0, 1)]
     counts = [(positive & of[:, None]).sum(axis=0) for of in member]
     found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
-    right = [called.size, (called == positive).sum()]
+    right = [known.sum(), ((called == positive) & known).sum()]
     return np.concatenate([*counts, *found, right]).astype(np.float32)
 
 
@@ -182,11 +200,12 @@ class ServerImages:
         self.network.load(model)
         with one_thread():
             logits = logits_of(self.network, self.examples, self.rows)
-            return float(self.loss_of(logits, torch.from_numpy(self.examples.targets[self.rows])))
+            return float(over_known(self.loss_of, logits, torch.from_numpy(self.examples.targets[self.rows])))
 
     def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
         for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
-            yield partial(self._gradient, batch)
+            if not np.isnan(self.examples.targets[batch]).all():
+                yield partial(self._gradient, batch)
 
     def _gradient(self, batch: Rows, params: Vector) -> Vector:
         network = self.network

@@ -22,7 +22,7 @@ from feddraw.training.network import CPU, Network
 from feddraw.training.optimizers import SGD, Adam, Optimizer
 from feddraw.training.settings import Training
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
 RESIDENT = 0.5  # share of a GPU's free memory that the images may take; more are copied batch by batch
 
@@ -32,7 +32,7 @@ class Examples:
     """Images and targets as the training loop reads them."""
 
     images: NDArray[np.uint8]  # (n, height, width)
-    targets: NDArray[np.float32]  # (n, classes)
+    targets: NDArray[np.float32]  # (n, classes): 1, 0, and NaN where a label is not known
     mean: float = 0.5
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
@@ -79,6 +79,17 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
     return full * (batch_size > 1) + (rest > 1)
 
 
+def known_share(targets: Tensor) -> float:
+    """How many images' worth of known labels a batch has: its length where every label is known."""
+    return int((~targets.isnan()).sum()) / targets.shape[1]
+
+
+def over_known(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss over the known labels; where all are known, the plain loss to the bit."""
+    known = ~targets.isnan()
+    return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
+
+
 def fit(
     network: Network,
     examples: Examples,
@@ -90,12 +101,17 @@ def fit(
     optimizer: Optimizer,
     effort: float = 1.0,
 ) -> tuple[int, float]:
-    """Train the network in place; returns optimiser steps taken and the mean loss."""
+    """Train the network in place; returns optimiser steps taken and the mean loss.
+
+    A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
+    """
     epoch = steps_per_epoch(len(rows), training.batch_size)
-    if not epoch:  # or the loop below would never end
+    if not epoch:  # or training would never end
         raise UserError(
             f"{len(rows)} image(s) in batches of {training.batch_size}: too few for a training step, give 2"
         )
+    if np.isnan(examples.targets[rows]).all():
+        raise UserError(f"none of the {len(rows)} training images has a known label: leave this client out")
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
@@ -107,36 +123,47 @@ def fit(
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
-    while steps < limit:
-        for batch in batches(rows, training.batch_size, rng):
-            images, targets = examples.batch(batch, network.device)
-            if training.augment:
-                images = augment(images, generator)
+    for batch in _with_known_labels(rows, examples, training, limit, rng):
+        images, targets = examples.batch(batch, network.device)
+        if training.augment:
+            images = augment(images, generator)
 
-            total += gradient(network, images, targets, loss, correction.penalty, scaler)
-            scaler.unscale_(optimizer)  # type: ignore[arg-type]
+        total += gradient(network, images, targets, loss, correction.penalty, scaler)
+        scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
-            # what belongs to the loss comes before clipping
-            if received is not None:
-                network.grads.add_(network.params - received, alpha=correction.pull)
-            if linear is not None:
-                network.grads.add_(linear)
-            if training.clip:
-                norm = torch.linalg.vector_norm(network.grads)
-                network.grads.mul_(torch.clamp(training.clip / (norm + 1e-6), max=1.0))
+        # what belongs to the loss comes before clipping
+        if received is not None:
+            network.grads.add_(network.params - received, alpha=correction.pull)
+        if linear is not None:
+            network.grads.add_(linear)
+        if training.clip:
+            norm = torch.linalg.vector_norm(network.grads)
+            network.grads.mul_(torch.clamp(training.clip / (norm + 1e-6), max=1.0))
 
-            # what corrects the step comes after
-            if shift is not None:
-                network.grads.add_(shift)
-            scaler.step(optimizer)  # type: ignore[arg-type]
-            scaler.update()
-            if drift is not None:
-                network.params.sub_(drift, alpha=training.lr)
-
-            steps += 1
-            if steps == limit:
-                break
+        # what corrects the step comes after
+        if shift is not None:
+            network.grads.add_(shift)
+        scaler.step(optimizer)  # type: ignore[arg-type]
+        scaler.update()
+        if drift is not None:
+            network.params.sub_(drift, alpha=training.lr)
+        steps += 1
     return steps, float(total) / steps
+
+
+def _with_known_labels(
+    rows: Rows, examples: Examples, training: Training, limit: int, rng: np.random.Generator
+) -> Iterator[Rows]:
+    """The batches to step with, at least one, until the limit is reached: one of epochs' batches, or of steps."""
+    counted, made = 0, 0
+    while True:
+        for batch in batches(rows, training.batch_size, rng):
+            known = not np.isnan(examples.targets[batch]).all()
+            counted, made = counted + (known or not training.steps), made + known
+            if known:
+                yield batch
+            if made and counted >= limit:
+                return
 
 
 def gradient(
@@ -150,7 +177,7 @@ def gradient(
     """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
     network.grads.zero_()
     logits, features = network(images)
-    value = loss(logits, targets)
+    value = over_known(loss, logits, targets)
     if penalty is not None:
         value = value + penalty(images, features)
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
