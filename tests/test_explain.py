@@ -58,7 +58,7 @@ def test_the_words_say_when_the_small_overtook_and_when_all_were_equal(tmp_path:
     overtook = int(np.flatnonzero(small > large + 1e-9)[0])
     said = " ".join(sentences(found))
     assert 0 < overtook < 14
-    assert f"They overtook in round {overtook}: {small[overtook]:.4f} against {large[overtook]:.4f}." in said
+    assert f"They overtook in round {overtook}: {small[overtook]:.4f} vs {large[overtook]:.4f} per client." in said
     assert "exactly equal in round 14" in said
     assert "C4 counted most" in said or "C4 counted least" in said
     told = document(found)
@@ -66,7 +66,7 @@ def test_the_words_say_when_the_small_overtook_and_when_all_were_equal(tmp_path:
     assert told["equal"]["exactly"] == [[14, 14]]
 
 
-def test_methods_without_parts_are_held_against_size(tmp_path: Path) -> None:
+def test_methods_without_a_split_are_compared_with_size(tmp_path: Path) -> None:
     by_size = explain(read_run(make_run(tmp_path / "a", method="fedavg")))
     equal = explain(read_run(make_run(tmp_path / "b", method="uniform")))
     assert by_size.from_size is None

@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
-from feddraw.analysis.statistics import auc_difference
+from feddraw.analysis.statistics import bootstrap, interval
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import Written, markdown, write_report
-from feddraw.report.content import Report, compose, examine, gist
+from feddraw.report.content import Report, compose, examine, main_results
 from feddraw.report.evidence import Draws, draw
 from feddraw.report.pictures import GRID, roc
 from feddraw.results.runs import collect, read_run
@@ -86,7 +86,7 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert comparison is not None
     assert set(comparison.table.methods) == {"feddraw", "fedavg", "uniform"}
     assert report.collection.references == ["alone", "centralised"]
-    said = " ".join(gist(report))
+    said = " ".join(main_results(report))
     assert "feddraw has the best average rank" in said
     assert (
         "9 of 12 clients (of all scenarios) have a higher test AUC" in said
@@ -111,10 +111,9 @@ def test_paired_differences_are_those_of_the_statistics(tmp_path: Path) -> None:
     first, second = (run.predictions() for run in collection.runs)
     assert first is not None
     assert second is not None
-    direct = auc_difference(
-        first.scores, second.scores, first.truth, np.random.default_rng(0), patients=first.patients, replicates=300
-    )
-    assert draws.difference("auc", "feddraw", "fedavg") == direct
+    scores, rng = [first.scores, second.scores], np.random.default_rng(0)
+    direct = bootstrap(scores, first.truth, rng, patients=first.patients, replicates=300)
+    assert draws.difference("auc", "feddraw", "fedavg") == interval(direct[0] - direct[1])
     assert (draws.unit, draws.units) == ("patients", 60)
 
 
@@ -152,7 +151,7 @@ def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Pat
         make_run(tmp_path / f"{scenario}-a", scenario=scenario, auc=0.7 + gap / 2, images=300)
         make_run(tmp_path / f"{scenario}-b", scenario=scenario, method="fedavg", auc=0.7 - gap / 2, images=300)
     report, _ = told(tmp_path, replicates=50)
-    said = " ".join(gist(report))
+    said = " ".join(main_results(report))
     assert "vs fedavg: 1 win, 1 loss, 1 undecided." in said
 
 
@@ -280,7 +279,7 @@ def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_r
 def test_one_method_in_one_run_is_reported(tmp_path: Path) -> None:
     make_run(tmp_path / "only", method="alone", alone=(0.6, 0.7, 0.7, 0.7))
     report, _ = told(tmp_path)
-    assert "one seed only" in " ".join(gist(report))
+    assert "one seed only" in " ".join(main_results(report))
     assert report.rankings["auc"].reason.endswith("there are 0 methods in 0 scenarios.")
 
 

@@ -828,7 +828,7 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     finished = read_run(tmp_path / "run")
     assert [weights.shape for weights in finished.by_class().values()] == [(3, 3)] * 5
     assert any("By finding, weights differed most in round 1" in said for said in sentences(explain(finished)))
-    (picture,) = pictures.by_class([finished], "feddraw_by_class", "small")
+    (picture,) = pictures.by_finding([finished], "feddraw_by_class", "small")
     assert "round 1" in picture.words
 
 

@@ -34,7 +34,7 @@ SPLIT = (
     "adding it second. The parts of a round add up exactly; the table has their mean over the rounds."
 )
 NO_SPLIT = (
-    "The ledger of this method does not say how size and similarity made the weights, so they are held against what "
+    "The ledger of this method does not say how size and similarity made the weights, so they are compared with what "
     "size alone would give: each client's share of the images."
 )
 
@@ -63,7 +63,7 @@ class Explanation:
 
     @property
     def ahead(self) -> list[Span]:
-        """When the small clients counted more than the large ones, on average a client."""
+        """When the small clients counted more than the large ones, per client on average."""
         if not self.small.any():
             return []
         lead = self.shares[:, self.small].mean(axis=1) - self.shares[:, ~self.small].mean(axis=1)
@@ -95,7 +95,7 @@ def explain(run: Run) -> Explanation:
         raise UserError(f"no client counted in any round of {run.path}{why}: there is nothing to explain")
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
-    parts = [_parts(ledger, shares[t], t) for t in range(len(shares))]
+    parts = [_contributions(ledger, shares[t], t) for t in range(len(shares))]
     known = all(part is not None for part in parts)
     size, similarity = (np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1))
     rescaled = bool((np.abs(totals - 1) > 1e-6).any())
@@ -103,7 +103,7 @@ def explain(run: Run) -> Explanation:
     return Explanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
 
 
-def _parts(ledger: Ledger, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
+def _contributions(ledger: Ledger, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
     scores = _scores(*(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation")))
@@ -156,7 +156,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _equal(found)
     yield from _why(found)
     yield from _policy(found)
-    yield from _by_class(found)
+    yield from _by_finding(found)
     yield from _absent(found)
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
@@ -181,14 +181,14 @@ def _small(found: Explanation) -> Iterator[str]:
         return
     names = listed([name for name, small in zip(found.clients, found.small, strict=True) if small])
     if not found.ahead:
-        yield f"The small clients ({names}) never counted more than the large ones, on average a client."
+        yield f"The small clients ({names}) never counted more than the large ones, per client on average."
         return
     when = rounds(found.ahead)
-    yield f"The small clients ({names}) counted more than the large ones, on average a client, in {when}."
+    yield f"The small clients ({names}) counted more than the large ones, per client on average, in {when}."
     start = found.ahead[0][0]
     if start:
         small, large = (found.shares[start, group].mean() for group in (found.small, ~found.small))
-        yield f"They overtook in round {start}: {small:.4f} against {large:.4f}."
+        yield f"They overtook in round {start}: {small:.4f} vs {large:.4f} per client."
 
 
 def _equal(found: Explanation) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _why(found: Explanation) -> Iterator[str]:
             yield "Every client counted by its share of the images: size is the whole reason."
         else:
             gained = f"{'gained' if mean[place] > 0 else 'lost'} most: {signed(mean[place])} on average"
-            yield f"Held against its share of the images, {found.clients[place]} {gained}."
+            yield f"Compared with its share of the images, {found.clients[place]} {gained}."
         return
     size, similarity = (np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity))
     by_size = spans(size > similarity + EXACT)
@@ -254,7 +254,7 @@ def _decided(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
 
 
-def _by_class(found: Explanation) -> Iterator[str]:
+def _by_finding(found: Explanation) -> Iterator[str]:
     weights = found.run.by_class() if found.run.finished else {}
     if not weights:
         return

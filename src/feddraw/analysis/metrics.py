@@ -1,6 +1,6 @@
 """AUC, sensitivity, specificity and their geometric mean GM, with thresholds chosen on validation. Pure numpy.
 
-A finding that all images or no image of a part show has no AUC and no GM: it is NaN here, left out of the mean, and
+A finding that all images or no image of a split show has no AUC and no GM: it is NaN here, left out of the mean, and
 named as undefined. So is a finding with a score that is not a finite number, as a diverged model gives. A label below
 zero is unknown: the image is left out for that finding.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Scores = NDArray[np.floating[Any]]  # (images,) or (images, classes)
+Scores = NDArray[np.floating[Any]]  # (images,) or (images, findings)
 Truth = NDArray[np.integer[Any]]  # 1, 0, and below zero where a label is not known
 
 
@@ -40,7 +40,7 @@ def auc(scores: Scores, truth: Truth) -> float:
 def rates(scores: Scores, truth: Truth, threshold: float) -> tuple[float, float]:
     """Sensitivity and specificity; an image is called positive if its score reaches the threshold."""
     scores, truth = of_known(scores, truth)
-    if not np.isfinite(scores).all():
+    if math.isnan(threshold) or not np.isfinite(scores).all():
         return math.nan, math.nan
     called = scores.astype(np.float64) >= threshold  # in float32 a midpoint of neighbours is one of them
     positive = truth == 1
@@ -69,21 +69,20 @@ def best_threshold(scores: Scores, truth: Truth) -> float:
     return float(candidates[best[(len(best) - 1) // 2]])
 
 
-def evaluate(scores: Scores, truth: Truth, classes: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
-    """All metrics of one part of the data, as `metrics.json` holds them."""
-    columns = range(len(classes))
-    areas = {name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, classes, strict=True)}
-    pairs = {name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in zip(columns, classes, strict=True)}
-    pairs = {name: (math.nan, math.nan) if math.isnan(thresholds[c]) else pairs[name] for c, name in enumerate(classes)}
+def evaluate(scores: Scores, truth: Truth, findings: Sequence[str], thresholds: Sequence[float]) -> dict[str, Any]:
+    """All metrics of one split, as `metrics.json` holds them."""
+    columns = range(len(findings))
+    areas = {name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, findings, strict=True)}
+    pairs = {name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in zip(columns, findings, strict=True)}
     means = {name: math.sqrt(se * sp) for name, (se, sp) in pairs.items()}
     return {
         "auc": {"macro": macro(areas.values()), "per_class": areas},
         "gm": {"macro": macro(means.values()), "per_class": means},
         "sensitivity": {name: pair[0] for name, pair in pairs.items()},
         "specificity": {name: pair[1] for name, pair in pairs.items()},
-        "thresholds": dict(zip(classes, map(float, thresholds), strict=True)),
-        "undefined": [name for name in classes if math.isnan(areas[name]) or math.isnan(means[name])],
-        "not_finite": [classes[c] for c in not_finite(scores)],
+        "thresholds": dict(zip(findings, map(float, thresholds), strict=True)),
+        "undefined": [name for name in findings if math.isnan(areas[name]) or math.isnan(means[name])],
+        "not_finite": [findings[c] for c in not_finite(scores)],
     }
 
 
@@ -112,7 +111,7 @@ def mean_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def choose_thresholds(scores: Scores, truth: Truth) -> list[float]:
-    """One threshold a finding, on validation data."""
+    """One threshold per finding, chosen on validation data."""
     return [best_threshold(scores[:, c], truth[:, c]) for c in range(truth.shape[1])]
 
 

@@ -1,4 +1,4 @@
-"""The colours of every page and figure, for light and dark: told apart by colour-blind readers.
+"""The colours of every page and figure, for light and dark: distinguishable for colour-blind readers.
 
 Figures are drawn in the light colours. Pages define both sets as CSS variables; a drawing that stands alone carries
 its own rule for the dark.

@@ -51,9 +51,9 @@ STYLE: dict[Any, Any] = {
 }
 
 Floats = NDArray[np.float64]
-Series = Mapping[str, Sequence[float]]  # name to a value a round
+Series = Mapping[str, Sequence[float]]  # name to one value per round
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
-CROWD = 5  # more lines than this, with their shades, are not told apart in one panel
+CROWD = 5  # more lines than this, with their shades, cannot be distinguished in one panel
 MANY = 30  # rows from which on names and numbers cannot be read
 PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
 
@@ -88,7 +88,7 @@ def look(place: int) -> dict[str, Any]:
 
 
 def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread: Spread | None = None) -> None:
-    """One line a series over the rounds; `order` gives each name the look it has in other figures."""
+    """One line per series over the rounds; `order` gives each name the look it has in other figures."""
     places = list(order) or list(series)
     for name, values in series.items():
         looks = look(places.index(name))
@@ -101,7 +101,7 @@ def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread:
 
 
 def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
-    """The names below the axes, where they cover no line; left out where they are too many to be told apart."""
+    """The names below the axes, where they cover no line; left out where they are too many to be distinguished."""
     shown = lines or [line for line in axes.lines if line.get_marker() not in ("None", "")]
     if 1 < len(shown) <= 12:
         labels = [str(line.get_label()) for line in shown]
@@ -138,14 +138,14 @@ def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, t
     reach = max(1e-9, *(abs(value) for value in axes.get_ylim()))
     axes.set_ylim(-reach, reach)
     axes.ticklabel_format(axis="y", scilimits=(-2, 2), useMathText=False)
-    axes.set_ylabel("weight less mean of its size")
+    axes.set_ylabel("weight minus mean of its size")
     axes.set_title(title)
     draw_legend(axes)
     return True
 
 
 def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spread, label: str) -> None:
-    """A metric over the rounds, a line a method with the spread over its repeats."""
+    """A metric over the rounds, one line per method with the spread over its repeats."""
     draw_lines(axes, series, order=order, spread=spread)
     axes.set_ylabel(label)
     draw_legend(axes)
@@ -304,7 +304,7 @@ def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], labe
 
 
 def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str) -> Figure:
-    """Methods less the reference: a row of panels for each value, a panel for each scenario and one for all."""
+    """Methods minus the reference: one row of panels per value, one panel per scenario and one for all."""
     everything = [one for of in found.values() for one in of]
     scenarios = sorted(dict.fromkeys(one.scenario for one in everything), key=lambda name: not name)  # "" comes last
     methods = list(dict.fromkeys(one.method for one in everything))
@@ -319,7 +319,7 @@ def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str
                 axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
                 axes.tick_params(axis="x", labelsize=7)
                 axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
-        figure.supxlabel(f"{', '.join(found)} less that of {reference}", fontsize=9)
+        figure.supxlabel(f"{', '.join(found)} minus that of {reference}", fontsize=9)
     return figure
 
 
@@ -331,9 +331,9 @@ def _ends(one: Difference | None) -> tuple[float, float, float]:
 def draw_critical_difference(
     axes: Axes, average_ranks: Mapping[str, float], groups: Sequence[Sequence[str]], cd: float
 ) -> None:
-    """Demšar's diagram: average ranks on a line, best to the left; a bar joins methods that are not told apart.
+    """Demšar's diagram: average ranks on a line, best on the left; a bar joins methods that do not differ.
 
-    A name a line, so that none can cover another: the better half stands to the left, the others to the right.
+    One name per line, so that none covers another: the better half on the left, the others on the right.
     """
     methods = sorted(average_ranks, key=lambda name: average_ranks[name])
     right = max(float(len(methods)), 1 + cd)
@@ -379,7 +379,7 @@ def _levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
 def critical_difference_figure(
     panels: Mapping[str, tuple[Mapping[str, float], Sequence[Sequence[str]], float]],
 ) -> Figure:
-    """A diagram under another, each with its title: average ranks, groups and critical difference."""
+    """One diagram below another, each with its title: average ranks, groups and critical difference."""
     lines = max(len(ranks) / 2 + 0.5 * len(groups) for ranks, groups, _ in panels.values())
     with styled():
         figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(panels)), layout="constrained")

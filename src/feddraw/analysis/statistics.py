@@ -1,4 +1,4 @@
-"""Are methods told apart? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes, paired bootstrap.
+"""Do methods differ? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes, paired bootstrap.
 
 The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR 2006). Where Friedman's
 test does not reject, no pair is called different: all methods form one group. Pure functions of numbers.
@@ -349,7 +349,7 @@ class Difference:
 
 
 def against(rows: Iterable[tuple[str, str, str, float]], reference: str, *, alpha: float = 0.05) -> list[Difference]:
-    """Every method less the reference, from rows (scenario, method, repeat, value), by scenario and over all of them.
+    """Every method minus the reference, from rows (scenario, method, repeat, value), by scenario and over all of them.
 
     Each difference has a Student's interval, which five seeds suffice for where a bootstrap's is too narrow.
     Repeats that only one of the two has are left out, so that an unfinished study can be looked at.
@@ -400,32 +400,6 @@ class Interval:
     replicates: int  # that had a value
 
 
-def auc_difference(
-    first: Floats,
-    second: Floats,
-    truth: Truth,
-    rng: np.random.Generator,
-    *,
-    patients: ArrayLike | None = None,
-    folds: ArrayLike | None = None,
-    replicates: int = 2000,
-    confidence: float = 0.95,
-) -> Interval:
-    """Macro AUC of the first scores minus that of the second on the same images, (images,) or (images, classes).
-
-    Whole patients are drawn with all their images, for both methods alike; without patients, images are. With folds
-    the AUC is taken within each, because scores of different models do not share a scale, and averaged.
-    """
-    first, second = (scores.reshape(len(truth), -1) for scores in (first, second))
-    truth = truth.reshape(len(truth), -1)
-    if not first.shape == second.shape == truth.shape:
-        raise UserError(f"scores of shape {first.shape} and {second.shape} for labels of {truth.shape}")
-    drawn = bootstrap([first, second], truth, rng, patients=patients, folds=folds, replicates=replicates)
-    if math.isnan(drawn[0, 0]):
-        raise UserError("no AUC to compare: no class has both positive and negative images")
-    return interval(drawn[0] - drawn[1], confidence)
-
-
 def bootstrap(
     outputs: Sequence[Floats],
     truth: Truth,
@@ -444,10 +418,10 @@ def bootstrap(
     models = [np.asarray(output, dtype=np.float64).reshape(len(truth), -1) for output in outputs]
     truth = truth.reshape(len(truth), -1)
     owner = np.arange(len(truth)) if patients is None else np.unique(np.asarray(patients), return_inverse=True)[1]
-    parts = _parts(len(truth), folds)
+    by_fold = _by_fold(len(truth), folds)
     units = int(owner.max()) + 1
     draws = chain([np.ones((1, units))], _draws(units, replicates, rng))
-    blocks = [[_macro(measure or weighted_auc, m, truth, drawn[:, owner], parts) for m in models] for drawn in draws]
+    blocks = [[_macro(measure or weighted_auc, m, truth, drawn[:, owner], by_fold) for m in models] for drawn in draws]
     return np.concatenate([np.stack(block) for block in blocks], axis=1)
 
 
@@ -456,34 +430,14 @@ def interval(values: Floats, confidence: float = 0.95) -> Interval:
     return _percentile(float(values[0]), values[1:], confidence)
 
 
-def seed_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    rng: np.random.Generator,
-    *,
-    replicates: int = 2000,
-    confidence: float = 0.95,
-) -> Interval:
-    """Mean of first minus second over seeds, (seeds,) or (scenarios, seeds); seeds are drawn, the same for both.
-
-    A handful of seeds gives an interval that is too narrow: with five, a 95 % one holds in about 83 % of cases.
-    """
-    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    by_seed = differences.reshape(-1, differences.shape[-1]).mean(axis=0)
-    if len(by_seed) < 2:
-        raise UserError("one seed only: an interval over seeds needs at least two")
-    drawn = [counts @ by_seed / len(by_seed) for counts in _draws(len(by_seed), replicates, rng)]
-    return _percentile(float(by_seed.mean()), np.concatenate(drawn), confidence)
-
-
 def _draws(units: int, replicates: int, rng: np.random.Generator) -> Iterator[Floats]:
-    """How often each unit is drawn, a row a replicate, in blocks."""
+    """How often each unit is drawn, one row per replicate, in blocks."""
     for start in range(0, replicates, _BLOCK):
         chosen = rng.integers(units, size=(min(_BLOCK, replicates - start), units))
         yield np.stack([np.bincount(row, minlength=units) for row in chosen]).astype(np.float64)
 
 
-def _parts(images: int, folds: ArrayLike | None) -> list[NDArray[np.intp]]:
+def _by_fold(images: int, folds: ArrayLike | None) -> list[NDArray[np.intp]]:
     labels = np.zeros(images) if folds is None else np.asarray(folds)
     return [np.flatnonzero(labels == fold) for fold in np.unique(labels)]
 
@@ -493,11 +447,11 @@ def _macro(
     outputs: Floats,
     truth: Truth,
     weights: Floats,
-    parts: Sequence[NDArray[np.intp]],
+    by_fold: Sequence[NDArray[np.intp]],
 ) -> Floats:
-    """Mean over folds and classes, for each row of weights; what is undefined or unknown (below zero) is left out."""
+    """Mean over folds and findings, for each row of weights; what is undefined or unknown (below zero) is left out."""
     columns = range(truth.shape[1])
-    chosen = [(rows[truth[rows, c] >= 0], c) for rows in parts for c in columns]
+    chosen = [(rows[truth[rows, c] >= 0], c) for rows in by_fold for c in columns]
     nothing = np.full(len(weights), np.nan)
     stacked = np.stack([measure(outputs[r, c], truth[r, c], weights[:, r]) if len(r) else nothing for r, c in chosen])
     defined = ~np.isnan(stacked)

@@ -11,7 +11,7 @@ def summary(comparison: Comparison) -> str:
     """What a reader should take home, in one or two sentences."""
     best, *others = comparison.average_ranks
     if comparison.friedman.p >= comparison.alpha:
-        return f"{best} has the best average rank, but the methods are not told apart: Friedman's test does not reject."
+        return f"{best} has the best average rank, but Friedman's test shows no difference between the methods."
     beaten = comparison.beaten_by(best)
     open_ = [method for method in others if method not in beaten]
     said = f"{best} has the best average rank."
@@ -20,7 +20,7 @@ def summary(comparison: Comparison) -> str:
 
 
 def tests(comparison: Comparison) -> list[str]:
-    """Friedman, Iman and Davenport, the critical difference and the groups, a line each."""
+    """Friedman, Iman and Davenport, the critical difference and the groups, one line each."""
     test = comparison.friedman
     finite = math.isfinite(test.f_statistic)
     ratio = f"= {test.f_statistic:.2f}, p {p_equals(test.f_p)}" if finite else "is infinite: all scenarios agree"
@@ -29,7 +29,7 @@ def tests(comparison: Comparison) -> list[str]:
         f"Iman-Davenport: F({test.f_degrees[0]}, {test.f_degrees[1]}) {ratio}",
         f"Critical difference of average ranks (Nemenyi, alpha {comparison.alpha:g}): {comparison.difference:.2f}",
     ]
-    return lines + [f"Not told apart: {', '.join(group)}" for group in comparison.groups]
+    return lines + [f"Not significantly different: {', '.join(group)}" for group in comparison.groups]
 
 
 def reach(comparison: Comparison) -> list[str]:

@@ -63,7 +63,7 @@ def show(found: Explanation) -> None:
         return
     out.print(f"Where it came from, against an equal share of {accounts.percent(1 / len(found.clients))}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
-    parts = [_parts(client, sources) for client in accounts.document(found)["clients"]]
+    parts = [_contributions(client, sources) for client in accounts.document(found)["clients"]]
     out.print(table(["client", "above or below", *(f"from {source}" for source in sources)], parts))
     out.print(f"In points of a hundred. {accounts.SPLIT}")
 
@@ -77,6 +77,6 @@ def _who(client: dict[str, float]) -> list[str]:
     return [str(client["client"]), *images, *weights, most, percent(client["influence"])]
 
 
-def _parts(client: dict[str, float], sources: Sequence[str]) -> list[str]:
+def _contributions(client: dict[str, float], sources: Sequence[str]) -> list[str]:
     parts = [client[f"from_{source}"] for source in sources]
     return [str(client["client"]), *(f"{100 * part:+.2f}" for part in (sum(parts), *parts))]

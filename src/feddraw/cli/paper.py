@@ -174,7 +174,7 @@ def _show_pairs(out: Console, found: Comparisons) -> None:
         )
         named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
         _bullets(out, [", ".join(named)])
-        _bullets(out, [f"not told apart: {', '.join(group)}" for group in comparison.groups])
+        _bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
     out.print()
 
 

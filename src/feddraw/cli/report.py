@@ -48,14 +48,14 @@ def report(
 
 
 def show(written: Written) -> None:
-    """What was left out, the gist, and where the files are."""
+    """What was left out, the main results, and where the files are."""
     from feddraw.cli.show import console
-    from feddraw.report.content import gist
+    from feddraw.report.content import main_results
 
     out = console()
     for problem in written.report.collection.problems:
         out.print(naming.line(f"left out: {problem.path}: {problem.reason}"))
-    for sentence in gist(written.report):
+    for sentence in main_results(written.report):
         out.print(f"- {naming.line(sentence)}")
     out.print(f"report: {written.page}")
     out.print(f"also {written.markdown.name}, {written.tables.name}, {written.results.name} and figures/ beside it")

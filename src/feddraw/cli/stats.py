@@ -31,7 +31,7 @@ def stats(
     alpha: Annotated[float, Option(help="Significance level.")] = 0.05,
     lower_is_better: Annotated[bool, Option("--lower-is-better", help="Rank the smallest value first.")] = False,
     against: Annotated[
-        str, Option(help="Instead of ranks: each method less this one, paired by --over, with intervals.")
+        str, Option(help="Instead of ranks: each method minus this one, paired by --over, with intervals.")
     ] = "",
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     plot: Annotated[
@@ -110,7 +110,7 @@ def draw(found: Mapping[str, Comparison], path: Path) -> None:
     from feddraw.analysis.plots import critical_difference_figure, save
 
     panels = {
-        f"{name}; a bar joins methods that are not told apart at alpha {one.alpha:g}": (
+        f"{name}; a bar joins methods that do not differ significantly at alpha {one.alpha:g}": (
             one.average_ranks,
             one.groups,
             one.difference,
@@ -132,7 +132,7 @@ def differences(
     json: bool,
     plot: Path | None,
 ) -> None:
-    """Each method less the reference, by scenario: printed, drawn, or as a document."""
+    """Each method minus the reference, by scenario: printed, drawn, or as a document."""
     from feddraw.analysis.statistics import against
 
     scenario, method, over = names
@@ -166,7 +166,7 @@ def show_differences(column: str, found: Sequence[Difference], reference: str, a
     ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
     rows = [_difference_row(one) for one in ordered]
     parts = [
-        f"{column} less that of {reference}",
+        f"{column} minus that of {reference}",
         compact(table(["scenario", "method", "difference", "low", "high", "ahead in"], rows, left=2)),
         f"* the {1 - alpha:.0%} interval (Student's, over repeats) leaves out 0. Each interval stands for itself: of "
         f"{len(rows)}, about {alpha * len(rows):.1f} would do so by chance alone.",

@@ -275,8 +275,8 @@ def _against_fedavg(found: Comparisons) -> Finding:
     text = (
         f"{OURS} against FedAvg is not significant at the paper's own threshold: average ranks differ by "
         f"{gaps['auc']:.2f} (AUC, p = {p['auc']:.2f}) and {gaps['gm']:.2f} (GM, p = {p['gm']:.2f}), less than "
-        f"{found['auc'].difference:.2f}. Not told apart from {OURS}: {_and(open_['auc'])} on AUC, {_and(open_['gm'])} "
-        "on GM."
+        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {_and(open_['auc'])} on AUC, "
+        f"{_and(open_['gm'])} on GM."
     )
     return Finding("against FedAvg", False, text, {"rank_gap": gaps, "nemenyi_p": p, "not_told_apart": open_})
 

@@ -161,7 +161,7 @@ def _pictures(blocks: Sequence[Block]) -> list[Picture]:
 
 
 def _tidy(collection: Collection) -> str:
-    """A row a run: what `feddraw stats --over seed` reads."""
+    """One row per run: what `feddraw stats --over seed` reads."""
     rows: list[list[object]] = [["scenario", "method", "seed", "auc", "gm"]]
     for run in collection.runs:
         values = [run.test(metric) for metric in ("auc", "gm")]

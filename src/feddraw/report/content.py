@@ -85,7 +85,7 @@ def examine(
 
 def compose(report: Report, title: str, say: Say) -> Document:
     """The whole report as blocks."""
-    headline, *others = gist(report)
+    headline, *others = main_results(report)
     blocks: list[Block] = [Text(headline, lead=True)]
     blocks += [Only(list(_first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
     blocks.append(Text(" ".join(disclaimers(report.collection)), quiet=True))
@@ -110,7 +110,7 @@ def disclaimers(collection: Collection) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------- in words
 
 
-def gist(report: Report) -> Iterator[str]:
+def main_results(report: Report) -> Iterator[str]:
     """What a reader should take home; the first sentence is the headline."""
     collection = report.collection
     yield _result(report, "auc")
@@ -120,9 +120,9 @@ def gist(report: Report) -> Iterator[str]:
     of_seeds = chance if seeds == 1 else f"{seeds} seeds"
     what = f"{listed(report.shown)}; in {listed(collection.scenarios)}; {of_seeds}"
     yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
-    yield from _gist_of_pairs(report)
-    yield from _gist_of_references(report)
-    yield from _gist_of_gains(report)
+    yield from _summary_of_pairs(report)
+    yield from _summary_of_references(report)
+    yield from _summary_of_gains(report)
 
 
 def _result(report: Report, metric: str) -> str:
@@ -159,8 +159,8 @@ def _interval_over(draws: Draws) -> str:
     return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
 
 
-def _gist_of_pairs(report: Report) -> Iterator[str]:
-    """In how many scenarios the method in focus is told apart from each other on the same patients, or no worse."""
+def _summary_of_pairs(report: Report) -> Iterator[str]:
+    """In how many scenarios the method in focus differs from each other on the same patients, or is no worse."""
     found = _paired(report)
     if not found:
         return
@@ -198,7 +198,7 @@ def _paired(report: Report) -> dict[str, list[Interval]]:
     return {other: them for other, them in found.items() if them}
 
 
-def _gist_of_references(report: Report) -> Iterator[str]:
+def _summary_of_references(report: Report) -> Iterator[str]:
     collection = report.collection
     for name in collection.references:
         both = [s for s in collection.scenarios if collection.of(s, name) and collection.of(s, report.focus)]
@@ -209,7 +209,7 @@ def _gist_of_references(report: Report) -> Iterator[str]:
             yield f"Reference {name} ({what}) has a mean AUC of {theirs:.4f}, {report.focus} of {ours:.4f}."
 
 
-def _gist_of_gains(report: Report) -> Iterator[str]:
+def _summary_of_gains(report: Report) -> Iterator[str]:
     scenarios = report.collection.scenarios
     found = {
         f"{gain.client} in {scenario}" if scenarios[1:] else gain.client: gain.gain.value
@@ -225,9 +225,9 @@ def _gist_of_gains(report: Report) -> Iterator[str]:
         yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
 
 
-def _gains(report: Report, scenario: str, metric: str, part: str = "test") -> list[Gain]:
+def _gains(report: Report, scenario: str, metric: str, split: str = "test") -> list[Gain]:
     draws = report.draws[scenario]
-    return list(gains(report.collection.of(scenario), metric, draws if isinstance(draws, Draws) else None, part))
+    return list(gains(report.collection.of(scenario), metric, draws if isinstance(draws, Draws) else None, split))
 
 
 def span(found: Interval) -> str:
@@ -238,7 +238,7 @@ def _caveats(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
-        places = {str(one): place(one, report.folders) for one in _paths(collection)}
+        places = {str(one): shown_path(one, report.folders) for one in _paths(collection)}
         yield Bullets([_without(places, f"{problem.path}: {problem.reason}") for problem in collection.problems])
     undefined = sorted(
         {
@@ -510,9 +510,7 @@ def _client_gains(report: Report, scenario: str, metric: str, label: str) -> Ite
     if not found:
         return
     yield Heading(f"Does a client gain? {label} in {scenario}", 3)
-    yield Text(
-        "The common model less the one that the client trained alone, on the same test images: above 0 it gains."
-    )
+    yield Text("Metric of the common model minus that of the model the client trained alone, on the same test images.")
     yield _gain_table(
         found, f"Gain in test {label} over training alone, {scenario}", f"gains-{slug(scenario)}-{metric}"
     )
@@ -562,8 +560,8 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
     if limited:
         yield Text(f"A policy limited weights of {listed(limited)}; the words below say whose and when.")
     for method, runs in weighed.items():
-        drawers = (pictures.parts, pictures.by_class, pictures.deviation)
-        more = [picture for draw in drawers for picture in draw(runs, method, slug(scenario))]
+        kinds = (pictures.components, pictures.by_finding, pictures.deviation)
+        more = [picture for draw in kinds for picture in draw(runs, method, slug(scenario))]
         if more:
             yield Gallery(more, f"What the weights of {method} are made of.")
         if more or method in limited:
@@ -602,7 +600,7 @@ def _record(report: Report) -> Iterator[Block]:
     yield Fold("Every run", [_run_table(collection.runs, report.folders)])
 
 
-def place(path: Path, folders: Sequence[Path]) -> str:
+def shown_path(path: Path, folders: Sequence[Path]) -> str:
     """Where a run is, from the folder that was named on: a page that people send on tells nothing of what is above."""
     for folder in folders:
         if path.is_relative_to(folder):
@@ -625,7 +623,7 @@ def _without(places: Mapping[str, str], words: str) -> str:
 def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
     first = runs[:20]
     lines = [
-        f"feddraw run {shlex.quote(f'{place(run.path, folders)}/experiment.toml')} "
+        f"feddraw run {shlex.quote(f'{shown_path(run.path, folders)}/experiment.toml')} "
         f"--out {shlex.quote(f'again/{run.path.name}')}"
         for run in first
     ]
@@ -677,7 +675,7 @@ def _version_table(runs: Sequence[Run]) -> Table:
 def _run_table(runs: Sequence[Run], folders: Sequence[Path]) -> Table:
     rows = [
         [
-            Cell(place(run.path, folders)),
+            Cell(shown_path(run.path, folders)),
             Cell(run.scenario),
             Cell(run.method),
             Cell(run.repeat),

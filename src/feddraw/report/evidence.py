@@ -208,7 +208,7 @@ def _calls(run: Run, found: Predictions) -> Floats:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a client has of a method, against the model that it trained alone, over repeats that both have."""
+    """The metric of a method minus that of the model the client trained alone, over repeats that both have."""
 
     client: str
     method: str
@@ -217,7 +217,7 @@ class Gain:
     interval: Interval | None
 
 
-def gains(runs: Sequence[Run], metric: str, draws: Draws | None, part: str = "test") -> Iterator[Gain]:
+def gains(runs: Sequence[Run], metric: str, draws: Draws | None, split: str = "test") -> Iterator[Gain]:
     """Of every client and method: on the common test images, or (`held_out`) on the client's own."""
     own = {run.repeat: run for run in runs if run.name == "alone"}
     clients = list(dict.fromkeys(client for run in own.values() for client in run.metrics["clients"]))
@@ -227,16 +227,16 @@ def gains(runs: Sequence[Run], metric: str, draws: Draws | None, part: str = "te
             methods.setdefault(run.method, []).append(run)
     for client in clients:
         for method, members in methods.items():
-            before = [own[run.repeat].test(metric, client=client, part=part) for run in members]
+            before = [own[run.repeat].test(metric, client=client, part=split) for run in members]
             after = [
-                run.test(metric) if part == "test" else run.test(metric, client=client, part=part) for run in members
+                run.test(metric) if split == "test" else run.test(metric, client=client, part=split) for run in members
             ]
             change = Mean.of([a - b for a, b in zip(after, before, strict=True)])
             if change.count:
-                yield Gain(client, method, Mean.of(before), change, _drawn(draws, metric, method, client, part))
+                yield Gain(client, method, Mean.of(before), change, _drawn(draws, metric, method, client, split))
 
 
-def _drawn(draws: Draws | None, metric: str, method: str, client: str, part: str) -> Interval | None:
-    if draws is None or part != "test" or client not in draws.clients[metric] or method not in draws.methods[metric]:
+def _drawn(draws: Draws | None, metric: str, method: str, client: str, split: str) -> Interval | None:
+    if draws is None or split != "test" or client not in draws.clients[metric] or method not in draws.methods[metric]:
         return None
     return draws.gain(metric, method, client)

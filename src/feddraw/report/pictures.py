@@ -17,11 +17,11 @@ from feddraw.report.blocks import Picture
 from feddraw.results.runs import METRICS, Run
 
 Floats = NDArray[np.float64]
-SHOWN_ROC = 4  # curves in a panel; more cannot be told apart
+SHOWN_ROC = 4  # curves in a panel; more cannot be distinguished
 
 
 def ranks(comparison: Comparison, metric: str, label: str) -> Picture:
-    title = f"{label}; a bar joins methods that are not told apart at alpha {comparison.alpha:g}"
+    title = f"{label}; a bar joins methods that do not differ significantly at alpha {comparison.alpha:g}"
     panel = (comparison.average_ranks, comparison.groups, comparison.difference)
     figure = plots.critical_difference_figure({title: panel})
     said = ", ".join(f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items())
@@ -86,7 +86,7 @@ def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pictu
         yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
 
 
-def parts(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def components(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
     """Similarity, reputation and schedules, where the method has them."""
     for part, words in (("similarity", "Similarity"), ("reputation", "Reputation")):
         if all(run.ledger.has(part) for run in runs):
@@ -107,7 +107,7 @@ def parts(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
         yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
 
 
-def by_class(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def by_finding(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
     """Weights of each finding's row of the classifier, in the round in which they differ most."""
     weights = runs[0].by_class()
     if weights:
@@ -143,13 +143,13 @@ def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]
 
 
 def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
-    """Each metric on each part of the data that was evaluated in every round."""
-    for part in ("validation", "test"):
+    """Each metric on each split that was evaluated in every round."""
+    for split in ("validation", "test"):
         for metric, label in METRICS.items():
             series: dict[str, list[float]] = {}
             spread: dict[str, tuple[list[float], list[float]]] = {}
             for method in order:
-                lines = [run.curve(part, metric) for run in runs if run.method == method]
+                lines = [run.curve(split, metric) for run in runs if run.method == method]
                 lines = [line for line in lines if np.isfinite(line).sum() > 1 and len(line) == len(lines[0])]
                 if lines:
                     series[method] = np.mean(lines, axis=0).tolist()
@@ -157,13 +157,13 @@ def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str)
                         {method: (np.min(lines, axis=0).tolist(), np.max(lines, axis=0).tolist())} if lines[1:] else {}
                     )
             if series:
-                title = f"{part} {label}"
+                title = f"{split} {label}"
                 figure = plots.curve_figure(series, focus=focus, order=order, spread=spread, label=title)
-                yield Picture(f"{scenario}-{part}-{metric}", figure, f"Macro {part} {label} of each method by round")
+                yield Picture(f"{scenario}-{split}-{metric}", figure, f"Macro {split} {label} of each method by round")
 
 
 def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
-    """A panel a finding: the curves of a few methods, and where their thresholds land."""
+    """One panel per finding: the curves of a few methods, and where their thresholds land."""
     scored = [(run, found) for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
     methods = _worth_showing([run for run, _ in scored], focus)
     findings = list(dict.fromkeys(finding for run, _ in scored for finding in run.findings))
