@@ -22,7 +22,16 @@ KINDS = {
         "alone",
     ),
     "The baselines of FedDRAW's paper": ("fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn"),
-    "How much each client counts": ("ida", "ldawa", "fedsim", "feddisco", "fedlaw", "fedlbw", "fedawa"),
+    "How much each client counts": (
+        "ida",
+        "ldawa",
+        "fedsim",
+        "feddisco",
+        "fedlaw",
+        "fedlbw",
+        "fedawa",
+        "random_effects",
+    ),
     "Fairness between clients, or between groups of patients": (
         "fedeba",
         "fedcav",

@@ -31,12 +31,22 @@ State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be wr
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
 
 # A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single number, one number
-# a class, or the counts of `GROUP_COUNTS`.
-Extent = Literal["params", "model", "number", "classes", "groups"]
+# a class, the counts of `GROUP_COUNTS`, as long as the classifier's parameters, or the two numbers of `SPREAD`.
+Extent = Literal["params", "model", "number", "classes", "groups", "classifier", "spread"]
 Part = Literal["both", "weight", "bias"]
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
-Asked = Literal["loss", "accuracy", "labels", "gradient", "groups", "held"]
+Asked = Literal[
+    "loss",
+    "accuracy",
+    "labels",
+    "gradient",
+    "groups",
+    "held",
+    "gradient mean",
+    "classifier gradient mean",
+    "gradient spread",
+]
 ASKED: Mapping[Asked, Extent] = {
     "loss": "number",  # of the received model, over the client's images, in evaluation mode
     "accuracy": "number",  # of the trained model: the share of labels that it gets right
@@ -44,7 +54,12 @@ ASKED: Mapping[Asked, Extent] = {
     "gradient": "params",  # of the loss at the received model
     "groups": "groups",  # how the received model treats two groups of patients, as counts
     "held": "params",  # what the client remembered before this training, where the server keeps the mean (`Local.held`)
+    "gradient mean": "params",  # over some batches, at the received model, as `Measurement` says
+    "classifier gradient mean": "classifier",  # the same for the classifier's parameters only
+    "gradient spread": "spread",  # of those batches; zeros from a client that is too small to measure
 }
+MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
+SPREAD = ("images measured", "variance")  # of one image's gradient, summed over the parameters
 # by class: positive images of each of two groups, then those of them that are called positive; then all labels and
 # those that are called right
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
@@ -95,7 +110,8 @@ class Layout:
     def extent(self, extent: Extent) -> int:
         params, classes = self.length("param"), self.classes
         lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "classes": classes}
-        return (lengths | {"groups": len(GROUP_COUNTS) * classes + 2})[extent]
+        lengths |= {"groups": len(GROUP_COUNTS) * classes + 2, "spread": len(SPREAD)}
+        return self.count("classifier") if extent == "classifier" else lengths[extent]
 
     @property
     def classes(self) -> int:
@@ -118,6 +134,11 @@ class Layout:
         entries = [e for e in self.entries if e.kind == "param" and e.name.startswith(f"{self.classifier}.")]
         lengths = [(entry.start, entry.size // self.classes) for entry in entries if entry.shape[0] == self.classes]
         return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
+
+    def count(self, layer: str) -> int:
+        """How many parameters a layer has."""
+        place = self.find(layer)
+        return place.stop - place.start if isinstance(place, slice) else len(place)
 
     def find(self, layer: str = "classifier", part: Part = "both") -> slice | NDArray[np.intp]:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
@@ -177,6 +198,34 @@ class Job:
     model: Model
     broadcast: Mapping[str, Vector] = field(default_factory=dict)  # what the server rule sends beside the model
     effort: float = 1.0  # share of its steps that the client takes; less for one that cannot keep up
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Which batch gradients every client measures at the received model, the same for all clients of a run."""
+
+    batches: int = 16  # at most
+    batch_size: int = 16  # images; a client with fewer than two batches measures nothing
+    every: int = 1  # rounds: it is done in rounds 0, every, 2 every, …
+    evaluation: bool = False  # batch norm by its running statistics; left out: as in training
+
+    NAME: ClassVar[str] = "measurement"  # among what is sent beside the model
+
+    def sent(self) -> dict[str, Vector]:
+        """As it goes out beside the model, so that all clients measure alike whatever they were built with."""
+        numbers = (self.batches, self.batch_size, self.every, self.evaluation)
+        return {self.NAME: np.array(numbers, np.float32)}
+
+    @staticmethod
+    def received(broadcast: Mapping[str, Vector]) -> Measurement:
+        """What `sent` gave; the default where nothing was sent."""
+        numbers = broadcast.get(Measurement.NAME)
+        if numbers is None:
+            return Measurement()
+        if numbers.shape != (4,) or not (np.isfinite(numbers).all() and (numbers[:3] >= 1).all()):
+            raise UserError("the server's measurement cannot be read: update feddraw here or there")
+        batches, batch_size, every, evaluation = numbers.tolist()
+        return Measurement(int(batches), int(batch_size), int(every), bool(evaluation))
 
 
 @dataclass(frozen=True, eq=False)
@@ -447,6 +496,10 @@ class Weighting(ABC):
     def init(self) -> State:
         return {}
 
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        """Vectors that every client gets beside the model."""
+        return {}
+
     @abstractmethod
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         """Weights that sum to one, and the state for the next round."""
@@ -547,7 +600,7 @@ class Method:
         return type(self.local) is Local and averages and not self.pooled
 
     def broadcast(self, state: State) -> dict[str, Vector]:
-        return self.server.broadcast(state["server"])
+        return {**self.weighting.broadcast(state["weighting"]), **self.server.broadcast(state["server"])}
 
     def aggregate(
         self, cohort: Cohort, state: State, bound: Callable[[Cohort, Weights], Weights] | None = None

@@ -79,6 +79,9 @@ ASKED = {
     "gradient": "clients' gradient",
     "groups": "group counts",
     "held": "clients' memory",
+    "gradient mean": "batch gradients",
+    "classifier gradient mean": "batch gradients of the classifier",
+    "gradient spread": "their variance",
 }
 
 

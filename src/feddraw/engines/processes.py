@@ -87,6 +87,8 @@ class Processes(Remembering):
         self._handles["targets"] = self._shared.publish(examples.targets)
         if examples.groups is not None:
             self._handles["groups"] = self._shared.publish(examples.groups)
+        if examples.patients is not None:
+            self._handles["patients"] = self._shared.publish(examples.patients)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
@@ -271,7 +273,7 @@ class _Worker:
         rows, ends = (self._attached.open(handle) for handle in plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
-        examples = Examples(*pictures, plan.mean, plan.std, self._arrays.get("groups"))
+        examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
         self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         layout = self._trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)

@@ -109,10 +109,16 @@ def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows],
     """The bench of some clients, by their rows in the data set."""
     targets = dataset.labels.targets()
     groups = two_groups(dataset.labels) if "groups" in method.asks else None
-    examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups)
+    patients = numbered(dataset.labels.patients) if "gradient spread" in method.asks else None
+    examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
     return Trainer(
         builder(experiment, len(dataset.classes)), examples, rows, experiment.training, method.local, asks=method.asks
     )
+
+
+def numbered(names: NDArray[np.str_] | None) -> NDArray[np.int64] | None:
+    """Each name as a number."""
+    return None if names is None else np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def two_groups(labels: Labels) -> NDArray[np.int8] | None:

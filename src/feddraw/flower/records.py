@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from feddraw.core import Entry, Extent, Layout, Model, Vector
+from feddraw.core import MEANS, Entry, Extent, Layout, Model, Vector
 from feddraw.server.state_dict import blank
 
 if TYPE_CHECKING:
@@ -170,9 +170,12 @@ def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
 
 
 def extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout) -> dict[str, Vector]:
-    """What a local rule sends beside the model, each a float32 vector of its length."""
-    found = {}
+    """What a client sends beside the model, each a float32 vector of its length; zeros for a mean left out."""
+    found: dict[str, Vector] = {}
     for name, extent in sends.items():
+        if name in MEANS and arrays is not None and name not in arrays:
+            found[name] = np.zeros(layout.extent(extent), np.float32)
+            continue
         if arrays is None or name not in arrays:
             raise Refused(f"no {name} beside the model: does its client train by the method's rule?")
         values, length = unpack(arrays[name]), layout.extent(extent)

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddraw.analysis.metrics import not_finite
-from feddraw.core import Job, Memory, Model, Vector
+from feddraw.core import MEANS, Job, Memory, Model, Vector
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -88,8 +88,9 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     reply = RecordDict(
         {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
     )
-    if update.extra:
-        reply["extra"] = vectors_to_arrays(update.extra)
+    extra = {name: vector for name, vector in update.extra.items() if name not in MEANS or vector.any()}
+    if extra:  # without the mean of nothing, in rounds and at sites that measure none
+        reply["extra"] = vectors_to_arrays(extra)
     if carried:
         reply["memory"] = vectors_to_arrays(memory)
     return reply

@@ -47,7 +47,10 @@ Merge = Callable[[list[RecordDict], str], MetricRecord]
 
 SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
 TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
-PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+PARTS = (
+    *("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence"),
+    *("measured", "variance", "distance", "q", "q_expected", "rho"),
+)
 
 
 @dataclass(frozen=True)

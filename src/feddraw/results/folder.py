@@ -39,7 +39,7 @@ from feddraw.system.locks import lock_folder
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
-OF_POLICY = ("proposed", "allowed", "clause")  # columns of a ledger that those of earlier versions lack
+NEW_COLUMNS = LEDGER[LEDGER.index("proposed") :]  # of a ledger: those of earlier versions lack some of them
 
 
 class RunFolder:
@@ -274,8 +274,8 @@ def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
 
 
 def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
-    """In today's columns: those of the policy are missing in ledgers of earlier versions."""
-    lines = [dict.fromkeys(OF_POLICY, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    """In today's columns, of which ledgers of earlier versions lack some."""
+    lines = [dict.fromkeys(NEW_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
     return [[line[name] for name in columns] for line in lines]
 
 

@@ -42,7 +42,7 @@ OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its 
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
-OF_POLICY = ("proposed", "allowed")  # not in ledgers of earlier versions
+LATER = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")  # not in early ledgers
 
 
 # ---------------------------------------------------------------------------------------------------- one run
@@ -63,7 +63,7 @@ class Ledger:
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*PARTS, *OF_POLICY)}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*PARTS, *LATER)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
@@ -74,7 +74,7 @@ class Ledger:
                 columns[name][t, i] = float(line[name]) if line[name] else math.nan
             if clauses[t][i] not in CLAUSES:
                 raise ValueError("a clause that no policy has")
-            for name in OF_POLICY:
+            for name in LATER:
                 columns[name][t, i] = float(line.get(name) or math.nan)
         for name, column in columns.items():
             if (np.abs(column) > HUGE).any():

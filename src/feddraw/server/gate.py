@@ -79,7 +79,7 @@ def look(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
     beside = {name: _length(update.extra[name]) for name in sends}
     if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
         return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}", math.nan)
-    long = [name for name, extent in sends.items() if extent in ("params", "model")]
+    long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
     return Verdict(_statistics(update.model, sent), math.nan, beside={name: beside[name] for name in long})
 
 
@@ -124,7 +124,7 @@ def _extra_form(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str
             return f"no {name} beside the model"
         if reason := _unlike(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
             return reason
-        if extent in ("classes", "groups") and (update.extra[name] < 0).any():
+        if extent in ("classes", "groups", "spread") and (update.extra[name] < 0).any():
             return f"{name} with a count below zero"
     return ""
 

@@ -33,6 +33,12 @@ class LedgerEntry:
     proposed: float = math.nan  # the rule's weight before the policy, where there is one
     allowed: float = math.nan  # and after it
     clause: str = ""  # the policy's setting that decided it
+    measured: float = math.nan  # images whose gradients were measured, where a rule asks for it
+    variance: float = math.nan  # of one image's gradient at the client
+    distance: float = math.nan  # squared, of the client's gradient from the others', in the unit of rho
+    q: float = math.nan  # Cochran's Q over the clients
+    q_expected: float = math.nan  # its expectation where the clients are alike
+    rho: float = math.nan  # variance between clients over that of one image
 
     @property
     def counted(self) -> bool:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw.core import (
+    MEANS,
     Asked,
     Correction,
     Extent,
     Job,
     Local,
+    Measurement,
     Memory,
     Model,
     Solver,
@@ -37,7 +39,9 @@ from feddraw.training.loop import (
     make_optimizer,
     one_thread,
     over_known,
+    seeded,
 )
+from feddraw.training.measurement import batch_gradients, summary
 from feddraw.training.network import Network, empty_model
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
@@ -76,12 +80,16 @@ class Trainer:
             self._references.append(Network(*self.build(), self.training))
         return self._references[position]
 
+    def batch_gradients(self, client: int, model: Model, how: Measurement, layer: str, seed: int) -> Iterator[Vector]:
+        """One client's, each of a layer's parameters in their natural order."""
+        about = self.examples, self.shards[client], self.smoothed_loss
+        return batch_gradients(self.reference(0), *about, model, how, layer, seed)
+
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
         """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
         client = _Client(self, job, memory)
         rows = self.shards[job.client]
-        with torch.random.fork_rng(devices=[]), one_thread():
-            _seed(job.seed, self.network.device)  # dropout and the like draw from the global generator
+        with seeded(job.seed, self.network.device), one_thread():
             correction = self.local.begin(job, memory, client)
             self.network.load(self.local.start(job, memory))
             optimizer = make_optimizer(self.network, self.training)
@@ -133,6 +141,9 @@ class _Client:
 
     def answer(self, question: Asked, trained: Model) -> Vector:
         """What the weighting or the server wants to know (see `core.ASKED`)."""
+        return self._measured[question] if question in self._measured else self._answer(question, trained)
+
+    def _answer(self, question: Asked, trained: Model) -> Vector:
         rows, examples = self._trainer.shards[self._job.client], self._trainer.examples
         targets = examples.targets[rows]
         if question == "gradient":
@@ -151,6 +162,18 @@ class _Client:
             right = (logits.numpy() >= 0) == (targets >= 0.5)
             return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
         return group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
+
+    @cached_property
+    def _measured(self) -> dict[Asked, Vector]:
+        """The mean of some batch gradients, and their spread; zeros in a round without a measurement."""
+        job, how, found = self._job, Measurement.received(self._job.broadcast), dict[Asked, Vector]()
+        for question in [name for name in MEANS if name in self._trainer.asks]:
+            layer = "all" if question == "gradient mean" else "classifier"
+            gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
+            due = gradients if job.round % how.every == 0 else iter(())
+            found[question], spread = summary(due, job.model.layout.count(layer), how.batch_size)
+            found.setdefault("gradient spread", spread)
+        return found
 
     def features_of(self, model: Model) -> Callable[[Tensor], Tensor]:
         network = self._trainer.reference(self._asked)
@@ -215,13 +238,6 @@ class ServerImages:
             torch.manual_seed(0)  # for dropout and the like
             gradient(network, *self.examples.batch(batch), self.loss_of)
         return network.values(network.grads)
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """As `torch.manual_seed`, which also writes down where it was called from, for GPUs that may not be there."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def memory_of(local: Local, training: Training) -> dict[str, Extent]:

@@ -36,6 +36,7 @@ class Examples:
     mean: float = 0.5
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
+    patients: NDArray[np.int64] | None = None  # (n,), a number each, where a rule must keep their images together
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         pixels, targets = self._gathered(rows, device)
@@ -201,6 +202,19 @@ def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.floa
     """Probabilities of the findings."""
     scores: NDArray[np.float32] = torch.sigmoid(logits_of(network, examples, rows)).numpy()
     return scores
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators, for dropout and the like, with this seed, and afterwards as they were.
+
+    `torch.manual_seed` would also write down where it was called from, for GPUs that may not be there.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 @contextmanager

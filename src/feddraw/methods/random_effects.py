@@ -1,0 +1,189 @@
+"""Random effects: size counts as far as the clients are alike, by how much their gradients differ at the sent model.
+
+(DerSimonian and Laird 1986, with traces in place of variances; docs/heterogeneity.md has the derivation.) Each client
+sends the mean g of some batch gradients, how many images N they cover, and s², the variance of one image's gradient.
+With S² = sum N s² / sum N and v = N / S², Cochran's Q = sum v |g - mean|² exceeds sum s²/S² - 1, which is its
+expectation if all clients have one mean, by tau² (sum v - sum v² / sum v). With rho = max(0, tau²) / S², a client with
+n images counts by 1 / (rho + 1/n): rho = 0 is FedAvg, rho = inf uniform averaging.
+
+A client with fewer than two batches measures nothing and counts by the others' rho. Where fewer than two clients have
+measured, the last rho holds, and 0 before the first. All that is needed are sums over clients (`Sums`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import (
+    Asked,
+    Cohort,
+    Layout,
+    Local,
+    Measurement,
+    Method,
+    Server,
+    State,
+    Vector,
+    Weighting,
+    Weights,
+    gram,
+)
+from feddraw.errors import UserError, one_of
+from feddraw.schedules import size_prior
+
+Floats = NDArray[np.float64]
+Layer = Literal["classifier", "all"]
+Mode = Literal["train", "eval"]
+
+SMALLEST = 1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the clients that have measured: a server that sees nothing else can weigh by them."""
+
+    clients: float  # of 1
+    images: float  # of N
+    images_squared: float  # of N²
+    gradient_square: float  # |sum of N g|²
+    squares: float  # of N |g|²
+    variances: float  # of s²
+    weighted_variances: float  # of N s²
+
+    @staticmethod
+    def of(images: Floats, products: Floats, variances: Floats) -> Sums:
+        """From each client's images and variance, and the scalar products of their mean gradients."""
+        return Sums(
+            float(len(images)),
+            float(images.sum()),
+            float(images @ images),
+            float(images @ products @ images),
+            float(images @ np.diag(products)),
+            float(variances.sum()),
+            float(images @ variances),
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How much clients differ."""
+
+    q: float  # Cochran's Q
+    expected: float  # Q's expectation where all clients have one mean
+    variance: float  # S², of one image's gradient
+    excess: float  # tau² / S² before the cut at zero, an estimate without bias
+
+    @property
+    def rho(self) -> float:
+        return max(0.0, self.excess)
+
+    @property
+    def i_squared(self) -> float:
+        """The part of Q that its expectation does not explain."""
+        return max(0.0, 1 - self.expected / self.q) if self.q > 0 else 0.0
+
+
+def estimate(sums: Sums) -> Estimate | None:
+    """None where fewer than two clients have measured."""
+    if sums.clients < 2:
+        return None
+    variance = max(sums.weighted_variances, SMALLEST * sums.squares) / sums.images
+    between = max(0.0, sums.squares - sums.gradient_square / sums.images)
+    if not variance:  # all gradients are zero
+        return Estimate(0.0, sums.clients - 1, 0.0, 0.0)
+    q, expected = between / variance, sums.variances / variance - sums.weighted_variances / variance / sums.images
+    return Estimate(q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images))
+
+
+def distances(images: Floats, products: Floats, variances: Floats) -> Floats:
+    """Each client's squared distance from the others' mean, less what sampling adds to it, as a multiple of S².
+
+    In the unit of rho, and without bias: below zero where a client is nearer than chance would have it.
+    """
+    count = len(images)
+    others = np.tile(images, (count, 1)) * (1 - np.eye(count))
+    contrast = np.eye(count) - others / others.sum(axis=1, keepdims=True)
+    apart = np.einsum("ij,jk,ik->i", contrast, products, contrast)
+    noise = contrast**2 @ (variances / images)
+    found = estimate(Sums.of(images, products, variances))
+    scale = found.variance if found is not None else 0.0
+    return np.asarray((apart - noise) / scale) if scale else np.zeros(count)
+
+
+def weights_of(sizes: Floats, rho: float) -> Floats:
+    """1 / (rho + 1/n) as shares; the bits of FedAvg at 0 and of uniform averaging at infinity."""
+    return size_prior(np.ones(len(sizes)) if math.isinf(rho) else sizes / (1.0 + rho * sizes))
+
+
+@dataclass(frozen=True)
+class RandomEffects(Weighting):
+    measurement: Measurement = field(default_factory=Measurement)
+    smoothing: float = 0.0
+    rho: float = -1.0
+
+    asks: ClassVar[tuple[Asked, ...]] = ("classifier gradient mean", "gradient spread")
+    cost = "O(K² d) of one layer"
+
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
+
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        return self.measurement.sent()
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        images, variances = cohort.extra("gradient spread").astype(np.float64).T
+        measured = images > 0
+        means = cohort.extra(self.asks[0])[measured]
+        products = gram(means, np.zeros(means.shape[1], np.float32))
+        about = images[measured], products, variances[measured]
+        found = estimate(Sums.of(*about))
+        parts: dict[str, Floats | float | None] = {"prior": size_prior(cohort.sizes), "measured": images}
+        if found is not None:
+            parts |= {"q": found.q, "q_expected": found.expected}
+            parts |= {"variance": _spread(measured, about[2]), "distance": _spread(measured, distances(*about))}
+            excess = self.smoothing * state.get("excess", found.excess) + (1 - self.smoothing) * found.excess
+            state = {"excess": excess}
+        rho = max(0.0, state.get("excess", 0.0))
+        parts["rho"] = rho if state else None
+        values = weights_of(cohort.sizes, rho if self.rho < 0 else self.rho)
+        return Weights(values, parts), state
+
+
+@dataclass(frozen=True)
+class RandomEffectsOfAllLayers(RandomEffects):
+    asks = ("gradient mean", "gradient spread")
+    cost = "O(K² d)"
+
+
+def _spread(there: NDArray[np.bool_], values: Floats) -> Floats:
+    """By client; not a number for those that have not measured."""
+    column = np.full(len(there), np.nan)
+    column[there] = values
+    return column
+
+
+def random_effects(
+    batches: int = 16,
+    batch_size: int = 16,
+    every: int = 1,
+    smoothing: float = 0.0,
+    layer: Layer = "classifier",
+    mode: Mode = "train",
+    rho: float = -1.0,  # below zero: as measured
+) -> Method:
+    """Size as far as clients are alike, by how their gradients differ."""
+    for name, value, least in (("batches", batches, 2), ("batch_size", batch_size, 2), ("every", every, 1)):
+        if value < least:
+            raise UserError(f"{name} must be at least {least}, not {value}")
+    if not 0 <= smoothing < 1:
+        raise UserError(f"smoothing must be from 0 to below 1, not {smoothing}")
+    if math.isnan(rho):
+        raise UserError("rho must be a number: below zero to measure it, 0 for FedAvg, inf for equal weights")
+    measurement = Measurement(batches, batch_size, every, one_of("mode", mode, ("train", "eval")) == "eval")
+    rule = RandomEffectsOfAllLayers if one_of("layer", layer, ("classifier", "all")) == "all" else RandomEffects
+    return Method(Local(), rule(measurement, smoothing, rho), Server())

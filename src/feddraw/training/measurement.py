@@ -1,0 +1,102 @@
+"""Batch gradients at one model, for measuring how much clients differ. Nothing that trains is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Measurement, Model, Vector
+from feddraw.training.loop import Examples, Loss, Rows, gradient, one_thread, seeded
+from feddraw.training.network import Network
+
+STREAM = 1986  # tells the random draws of a measurement from those of training
+
+
+def batch_gradients(
+    network: Network,
+    examples: Examples,
+    rows: Rows,
+    loss: Loss,
+    model: Model,
+    how: Measurement,
+    layer: str,
+    seed: int,
+) -> Iterator[Vector]:
+    """One gradient for each whole batch, of a layer's parameters in their natural order; none if there is but one.
+
+    The seed is that of the client's job, from which this draws a stream of its own.
+    """
+    batches_seed, torch_seed = np.random.SeedSequence([seed, STREAM]).generate_state(2, np.uint64).tolist()
+    rng = np.random.default_rng(batches_seed)
+    chosen = whole_batches(rows, how.batch_size, how.batches, rng, examples.patients)
+    if len(chosen) < 2:
+        return
+    place = model.layout.find(layer)
+    network.load(model)  # its buffers move in training mode; they are loaded anew before every use
+    network.module.train(not how.evaluation)
+    with one_thread(), seeded(torch_seed >> 1, network.device), _only(network, layer):
+        for batch in chosen:
+            gradient(network, *examples.batch(batch, network.device), loss)
+            yield network.values(network.grads)[place]
+
+
+def summary(gradients: Iterator[Vector], length: int, batch_size: int) -> tuple[Vector, Vector]:
+    """The mean, and the numbers of `core.SPREAD`, in one pass; zeros where there are no gradients."""
+    count, mean, squares = 0, np.zeros(length), 0.0
+    for one in gradients:
+        count += 1
+        before = one - mean
+        mean += before / count
+        squares += float(before @ (one - mean))
+    variance = batch_size * squares / (count - 1) if count else 0.0
+    return mean.astype(np.float32), np.array([count * batch_size, variance], np.float32)
+
+
+def whole_batches(
+    rows: Rows, size: int, most: int, rng: np.random.Generator, patients: NDArray[np.int64] | None = None
+) -> list[Rows]:
+    """Up to so many batches of exactly this size, without replacement.
+
+    No patient is in two of them: of a patient who no longer fits into a batch, only so many images are taken.
+    """
+    order = rng.permutation(rows)
+    if patients is None:
+        return [order[start : start + size] for start in range(0, min(most, len(order) // size) * size, size)]
+    _, first, owner = np.unique(patients[order], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))  # patients in the order in which their first image comes up
+    together = order[np.argsort(rank[owner], kind="stable")]
+    found: list[Rows] = []
+    batch: list[int] = []
+    full_with = -1  # whose images filled the last batch
+    for row in together.tolist():
+        if patients[row] == full_with:
+            continue
+        batch.append(row)
+        if len(batch) == size:
+            found.append(np.array(batch, np.intp))
+            batch, full_with = [], patients[row]
+            if len(found) == most:
+                break
+    return found
+
+
+@contextmanager
+def _only(network: Network, layer: str) -> Iterator[None]:
+    """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
+    prefix = network.layout.classifier if layer == "classifier" else layer
+    others = [p for name, p in network.module.named_parameters() if layer != "all" and not _within(name, prefix)]
+    others = [parameter for parameter in others if parameter.requires_grad]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _within(name: str, layer: str) -> bool:
+    return name == layer or name.startswith(f"{layer}.")
