@@ -31,7 +31,8 @@ def batch_gradients(
     """
     batches_seed, torch_seed = np.random.SeedSequence([seed, STREAM]).generate_state(2, np.uint64).tolist()
     rng = np.random.default_rng(batches_seed)
-    chosen = whole_batches(rows, how.batch_size, how.batches, rng, examples.patients)
+    labelled = rows[~np.isnan(examples.targets[rows]).all(axis=1)]  # others have no loss
+    chosen = whole_batches(labelled, how.batch_size, how.batches, rng, examples.patients)
     if len(chosen) < 2:
         return
     place = model.layout.find(layer)
