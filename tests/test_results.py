@@ -68,7 +68,7 @@ def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> Non
     with (finished / "weights.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     expected = "round,client,size,steps,prior,similarity,gamma,beta,reputation,weight,influence,status"
-    expected += ",proposed,allowed,clause"
+    expected += ",proposed,allowed,clause,measured,variance,distance,q,q_expected,rho"
     assert list(rows[0]) == expected.split(",")
     assert [(row["round"], row["client"]) for row in rows] == [(str(t), f"C{i}") for t in range(3) for i in (1, 2, 3)]
     for t in range(3):
