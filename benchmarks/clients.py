@@ -31,7 +31,7 @@ def crowd(clients: int) -> Dataset:
     rows = np.concatenate([np.resize(drawn.rows["train"], clients * IMAGES), kept])
     names = np.array([f"{number:08d}" for number in range(len(rows))])
     ends = np.split(np.arange(len(rows)), [clients * IMAGES, clients * IMAGES + 200])
-    labels = Labels(drawn.labels.values[rows], drawn.labels.classes, names)
+    labels = Labels(drawn.labels.values[rows], drawn.labels.findings, names)
     return replace(drawn, images=drawn.images[rows], labels=labels, rows=dict(zip(drawn.rows, ends, strict=True)))
 
 

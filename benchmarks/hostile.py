@@ -20,7 +20,7 @@ from feddraw.core import Job, Memory, Model, Update
 from feddraw.data.dataset import Dataset
 from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
-from feddraw.experiment.preparation import Setting, prepare
+from feddraw.experiment.preparation import Setup, prepare
 from feddraw.experiment.running import evaluate
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
@@ -74,7 +74,7 @@ def phantoms() -> Dataset:
     return phantom(size=28, train=800, validation=200, test=600)
 
 
-def setting_of(method: str, seed: int, rounds: int, attack: str) -> Setting:
+def setup_of(method: str, seed: int, rounds: int, attack: str) -> Setup:
     experiment = Experiment(
         data={"name": "phantom", "size": 28, "train": 800, "validation": 200, "test": 600},
         scenario={"name": "quantity", "clients": 5, "power": 0.5, "scale": 1.0},
@@ -84,20 +84,20 @@ def setting_of(method: str, seed: int, rounds: int, attack: str) -> Setting:
         seed=seed,
         engine="serial",
     ).with_settings({"training.batch_size": 32, "training.lr": 3e-3, "training.epochs": 1})
-    setting = prepare(experiment, dataset=phantoms())
+    setup = prepare(experiment, dataset=phantoms())
     if attack == "labels flipped":
-        rows = setting.training_rows[VILLAIN]
-        setting.trainer.examples.targets[rows] = 1 - setting.trainer.examples.targets[rows]
-    return setting
+        rows = setup.training_rows[VILLAIN]
+        setup.trainer.examples.targets[rows] = 1 - setup.trainer.examples.targets[rows]
+    return setup
 
 
 def final_auc(method: str, seed: int, rounds: int, attack: str, gate: Gate) -> tuple[float, float, bool]:
     """The test AUC after the last round, the hostile client's mean weight, and whether the gate did anything."""
-    setting = setting_of(method, seed, rounds, attack)
-    serial = Serial(setting.trainer)
+    setup = setup_of(method, seed, rounds, attack)
+    serial = Serial(setup.trainer)
     loop = {"rounds": rounds, "seed": seed, "gate": gate}
-    results = list(federate(setting.initial, setting.method, Hostile(serial, attack), setting.clients, **loop))
-    scored, _ = evaluate(setting, serial, results[-1].model, final=True)
+    results = list(federate(setup.initial, setup.method, Hostile(serial, attack), setup.clients, **loop))
+    scored, _ = evaluate(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
     acted = any(entry.status != "counted" for result in results for entry in result.ledger)
     return scored["test"]["auc"]["macro"], weight, acted

@@ -19,9 +19,9 @@ from feddraw.schedules import cosine
 SMALL = {"data.size": 28, "data.validation": 64, "data.test": 64, "data.train": 1500, "training.epochs": 3}
 FIRST, SECOND = "Pleural Effusion", "Cardiomegaly"
 
-setting = prepare(Experiment(scenario={"name": "iid", "clients": 2}).with_settings(SMALL))
-labels, rows = setting.dataset.labels, setting.dataset.rows["train"]
-values = {name: labels.values[rows, place] > 0 for place, name in enumerate(labels.classes)}
+setup = prepare(Experiment(scenario={"name": "iid", "clients": 2}).with_settings(SMALL))
+labels, rows = setup.dataset.labels, setup.dataset.rows["train"]
+values = {name: labels.values[rows, place] > 0 for place, name in enumerate(labels.findings)}
 none = ~labels.values[rows].any(axis=1)
 
 start_on, fine_tune_on = none & (rows % 2 == 0), none & (rows % 2 == 1)
@@ -30,11 +30,11 @@ shards = [
     rows[fine_tune_on | (values[FIRST] & ~values[SECOND])],
     rows[fine_tune_on | (values[SECOND] & ~values[FIRST])],
 ]
-trainer = replace(setting.trainer, shards=shards)
-start = trainer.work(Job(0, 1, 0, 0, setting.initial), {})[0].model
+trainer = replace(setup.trainer, shards=shards)
+start = trainer.work(Job(0, 1, 0, 0, setup.initial), {})[0].model
 one, other = (trainer.work(Job(0, 1, client, client, start), {})[0].model.params for client in (1, 2))
 
-head = setting.initial.layout.find("classifier")
+head = setup.initial.layout.find("classifier")
 body = np.ones(len(one), bool)
 body[head] = False
 print(f"{'':12}{'models':>8}{'moves':>8}")

@@ -21,7 +21,7 @@ def write() -> None:
     """A table as a hospital might have it: a path, a patient, a site, and a column a finding."""
     dataset = phantom(size=32, mix="chexpert", train=len(HOSPITALS), validation=0, test=0)
     findings = ("Edema", "Pleural Effusion", "Cardiomegaly")
-    places = [dataset.classes.index(finding) for finding in findings]
+    places = [dataset.findings.index(finding) for finding in findings]
     (FOLDER / "images").mkdir(parents=True)
     with (FOLDER / "labels.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)

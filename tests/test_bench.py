@@ -16,7 +16,7 @@ from feddraw.bench.ratios import Session, interval, ratio
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 
-TINY = work.Setting(hidden=8, clients=2, steps=1)
+TINY = work.PeerTask(hidden=8, clients=2, steps=1)
 
 
 def test_the_interval_of_a_median_leaves_out_what_the_binomial_law_allows():
@@ -96,7 +96,7 @@ def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, t
     scripts = tmp_path / "peers"
     scripts.mkdir()
     (scripts / "echo.py").write_text(
-        "from work import Bench, setting\nassert setting().clients == 2\nfor _ in Bench().rounds(): pass\n"
+        "from work import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
     )
     monkeypatch.setattr(rivals, "SCRIPTS", scripts)
     with rivals.visiting(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as visitor:

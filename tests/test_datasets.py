@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data import tables
-from feddraw.data.dataset import FINDINGS, PARTS
+from feddraw.data.dataset import FINDINGS, SPLITS
 from feddraw.data.preparation import MEAN, STD
 from feddraw.data.tables import FOURTEEN
 from feddraw.datasets import chestmnist, npz
@@ -80,19 +80,19 @@ def archive(path: Path, **changes) -> Path:
 def test_an_npz_gives_the_five_findings_in_the_papers_order(tmp_path):
     dataset = opened(archive(tmp_path / "a.npz"))
     raw = arrays()
-    assert dataset.classes == FINDINGS
+    assert dataset.findings == FINDINGS
     assert (dataset.training_labels().values == raw["train_labels"][:, [0, 9, 2, 1, 8]]).all()
     assert (dataset.images[dataset.rows["test"]] == raw["test_images"]).all()
-    assert {part: len(rows) for part, rows in dataset.rows.items()} == {"train": 12, "validation": 4, "test": 5}
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 12, "validation": 4, "test": 5}
     assert isinstance(dataset.images, np.memmap)
     assert (dataset.mean, dataset.std) == (MEAN, STD)
 
 
 def test_findings_can_be_all_or_chosen(tmp_path):
     file = archive(tmp_path / "a.npz")
-    assert opened(file, findings="all").classes == FOURTEEN
+    assert opened(file, findings="all").findings == FOURTEEN
     chosen = opened(file, findings=["hernia", "effusion"])
-    assert chosen.classes == ("Hernia", "Pleural Effusion")
+    assert chosen.findings == ("Hernia", "Pleural Effusion")
     assert (chosen.training_labels().values == arrays()["train_labels"][:, [13, 2]]).all()
     says(file, "no finding Fever", findings=["Fever"])
     says(file, "findings must be paper, all, or a list", findings=[])
@@ -103,9 +103,9 @@ def test_findings_can_be_all_or_chosen(tmp_path):
 
 
 def test_other_numbers_of_columns_keep_all_with_names_from_the_file(tmp_path):
-    assert opened(archive(tmp_path / "a.npz", columns=2)).classes == ("label 0", "label 1")
+    assert opened(archive(tmp_path / "a.npz", columns=2)).findings == ("label 0", "label 1")
     named = archive(tmp_path / "b.npz", columns=2, classes=np.array(["edema", "Tubes"]))
-    assert opened(named, findings="all").classes == ("Edema", "Tubes")
+    assert opened(named, findings="all").findings == ("Edema", "Tubes")
 
 
 def test_names_give_the_patient_and_are_stable_without(tmp_path):
@@ -143,7 +143,7 @@ def test_mean_and_deviation_can_be_measured_or_given(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"val_labels": np.zeros((4, 3), np.uint8)}, "as many columns in every part"),
+        ({"val_labels": np.zeros((4, 3), np.uint8)}, "as many columns in every split"),
         ({"val_images": np.zeros((3, 16, 16), np.uint8)}, "val_images is uint8"),
         ({"test_images": np.zeros((5, 16, 16), np.float32)}, "test_images is float32"),
         ({"test_images": np.zeros((5, 16, 16, 3), np.uint8)}, "grey squares"),
@@ -252,11 +252,11 @@ def marked(**marks):
 HEADER = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *OBSERVATIONS]
 
 
-def chexpert_rows(release, part, patients):
+def chexpert_rows(release, split, patients):
     """Two frontal images and a lateral one of each patient."""
     views = [("view1_frontal", "Frontal"), ("view2_lateral", "Lateral"), ("view3_frontal", "Frontal")]
     return [
-        [f"{release}/{part}/patient{patient:05d}/study1/{view}.jpg", "Male", "60", kind, "AP",
+        [f"{release}/{split}/patient{patient:05d}/study1/{view}.jpg", "Male", "60", kind, "AP",
          *marked(Atelectasis="-1.0", Cardiomegaly="-1.0", Edema="1.0", Consolidation="0.0")]
         for patient in patients for view, kind in views
     ]  # fmt: skip
@@ -265,11 +265,11 @@ def chexpert_rows(release, part, patients):
 def chexpert_folder(root: Path, release="CheXpert-v1.0-small", train=range(1, 6), images=True) -> Path:
     folder = root / release
     rows = {"train": chexpert_rows(release, "train", train), "valid": chexpert_rows(release, "valid", [64540, 64541])}
-    for part, lines in rows.items():
-        write(folder / f"{part}.csv", HEADER, lines)
+    for split, lines in rows.items():
+        write(folder / f"{split}.csv", HEADER, lines)
     tests = [f"CheXpert-v1.0/test/patient{patient}/study1" for patient in (64741, 64742)]
     write(folder / "groundtruth.csv", ["Study", *OBSERVATIONS], [[study, *marked(Edema="1")] for study in tests])
-    files = [row[0].partition("/")[2] for part in rows.values() for row in part]
+    files = [row[0].partition("/")[2] for split in rows.values() for row in split]
     files += [f"{study.partition('/')[2]}/{view}.jpg" for study in tests for view in ("view1_frontal", "view2_lateral")]
     for seed, file in enumerate(files if images else []):
         save(folder / file, seed)
@@ -278,8 +278,8 @@ def chexpert_folder(root: Path, release="CheXpert-v1.0-small", train=range(1, 6)
 
 def test_chexpert_is_frontal_with_the_papers_uncertainty_policy(tmp_path):
     dataset = opened("chexpert", path=str(chexpert_folder(tmp_path)))
-    assert {part: len(rows) for part, rows in dataset.rows.items()} == {"train": 10, "validation": 4, "test": 2}
-    assert dataset.classes == FINDINGS
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 10, "validation": 4, "test": 2}
+    assert dataset.findings == FINDINGS
     assert (dataset.training_labels().values == [1, 1, 0, 0, 0]).all()
     assert (dataset.training_labels().uncertain == 2).all()
     assert (dataset.labels.values[dataset.rows["test"]] == [0, 1, 0, 0, 0]).all()
@@ -329,7 +329,7 @@ def test_without_test_labels_a_share_of_patients_can_be_carved_out(tmp_path):
     says("chexpert", "no test labels: .*groundtruth.csv.*carve_test", path=str(folder))
     says("chexpert", "must be from 0 to below 1, not 2", path=str(folder), carve_test=2)
     dataset = opened("chexpert", path=str(folder), carve_test=0.2)
-    patients = {part: set(dataset.labels.patients[rows]) for part, rows in dataset.rows.items()}
+    patients = {split: set(dataset.labels.patients[rows]) for split, rows in dataset.rows.items()}
     assert len(dataset.rows["test"]) == 2
     assert not patients["train"] & patients["test"]
 
@@ -426,8 +426,8 @@ def nih_folder(root: Path, patients=16) -> Path:
 
 def test_chestxray14_has_the_official_split_and_a_patient_disjoint_validation(tmp_path):
     dataset = opened("nih", path=str(nih_folder(tmp_path)), validation=0.25)
-    assert {part: len(rows) for part, rows in dataset.rows.items()} == {"train": 18, "validation": 6, "test": 8}
-    patients = [set(dataset.labels.patients[dataset.rows[part]]) for part in PARTS]
+    assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 18, "validation": 6, "test": 8}
+    patients = [set(dataset.labels.patients[dataset.rows[split]]) for split in SPLITS]
     assert sum(map(len, patients)) == 16
     assert (dataset.labels.values[1] == [0, 1, 1, 0, 0]).all()
     again = opened("nih", path=str(tmp_path), validation=0.25, seed=0)
@@ -474,9 +474,9 @@ def own_folder(root: Path, header=("file", "Edema", "Nodule", "age"), count=20, 
 def test_an_own_folder_needs_only_a_table_and_images(tmp_path, suffix):
     dataset = opened(own_folder(tmp_path, suffix=suffix))
     assert dataset.name == "table"
-    assert dataset.classes == ("Edema", "Nodule")  # ages are no labels
+    assert dataset.findings == ("Edema", "Nodule")  # ages are no labels
     assert (dataset.labels.values[:4] == [[0, 0], [1, 1], [0, 0], [1, 0]]).all()
-    assert [len(dataset.rows[part]) for part in PARTS] == [14, 2, 4]
+    assert [len(dataset.rows[split]) for split in SPLITS] == [14, 2, 4]
     assert dataset.images.reshape(20, -1).std(axis=1).min() > 0
 
 
@@ -485,7 +485,7 @@ def test_split_site_and_patient_columns_are_found_by_their_usual_names(tmp_path)
     patients = [f"p{number // 2}" for number in range(20)]
     header = ("file", "Hospital", "Patient ID", "split", "Edema")
     dataset = opened(own_folder(tmp_path, header, Hospital=site, split=split, **{"Patient ID": patients}) / "table.csv")
-    assert [len(dataset.rows[part]) for part in PARTS] == [12, 4, 4]
+    assert [len(dataset.rows[split]) for split in SPLITS] == [12, 4, 4]
     assert list(dataset.labels.sites[:2]) == ["A", "B"]
     assert list(dataset.labels.patients[:3]) == ["p0", "p0", "p1"]
 
@@ -495,7 +495,7 @@ def test_columns_can_be_named(tmp_path):
     values = {"scan": [f"images/{n:03d}.png" for n in range(20)], "who": ["x", "y"] * 10, "flag": [1] * 20}
     own_folder(tmp_path, header, **values)
     dataset = opened(tmp_path, path_column="scan", site_column="who", findings=["Edema"])
-    assert dataset.classes == ("Edema",)
+    assert dataset.findings == ("Edema",)
     assert set(dataset.labels.sites) == {"x", "y"}
     says(tmp_path, "no column 'site'; it has scan, who, Edema, flag", site_column="site")
 
@@ -504,7 +504,7 @@ def test_without_a_split_no_patient_is_in_two_parts(tmp_path):
     header = ("file", "patient", "Edema")
     own_folder(tmp_path, header, patient=[f"p{n % 7}" for n in range(20)])
     dataset = opened(tmp_path, shares=[0.5, 0.2, 0.3], seed=4)
-    patients = [set(dataset.labels.patients[dataset.rows[part]]) for part in PARTS]
+    patients = [set(dataset.labels.patients[dataset.rows[split]]) for split in SPLITS]
     assert sum(map(len, patients)) == 7
     says(tmp_path, "shares must be three positive numbers that sum to 1", shares=[1, 2, 3])
 
@@ -621,9 +621,9 @@ def test_the_real_chestmnist_labels_give_the_papers_counts():
 @pytest.mark.parametrize("size", [64, 32])
 def test_the_real_sample_works_as_it_is(size):
     dataset = opened(Path(real("FEDDRAW_DATA")) / "nih_sample_64.npz", size=size)
-    assert [len(dataset.rows[part]) for part in PARTS] == [3_544, 410, 1_045]
+    assert [len(dataset.rows[split]) for split in SPLITS] == [3_544, 410, 1_045]
     assert dataset.training_labels().values.sum(axis=0).tolist() == [323, 73, 325, 136, 148]
     assert len(np.unique(dataset.labels.patients)) == 1_335
-    patients = [set(dataset.labels.patients[dataset.rows[part]]) for part in PARTS]
+    patients = [set(dataset.labels.patients[dataset.rows[split]]) for split in SPLITS]
     assert not patients[0] & (patients[1] | patients[2])
     assert 0.4 < dataset.images.mean() / 255 < 0.6

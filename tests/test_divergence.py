@@ -45,10 +45,10 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
             scores[3:] = math.nan
             return scores
 
-    def evaluate(setting, engine, model, *, final):
+    def evaluate(setup, engine, model, *, final):
         rounds.append(1)
-        judged = Broken(setting.trainer) if len(rounds) > 1 else engine
-        return judge(setting, judged, model, final=final)
+        judged = Broken(setup.trainer) if len(rounds) > 1 else engine
+        return judge(setup, judged, model, final=final)
 
     rounds: list[int] = []
     monkeypatch.setattr(running, "evaluate", evaluate)

@@ -86,10 +86,10 @@ class Reversed(Serial):
 
 
 def test_the_order_of_arrival_changes_no_bit(serial: Any) -> None:
-    setting = prepare(small())
-    engine = Reversed(setting.trainer)
-    loop = {"rounds": 3, "seed": setting.experiment.seed}
-    *_, last = federate(setting.initial, setting.method, engine, setting.clients, **loop)
+    setup = prepare(small())
+    engine = Reversed(setup.trainer)
+    loop = {"rounds": 3, "seed": setup.experiment.seed}
+    *_, last = federate(setup.initial, setup.method, engine, setup.clients, **loop)
     assert same_bits(last.model, serial.model)
 
 
@@ -122,10 +122,10 @@ def test_a_network_that_draws_random_numbers_gives_the_same_bits_with_two_worker
 
 
 def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
-    setting = prepare(small(rounds=50))
-    engine = Processes(setting.trainer, 2, setting.clients)
+    setup = prepare(small(rounds=50))
+    engine = Processes(setup.trainer, 2, setup.clients)
     try:
-        loop = federate(setting.initial, setting.method, engine, setting.clients, rounds=50, seed=0)
+        loop = federate(setup.initial, setup.method, engine, setup.clients, rounds=50, seed=0)
         next(loop)
         threading.Timer(0.05, os.kill, (engine._workers[0][0].pid, signal.SIGKILL)).start()
         with pytest.raises(RunFailed, match=r"a worker was killed \(SIGKILL\) while"):
@@ -141,8 +141,8 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
         "from feddraw.experiment.preparation import prepare\n"
         "from feddraw.engines.processes import Processes\n"
         "if __name__ == '__main__':\n"
-        "    setting = prepare(small())\n"
-        "    engine = Processes(setting.trainer, 2, setting.clients)\n"
+        "    setup = prepare(small())\n"
+        "    engine = Processes(setup.trainer, 2, setup.clients)\n"
         "    print(*[p.pid for p, _ in engine._workers], flush=True)\n"
         "    time.sleep(60)\n"
     )
@@ -194,14 +194,14 @@ def test_shared_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_predictions_do_not_depend_on_the_engine() -> None:
-    setting = prepare(small())
+    setup = prepare(small())
     rows = np.arange(0, 400, 3)
-    engine = Processes(setting.trainer, 2, setting.clients)
+    engine = Processes(setup.trainer, 2, setup.clients)
     try:
-        scores = engine.predict(setting.initial, rows)
+        scores = engine.predict(setup.initial, rows)
     finally:
         engine.close()
-    assert scores.tobytes() == Serial(setting.trainer).predict(setting.initial, rows).tobytes()
+    assert scores.tobytes() == Serial(setup.trainer).predict(setup.initial, rows).tobytes()
 
 
 @pytest.mark.parametrize(("workers", "clients", "started"), [(0, 3, 2), (2, 3, 2), (5, 3, 3), (100_000, 10**6, 8)])

@@ -47,10 +47,10 @@ def test_alone_every_client_has_a_model_of_its_own(tmp_path):
 
 
 def test_alone_a_client_ends_where_a_federation_of_itself_ends():
-    setting = prepare(small(method="alone", rounds=2))
-    engine = Serial(setting.trainer)
-    *_, last = federate(setting.initial, setting.method, engine, setting.clients, rounds=2, seed=0)
-    own = setting.method.local.personal(last.model, engine.memory[0])
+    setup = prepare(small(method="alone", rounds=2))
+    engine = Serial(setup.trainer)
+    *_, last = federate(setup.initial, setup.method, engine, setup.clients, rounds=2, seed=0)
+    own = setup.method.local.personal(last.model, engine.memory[0])
 
     itself = prepare(small(method="fedavg", rounds=2))
     *_, only = federate(itself.initial, itself.method, Serial(itself.trainer), itself.clients[:1], rounds=2, seed=0)
@@ -59,10 +59,10 @@ def test_alone_a_client_ends_where_a_federation_of_itself_ends():
 
 
 def test_centralised_trains_one_model_on_all_images(tmp_path):
-    setting = prepare(small(method="centralised"))
+    setup = prepare(small(method="centralised"))
     federated = prepare(small())
-    assert setting.clients == ("all",)
-    assert len(setting.training_rows[0]) == sum(map(len, federated.training_rows))
+    assert setup.clients == ("all",)
+    assert len(setup.training_rows[0]) == sum(map(len, federated.training_rows))
     _, found, _ = finished(tmp_path, method="centralised")
     assert found["test"]["auc"]["macro"] > 0.4
 

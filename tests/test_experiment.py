@@ -11,6 +11,7 @@ import pytest
 
 import feddraw
 from feddraw.errors import UserError
+from feddraw.experiment import settings
 from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete, make_method
@@ -34,6 +35,19 @@ def test_the_laptop_preset_is_the_default() -> None:
     assert (experiment.rounds, experiment.training.epochs, experiment.training.batch_size) == (15, 2, 64)
     assert experiment.method["beta_max"] == 3.0
     assert experiment.method["reading"] == "reported"
+
+
+def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    completed: list[str] = []
+    recorded = settings.recorded_settings
+    monkeypatch.setattr(settings, "recorded_settings", lambda *method: completed.append("once") or recorded(*method))
+    experiment = complete(small(rounds=1))
+    assert complete(experiment) is experiment
+    run(experiment)
+    assert completed == ["once"]
+    run(small(rounds=1))
+    assert completed == ["once"] * 2
+    assert not experiment.with_settings({"seed": 1}).is_complete
 
 
 def test_the_paper_preset_is_the_papers() -> None:
@@ -181,14 +195,14 @@ def test_dir_shows_what_there_is() -> None:
     assert all(getattr(feddraw, name) is not None for name in dir(feddraw))
 
 
-def test_held_out_images_are_not_trained_on_and_are_reported_by_client() -> None:
-    setting = prepare(small(holdout=0.25))
-    for shard, train, held in zip(setting.partition.shards, setting.training_rows, setting.jury.held_out, strict=True):
+def test_holdout_images_are_not_trained_on_and_are_reported_by_client() -> None:
+    setup = prepare(small(holdout=0.25))
+    for shard, train, held in zip(setup.partition.shards, setup.training_rows, setup.jury.holdout, strict=True):
         assert len(train) + len(held) == len(shard)
         assert not set(train) & set(held)
     *_, last = run(small(holdout=0.25, rounds=1))
-    assert set(last.metrics["clients"]) == set(setting.clients)
-    assert "auc" in last.metrics["clients"]["C1"]["held_out"]
+    assert set(last.metrics["clients"]) == set(setup.clients)
+    assert "auc" in last.metrics["clients"]["C1"]["holdout"]
 
 
 def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:

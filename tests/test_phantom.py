@@ -54,7 +54,7 @@ def test_a_dataset_says_what_it_is():
     told = []
     data = small(progress=told.append)
     assert sum(told) == len(data.images) == len(data.labels) == 68
-    assert (data.name, data.synthetic, data.classes) == ("phantom", True, FINDINGS)
+    assert (data.name, data.synthetic, data.findings) == ("phantom", True, FINDINGS)
     assert [len(data.rows[part]) for part in ("train", "validation", "test")] == [40, 8, 20]
     assert sorted(np.concatenate(list(data.rows.values()))) == list(range(68))
     assert data.labels.names[12] == "phantom-000012"

@@ -88,7 +88,7 @@ def small(tables: dict[str, Labels]) -> Labels:
     """1,000 images of ChestMNIST's kind at three sites."""
     labels = tables["chestmnist"].take(np.arange(1000))
     sites = np.array(["north", "south", "east"])[np.arange(1000) % 3]
-    return Labels(labels.values, labels.classes, labels.names, labels.patients, sites, labels.uncertain)
+    return Labels(labels.values, labels.findings, labels.names, labels.patients, sites, labels.uncertain)
 
 
 def sizes(partition: Partition) -> list[int]:

@@ -158,10 +158,10 @@ def test_weights_from_the_classifiers_alone_then_the_bodies_one_by_one():
 def test_memory_for_updates_does_not_grow_with_the_clients():
     rows = []
     for clients in (4, 12):
-        setting = prepare(small(stream=True, **{"scenario.clients": clients, "scenario.power": 0.0}))
+        setup = prepare(small(stream=True, **{"scenario.clients": clients, "scenario.power": 0.0}))
         from feddraw.engines.processes import Processes
 
-        engine = Processes(setting.trainer, 2, setting.clients, in_turn=True)
+        engine = Processes(setup.trainer, 2, setup.clients, in_turn=True)
         rows.append(len(engine._arrays["params"]))
         engine.close()
     assert rows == [3, 3]

@@ -485,13 +485,13 @@ def test_fedlaw_learns_to_leave_out_a_client_that_harms():
 
 
 def test_images_at_the_server_are_balanced_and_from_validation():
-    setting = prepare(small(method="fedlbw", proxy=24))
-    rows = setting.proxy.rows
-    assert set(rows) <= set(setting.dataset.rows["validation"])
-    again = balanced(setting.dataset.labels, setting.dataset.rows["validation"], 24, 0)
+    setup = prepare(small(method="fedlbw", proxy=24))
+    rows = setup.proxy.rows
+    assert set(rows) <= set(setup.dataset.rows["validation"])
+    again = balanced(setup.dataset.labels, setup.dataset.rows["validation"], 24, 0)
     assert np.array_equal(again, rows)
-    labels = setting.dataset.labels.values
-    there = labels[setting.dataset.rows["validation"]].sum(axis=0)
+    labels = setup.dataset.labels.values
+    there = labels[setup.dataset.rows["validation"]].sum(axis=0)
     assert (labels[rows].sum(axis=0) >= np.minimum(4, there)).all()
 
 
@@ -580,7 +580,7 @@ def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
 def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
     (tmp_path / "own.csv").write_text("file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n")
     labels = read_sheet(tmp_path / "own.csv").labels
-    assert labels.classes == ("Edema",)
+    assert labels.findings == ("Edema",)
     assert labels.groups.tolist() == ["F", "M", "M", "F"]
     assert labels.take(np.array([1, 3])).groups.tolist() == ["M", "F"]
 
@@ -819,7 +819,7 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     whole = list(run(experiment, tmp_path / "run", resume=True))
     lines = read_csv(RunFolder(tmp_path / "run").pieces)
     assert len(lines) == 3 * 3 * 5
-    assert {line["piece"] for line in lines} == set(prepare(experiment).dataset.classes)
+    assert {line["piece"] for line in lines} == set(prepare(experiment).dataset.findings)
     for round in range(3):
         for name in {line["piece"] for line in lines}:
             here = [float(line["weight"]) for line in lines if (line["round"], line["piece"]) == (str(round), name)]

@@ -9,7 +9,7 @@ for name in ("torchvision", "torchvision.transforms"):  # for FedLab's data sets
 import torch
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from torch.utils.data import DataLoader, TensorDataset
-from work import BATCH, LR, Bench, Net, setting, tensors
+from work import BATCH, LR, Bench, Net, task, tensors
 
 
 class Data:
@@ -28,7 +28,7 @@ class Quiet:
 
 
 def main() -> None:
-    wanted = setting()
+    wanted = task()
     net = Net(wanted.hidden)
     server = FedAvgServerHandler(net, 10**9, 1.0, logger=Quiet())
     server.num_clients = wanted.clients

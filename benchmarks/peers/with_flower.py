@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import Bench, Net, setting, tensors, train
+from work import Bench, Net, task, tensors, train
 
 client, server = ClientApp(), ServerApp()
 kept: dict = {}  # a worker builds the network and the data once
@@ -20,7 +20,7 @@ kept: dict = {}  # a worker builds the network and the data once
 @client.train()
 def fit(message: Message, context: Context) -> Message:
     if not kept:
-        wanted = setting()
+        wanted = task()
         kept.update(net=Net(wanted.hidden), data=tensors(wanted))
     net, (x, y) = kept["net"], kept["data"][int(context.node_config["partition-id"])]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -30,7 +30,7 @@ def fit(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    wanted, bench = setting(), Bench()
+    wanted, bench = task(), Bench()
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=wanted.clients)
     arrays = ArrayRecord(Net(wanted.hidden).state_dict())
     for number, _ in enumerate(bench.rounds(), 1):
@@ -43,4 +43,4 @@ def main(grid: Grid, context: Context) -> None:
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.ERROR)
     resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}}
-    run_simulation(server, client, setting().clients, backend_config=resources)
+    run_simulation(server, client, task().clients, backend_config=resources)

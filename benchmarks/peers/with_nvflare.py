@@ -10,7 +10,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.job_config.script_runner import ScriptRunner
-from work import Bench, Net, setting
+from work import Bench, Net, task
 
 
 class Paced(FedAvg):
@@ -30,7 +30,7 @@ class Paced(FedAvg):
 
 
 def main() -> None:
-    wanted = setting()
+    wanted = task()
     with tempfile.TemporaryDirectory() as folder:
         initial = Path(folder) / "initial.pt"
         torch.save(Net(wanted.hidden).state_dict(), initial)

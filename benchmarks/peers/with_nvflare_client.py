@@ -2,10 +2,10 @@
 
 import nvflare.client as flare
 import torch
-from work import Net, setting, tensors, train
+from work import Net, task, tensors, train
 
 flare.init()
-wanted = setting()
+wanted = task()
 net = Net(wanted.hidden)
 x, y = tensors(wanted)[int(flare.get_site_name().rpartition("-")[2]) - 1]
 while flare.is_running():

@@ -20,7 +20,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from work import BATCH, LR, Bench, Net, setting, tensors
+from work import BATCH, LR, Bench, Net, task, tensors
 
 TOGETHER, FIRST = "RANK" in os.environ, os.environ.get("RANK", "0") == "0"
 
@@ -59,7 +59,7 @@ class Pauses(TrainingProcessCallback):
 
 
 def main() -> None:
-    wanted = setting()
+    wanted = task()
     users = dict(enumerate(tensors(wanted)))
     data = FederatedDataset.from_slices(users, get_user_sampler("minimize_reuse", list(users)))
     net = Learner(wanted.hidden)

@@ -42,7 +42,7 @@ def old_names(package: str) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         if name not in NAMES[package]:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        _warn(f"{package}.{name}", f"{NAMES[package][name]}.{name}", 3)
+        warn_renamed(f"{package}.{name}", f"{NAMES[package][name]}.{name}")
         return getattr(importlib.import_module(NAMES[package][name]), name)
 
     return find
@@ -59,12 +59,13 @@ class OldModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]
-        _warn(module.__name__, new, 5)
+        warn_renamed(module.__name__, new, 5)
         found = vars(importlib.import_module(new))
         vars(module).update({name: value for name, value in found.items() if not name.startswith("__")})
 
 
-def _warn(old: str, new: str, level: int) -> None:
+def warn_renamed(old: str, new: str, level: int = 3) -> None:
+    """Say once where something is called by an old name what the new one is."""
     warnings.warn(f"{old} is now {new}; the old name will go in the next minor version", FutureWarning, level)
 
 

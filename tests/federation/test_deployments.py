@@ -92,11 +92,9 @@ def test_a_node_killed_in_training_and_restarted_goes_on_from_the_memory_that_co
     assert len(counted) < 12
     assert (0, "C3") in counted
     assert any(round > 1 for round, client in counted if client == "C3")
-    setting = prepare(small(**experiment))
-    engine = Losing(setting.trainer, lambda round, client: (round, setting.clients[client]) not in counted)
-    *_, last = federate(
-        setting.initial, setting.method, engine, setting.clients, rounds=4, seed=setting.experiment.seed
-    )
+    setup = prepare(small(**experiment))
+    engine = Losing(setup.trainer, lambda round, client: (round, setup.clients[client]) not in counted)
+    *_, last = federate(setup.initial, setup.method, engine, setup.clients, rounds=4, seed=setup.experiment.seed)
     kept = load_file(made.folder / "run" / "model.safetensors")
     assert all(kept[name].tobytes() == array.tobytes() for name, array in last.model.arrays().items())
 

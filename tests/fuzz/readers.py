@@ -772,7 +772,7 @@ def targets(room: Path) -> list[Target]:
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
     ]
-    sheet = functions(tables, without="carve part_rows numbers examples policy policies")
+    sheet = functions(tables, without="carve split_rows numbers examples policy policies")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import metrics
 from feddraw.core import Method, Model
-from feddraw.data.dataset import Dataset, Part
+from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
 Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one a client
@@ -24,41 +24,41 @@ class Jury:
 
     dataset: Dataset
     clients: tuple[str, ...]
-    held_out: tuple[Rows, ...]  # by client
+    holdout: tuple[Rows, ...]  # by client
 
-    def after_a_round(self, engine: Engine, models: Sequence[Model], parts: Sequence[Part]) -> dict[str, Any]:
-        """AUC and GM on validation data, and on other parts with the thresholds chosen there."""
-        scores = {part: self._scores(engine, models, part) for part in parts}
+    def after_a_round(self, engine: Engine, models: Sequence[Model], splits: Sequence[Split]) -> dict[str, Any]:
+        """AUC and GM on validation data, and on other splits with the thresholds chosen there."""
+        scores = {split: self._scores(engine, models, split) for split in splits}
         thresholds = self._thresholds(scores)
         found = {p: metrics.mean_of(self._evaluations(s, self.truth(p), thresholds)) for p, s in scores.items()}
         kinds = ("auc", "gm", "undefined", "not_finite")
-        return {part: {kind: each[kind] for kind in kinds} for part, each in found.items()}
+        return {split: {kind: each[kind] for kind in kinds} for split, each in found.items()}
 
     def at_the_end(
         self, engine: Engine, models: Sequence[Model], *, personal: bool
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """All metrics, with thresholds chosen on validation data; and the scores they come from."""
-        parts: tuple[Part, ...] = ("validation", "test")
-        scores = {part: self._scores(engine, models, part) for part in parts}
+        splits: tuple[Split, ...] = ("validation", "test")
+        scores = {split: self._scores(engine, models, split) for split in splits}
         thresholds = self._thresholds(scores)
         found: dict[str, Any] = {}
-        for part, values in scores.items():
-            each = self._evaluations(values, self.truth(part), thresholds)
-            found[part] = metrics.mean_of(each) if personal else each[0]
-            _warn(found[part], part)
+        for split, values in scores.items():
+            each = self._evaluations(values, self.truth(split), thresholds)
+            found[split] = metrics.mean_of(each) if personal else each[0]
+            _warn(found[split], split)
         found["clients"] = self._clients(engine, models, thresholds)
         if personal:
             for client, one in zip(self.clients, each, strict=True):
                 found["clients"].setdefault(client, {})["test"] = one
         return found, self._predictions(scores, personal)
 
-    def truth(self, part: Part) -> metrics.Truth:
-        return self.dataset.labels.truth(self.dataset.rows[part])
+    def truth(self, split: Split) -> metrics.Truth:
+        return self.dataset.labels.truth(self.dataset.rows[split])
 
-    def _scores(self, engine: Engine, models: Sequence[Model], part: Part) -> Scores:
-        return np.stack([engine.predict(model, self.dataset.rows[part]) for model in models])
+    def _scores(self, engine: Engine, models: Sequence[Model], split: Split) -> Scores:
+        return np.stack([engine.predict(model, self.dataset.rows[split]) for model in models])
 
-    def _thresholds(self, scores: Mapping[Part, Scores]) -> list[list[float]]:
+    def _thresholds(self, scores: Mapping[Split, Scores]) -> list[list[float]]:
         """Of each model, a finding each."""
         return [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
 
@@ -66,32 +66,32 @@ class Jury:
         self, scores: Scores, truth: metrics.Truth, thresholds: Sequence[Sequence[float]]
     ) -> list[dict[str, Any]]:
         pairs = zip(scores, thresholds, strict=True)
-        return [metrics.evaluate(one, truth, self.dataset.classes, own) for one, own in pairs]
+        return [metrics.evaluate(one, truth, self.dataset.findings, own) for one, own in pairs]
 
     def _clients(
         self, engine: Engine, models: Sequence[Model], thresholds: Sequence[Sequence[float]]
     ) -> dict[str, dict[str, Any]]:
         """The model that each client would use, on the images that it kept back."""
         found = {}
-        for number, (client, rows) in enumerate(zip(self.clients, self.held_out, strict=True)):
+        for number, (client, rows) in enumerate(zip(self.clients, self.holdout, strict=True)):
             if len(rows):
                 own = number if len(models) > 1 else 0
                 truth = self.dataset.labels.truth(rows)
                 scores = engine.predict(models[own], rows)
-                held_out = metrics.evaluate(scores, truth, self.dataset.classes, thresholds[own])
-                found[client] = {"held_out": held_out}
+                holdout = metrics.evaluate(scores, truth, self.dataset.findings, thresholds[own])
+                found[client] = {"holdout": holdout}
         return found
 
-    def _predictions(self, scores: Mapping[Part, Scores], personal: bool) -> dict[str, NDArray[Any]]:
+    def _predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
         """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
         found: dict[str, NDArray[Any]] = {}
         patients = self.dataset.labels.patients
         codes = None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
-        for part, values in scores.items():
-            found[f"{part}.scores"] = values if personal else values[0]
-            found[f"{part}.truth"] = self.truth(part)
+        for split, values in scores.items():
+            found[f"{split}.scores"] = values if personal else values[0]
+            found[f"{split}.truth"] = self.truth(split)
             if codes is not None:
-                found[f"{part}.patients"] = codes[self.dataset.rows[part]]
+                found[f"{split}.patients"] = codes[self.dataset.rows[split]]
         return found
 
 
@@ -102,11 +102,11 @@ def models_to_judge(method: Method, engine: Engine, shown: Model, clients: int) 
     return (personal, True) if len(personal) == clients else ([shown], False)
 
 
-def _warn(found: Mapping[str, Any], part: str) -> None:
+def _warn(found: Mapping[str, Any], split: str) -> None:
     broken = found["not_finite"]
     alike = [name for name in found["undefined"] if name not in broken]
     for names, why in (
-        (alike, f"one label only in {part} data"),
+        (alike, f"one label only in {split} data"),
         (broken, "the model's scores are not finite numbers"),
     ):
         if names:

@@ -37,10 +37,10 @@ def measure(session: Session) -> dict[str, Any]:
     points = [(name, way, value) for name, values in kinds.items() for way in WAYS for value in values]
     found: dict[str, Any] = {name: {way: [] for way in WAYS} for name in kinds}
     for place, (name, way, value) in enumerate(points):
-        session.told("growth: time and memory of the serial engine", place, len(points))
+        session.progress("growth: time and memory of the serial engine", place, len(points))
         wanted = USUAL | {name: value, "stream": WAYS[way]}
         found[name][way].append({"value": value} | child("feddraw.bench.growth", json.dumps(wanted)))
-    session.told("growth: time and memory of the serial engine", len(points), len(points))
+    session.progress("growth: time and memory of the serial engine", len(points), len(points))
     return found
 
 

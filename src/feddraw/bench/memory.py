@@ -37,9 +37,9 @@ def measure(session: Session, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     for engine, rows in INBOXES.items():
         what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
         for place, clients in enumerate(counts):
-            session.told(what, place, len(counts))
+            session.progress(what, place, len(counts))
             peaks[str(clients)] = child("feddraw.bench.memory", str(clients), str(rows))
-        session.told(what, len(counts), len(counts))
+        session.progress(what, len(counts), len(counts))
         most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
         found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
     return found

@@ -33,7 +33,7 @@ class Session:
 
     blocks: int = 20
     quick: bool = False
-    told: Progress = _silent
+    progress: Progress = _silent
     pythons: Mapping[str, str] = field(default_factory=dict)  # a peer's own interpreter, by its name
 
     def interleave(self, what: str, works: Mapping[str, Timed], blocks: int = 0) -> Samples:
@@ -41,10 +41,10 @@ class Session:
         blocks, names = blocks or self.blocks, list(works)
         samples: Samples = {name: [] for name in names}
         for block in range(blocks + 1):
-            self.told(what, block, blocks + 1)
+            self.progress(what, block, blocks + 1)
             for name in names[block % len(names) :] + names[: block % len(names)]:
                 samples[name].append(works[name]())
-        self.told(what, blocks + 1, blocks + 1)
+        self.progress(what, blocks + 1, blocks + 1)
         return {name: seconds[1:] for name, seconds in samples.items()}
 
 

@@ -53,7 +53,7 @@ class Rival:
     script: str
     package: str
     cores: int
-    settings: tuple[str, ...] = tuple(work.SETTINGS)
+    settings: tuple[str, ...] = tuple(work.TASKS)
     arguments: tuple[str, ...] = ()
     note: str = ""
 
@@ -78,12 +78,12 @@ RIVALS = {
 # ---------------------------------------------------------------------------------------------------- ours
 
 
-def trainer_of(setting: work.Setting) -> Trainer:
+def trainer_of(task: work.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
-    examples = Examples(*work.pictures(setting.clients * setting.images))
-    shards = np.split(np.arange(len(examples.images)), setting.clients)
+    examples = Examples(*work.pictures(task.clients * task.images))
+    shards = np.split(np.arange(len(examples.images)), task.clients)
     how = Training(epochs=1, batch_size=work.BATCH, lr=work.LR, optimizer="sgd")
-    return Trainer(partial(_build, setting.hidden), examples, shards, how, fedavg().local)
+    return Trainer(partial(_build, task.hidden), examples, shards, how, fedavg().local)
 
 
 def _build(hidden: int) -> tuple[torch.nn.Module, str]:
@@ -113,9 +113,9 @@ def bare_round(data: list[tuple[torch.Tensor, torch.Tensor]], net: torch.nn.Modu
 
 
 @contextmanager
-def ours(setting: work.Setting, cores: int) -> Iterator[Timed]:
+def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
-    trainer = trainer_of(setting)
+    trainer = trainer_of(task)
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(trainer))
     try:
         yield partial(one_round, engine, trainer)
@@ -129,12 +129,12 @@ def ours(setting: work.Setting, cores: int) -> Iterator[Timed]:
 class Visitor:
     """A peer's process and the socket to it."""
 
-    def __init__(self, rival: Rival, python: str, setting: work.Setting, folder: Path) -> None:
+    def __init__(self, rival: Rival, python: str, task: work.PeerTask, folder: Path) -> None:
         self._log = folder / "log"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
         listening.listen()
-        told = {work.SOCKET: str(folder / "socket"), work.SETTING: json.dumps(asdict(setting))}
+        variables = {work.SOCKET: str(folder / "socket"), work.TASK: json.dumps(asdict(task))}
         scripts = folder / "scripts"
         shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(work.__file__, scripts)
@@ -142,7 +142,7 @@ class Visitor:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, scripts / rival.script, *rival.arguments],
-                env=environment | ENVIRONMENT | told,
+                env=environment | ENVIRONMENT | variables,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -217,9 +217,9 @@ def descendants(process: int) -> list[int]:
 
 
 @contextmanager
-def visiting(rival: Rival, python: str, setting: work.Setting) -> Iterator[Visitor]:
+def visiting(rival: Rival, python: str, task: work.PeerTask) -> Iterator[Visitor]:
     with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
-        visitor = Visitor(rival, python, setting, Path(folder))
+        visitor = Visitor(rival, python, task, Path(folder))
         try:
             yield visitor
         finally:
@@ -238,7 +238,7 @@ def measure(session: Session, name: str) -> dict[str, Any]:
         _require_scripts()
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
-        found["left_out"] = {key: rival.note for key in work.SETTINGS if key not in rival.settings}
+        found["left_out"] = {key: rival.note for key in work.TASKS if key not in rival.settings}
         return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
@@ -250,9 +250,9 @@ def _require_scripts() -> None:
 
 
 def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:
-    setting = work.SETTINGS[key]
-    session.told(f"{rival.title}: starting for {key}", 0, 1)
-    with visiting(rival, python, setting) as visitor, ours(setting, rival.cores) as own:
+    task = work.TASKS[key]
+    session.progress(f"{rival.title}: starting for {key}", 0, 1)
+    with visiting(rival, python, task) as visitor, ours(task, rival.cores) as own:
         samples = session.interleave(f"{rival.title}, {key}", {"theirs": visitor.round, "ours": own})
     return ratio(samples["theirs"], samples["ours"])
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 PIXELS, LABELS, BATCH, LR = 28, 14, 20, 0.01
-SOCKET, SETTING = "FEDDRAW_BENCH_SOCKET", "FEDDRAW_BENCH_SETTING"
+SOCKET, TASK = "FEDDRAW_BENCH_SOCKET", "FEDDRAW_BENCH_TASK"
 
 
 @dataclass(frozen=True)
-class Setting:
+class PeerTask:
     hidden: int  # width of the layer before the classifier: 32 makes 55,470 parameters, 4,400 make 6.97 million
     clients: int
     steps: int
@@ -34,10 +34,10 @@ class Setting:
         return self.steps * BATCH
 
 
-SETTINGS = {
-    "tiny 10 × 10": Setting(32, clients=10, steps=10),
-    "tiny 100 × 1": Setting(32, clients=100, steps=1),
-    "wide 10 × 1": Setting(4400, clients=10, steps=1),
+TASKS = {
+    "tiny 10 × 10": PeerTask(32, clients=10, steps=10),
+    "tiny 100 × 1": PeerTask(32, clients=100, steps=1),
+    "wide 10 × 1": PeerTask(4400, clients=10, steps=1),
 }
 
 
@@ -74,12 +74,12 @@ def pictures(images: int) -> tuple[np.ndarray, np.ndarray]:
     return pixels, rng.integers(0, 2, (images, LABELS)).astype(np.float32)
 
 
-def tensors(setting: Setting) -> list[tuple[Tensor, Tensor]]:
+def tensors(task: PeerTask) -> list[tuple[Tensor, Tensor]]:
     """Each client's images and targets, normalised once: peers need not do that in a round."""
-    pixels, targets = pictures(setting.clients * setting.images)
+    pixels, targets = pictures(task.clients * task.images)
     x = torch.from_numpy(pixels).unsqueeze(1).float().div_(255).sub_(0.5).div_(0.25)
     y = torch.from_numpy(targets)
-    return [(x[i : i + setting.images], y[i : i + setting.images]) for i in range(0, len(x), setting.images)]
+    return [(x[i : i + task.images], y[i : i + task.images]) for i in range(0, len(x), task.images)]
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -94,10 +94,10 @@ def train(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return loss.item()
 
 
-def setting() -> Setting:
+def task() -> PeerTask:
     """What the bench wants of this process."""
     torch.set_num_threads(1)
-    return Setting(**json.loads(os.environ[SETTING]))
+    return PeerTask(**json.loads(os.environ[TASK]))
 
 
 class Bench:

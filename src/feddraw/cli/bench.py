@@ -49,8 +49,8 @@ def bench(
     signal.signal(signal.SIGTERM, _stop)
     if (load := os.getloadavg()[0]) > QUIET:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will scatter", stacklevel=1)
-    with progress() as told:
-        session = Session(blocks or (6 if quick else 20), quick, told, pythons)
+    with progress() as report_progress:
+        session = Session(blocks or (6 if quick else 20), quick, report_progress, pythons)
         found = document.measure(session, names, out)
     if json:
         from feddraw.cli.show import as_json
@@ -88,14 +88,14 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task, last = bar.add_task("", total=1), ""
 
-        def told(what: str, done: int, total: int) -> None:
+        def report_progress(what: str, done: int, total: int) -> None:
             nonlocal last
             if what != last and not err.is_terminal:
                 err.print(what, soft_wrap=True)
             last = what
             bar.update(task, description=what, completed=done, total=total)
 
-        yield told
+        yield report_progress
 
 
 def _show(found: dict[str, Any], out: Path | None) -> None:

@@ -48,18 +48,18 @@ def prepare(
     begun = time.perf_counter()
     options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
     dataset = opened(name, path, size, options, settings)
-    counts = {part: dataset.labels.values[rows] for part, rows in dataset.rows.items()}
+    counts = {split: dataset.labels.values[rows] for split, rows in dataset.rows.items()}
     rows = [
         [
-            part,
+            split,
             f"{len(values):,}",
             *(f"{count:,}" for count in values.sum(axis=0)),
             f"{(values.max(axis=1) == 0).sum():,}",
         ]
-        for part, values in counts.items()
+        for split, values in counts.items()
     ]
     out = console()
-    out.print(table(["part", "images", *dataset.classes, "none"], rows))
+    out.print(table(["split", "images", *dataset.findings, "none"], rows))
     seconds = time.perf_counter() - begun
     out.print(f"{dataset.name}: {len(dataset.images):,} images of {size} px ready in {seconds:.1f} s; {place(dataset)}")
 
@@ -74,7 +74,8 @@ def show(
     skip_bad: SkipBad = False,
     workers: Workers = 0,
     settings: Settings = None,
-    part: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    split: Annotated[str, typer.Option(help="Split to show: train, validation or test.")] = "train",
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
     rows: Annotated[int, typer.Option(help="Images down.")] = 4,
     columns: Annotated[int, typer.Option(help="Images across.")] = 8,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .pdf or .svg.")] = Path("contact-sheet.png"),
@@ -82,20 +83,24 @@ def show(
     """A contact sheet: images with their findings, as training sees them."""
     from dataclasses import replace
 
-    from feddraw.data.dataset import PARTS
+    from feddraw.data.dataset import SPLITS
     from feddraw.errors import one_of
+    from feddraw.moved import warn_renamed
 
-    one_of("part", part, PARTS)
+    if part is not None:
+        warn_renamed("--part", "--split")
+        split = part
+    one_of("--split", split, SPLITS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
     from feddraw.analysis.plots import save
     from feddraw.data.contact_sheet import contact_sheet, varied
 
-    of_part = {str(name): found for name, found in dataset.rows.items()}[part]
-    chosen = of_part[varied(dataset.labels.values[of_part], rows * columns)]
+    of_split = {str(name): found for name, found in dataset.rows.items()}[split]
+    chosen = of_split[varied(dataset.labels.values[of_split], rows * columns)]
     images, labels = dataset.images[chosen], dataset.labels.take(chosen)
     figure = contact_sheet(
-        replace(dataset, name=f"{dataset.name}, {part}", images=images, labels=labels), rows, columns
+        replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns
     )
     save(figure, out)
     echo(f"written to {out}")
@@ -110,9 +115,9 @@ def opened(
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}
-    with progress() as told:
+    with progress() as report_progress:
         return open_dataset(
-            name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=told
+            name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=report_progress
         )
 
 
@@ -134,11 +139,11 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     tasks = {}
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
 
-        def told(what: str, ready: int, total: int) -> None:
+        def report_progress(what: str, ready: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(naming.line(what), total=total)
                 if not out.is_terminal:
                     out.print(what)
             bar.update(tasks[what], completed=ready, total=total)
 
-        yield told
+        yield report_progress

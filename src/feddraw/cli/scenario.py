@@ -154,7 +154,7 @@ def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> di
 
     names = [shard.client for shard in partition.shards]
     clients = [
-        _client(name, size, dict(zip(labels.classes, row[:-1], strict=True)), row[-1])
+        _client(name, size, dict(zip(labels.findings, row[:-1], strict=True)), row[-1])
         for name, size, row in zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
     ]
     heterogeneity = {
@@ -226,7 +226,7 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
         [client, f"{size:,}", *(f"{count:,} ({count / size:.1%})" for count in row)]
         for (client, size), row in zip(clients, counts(partition, labels).tolist(), strict=True)
     ]
-    drawn = table(["client", "images", *labels.classes, "none"], rows)
+    drawn = table(["client", "images", *labels.findings, "none"], rows)
     for column in drawn.columns:
         column.overflow = "fold"  # in a narrow terminal no class loses its name
     distances = [

@@ -137,7 +137,7 @@ def _preparing(out: Console, live: Live) -> Progress:
     bars = Bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out)
     tasks: dict[str, TaskID] = {}
 
-    def told(what: str, ready: int, total: int) -> None:
+    def report_progress(what: str, ready: int, total: int) -> None:
         if what not in tasks:
             tasks[what] = bars.add_task(f"data: {what}", total=total)
             if not out.is_terminal:
@@ -146,7 +146,7 @@ def _preparing(out: Console, live: Live) -> Progress:
         if out.is_terminal:
             live.update(bars, refresh=True)
 
-    return told
+    return report_progress
 
 
 def _line(event: Event, watch: _Watch) -> str:

@@ -37,5 +37,5 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
         axes.set_axis_off()
     for axes, image in zip(grid.flat, varied(dataset.labels.values, rows * columns), strict=False):
         axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
-        axes.set_title(caption(dataset.labels.values[image], dataset.classes), y=0, va="top", pad=-4, fontsize=7)
+        axes.set_title(caption(dataset.labels.values[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
     return figure

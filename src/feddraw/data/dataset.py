@@ -8,11 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.moved import warn_renamed
+
 # The paper's five findings, in its order (Table 1).
 FINDINGS = ("Atelectasis", "Edema", "Pleural Effusion", "Cardiomegaly", "Consolidation")
 
-Part = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 
@@ -21,12 +23,12 @@ UNKNOWN = -1  # what `Labels.truth` holds where a label is not known
 class Labels:
     """What is known of each image without looking at it: enough to deal images to clients."""
 
-    values: NDArray[np.uint8]  # (n, classes), 1 = finding present
-    classes: tuple[str, ...]
+    values: NDArray[np.uint8]  # (n, findings), 1 = finding present
+    findings: tuple[str, ...]
     names: NDArray[np.str_]  # (n,), unique and stable: partitions are drawn in the order of names
     patients: NDArray[np.str_] | None = None  # (n,)
     sites: NDArray[np.str_] | None = None  # (n,)
-    uncertain: NDArray[np.uint8] | None = None  # (n,), how many of the classes were marked uncertain
+    uncertain: NDArray[np.uint8] | None = None  # (n,), how many of the findings were marked uncertain
     groups: NDArray[np.str_] | None = None  # (n,), such as the patient's sex, for rules that compare groups
     known: NDArray[np.bool_] | None = None  # (n, classes), which labels are known (the others hold 0); None = all
 
@@ -42,6 +44,12 @@ class Labels:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The old name of `findings`."""
+        warn_renamed("Labels.classes", "Labels.findings")
+        return self.findings
 
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
@@ -70,19 +78,25 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Grey images with labels, split into training, validation and test part."""
+    """Grey images with labels, and which are for training, validation and test."""
 
     name: str
     images: NDArray[np.uint8]  # (n, height, width), memory-mapped where they come from a file
     labels: Labels
-    rows: dict[Part, NDArray[np.intp]] = field(repr=False)  # which images are for training, validation, test
+    rows: dict[Split, NDArray[np.intp]] = field(repr=False)  # which images are for training, validation, test
     mean: float = 0.5  # of pixel / 255, subtracted before training
     std: float = 0.25
     synthetic: bool = False
 
     @property
+    def findings(self) -> tuple[str, ...]:
+        return self.labels.findings
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        return self.labels.classes
+        """The old name of `findings`."""
+        warn_renamed("Dataset.classes", "Dataset.findings")
+        return self.findings
 
     @property
     def size(self) -> int:
@@ -90,5 +104,5 @@ class Dataset:
         return int(self.images.shape[1])
 
     def training_labels(self) -> Labels:
-        """Labels of the training part, the only one that is dealt to clients."""
+        """Labels of the training split, the only one that is dealt to clients."""
         return self.labels.take(self.rows["train"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import Dataset, Labels, Part
+from feddraw.data.dataset import Dataset, Labels, Split
 from feddraw.errors import UserError
 
 VALIDATION = 0.1  # of all images
@@ -25,8 +25,8 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     order = np.argsort(np.random.PCG64(0).random_raw(groups.max() + 1), kind="stable")
     test = _dealt(groups, order, folds) == fold
     validation = _first(groups, order, ~test, int(VALIDATION * len(groups)))
-    masks: dict[Part, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
-    return replace(dataset, rows={part: np.flatnonzero(mask) for part, mask in masks.items()})
+    masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
+    return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
 
 
 def _groups(labels: Labels) -> NDArray[np.intp]:

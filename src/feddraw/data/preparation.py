@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from feddraw.catalog import installed
 from feddraw.data.cache import Files, Prepared, Progress, prepare
-from feddraw.data.dataset import PARTS, Dataset, Part
+from feddraw.data.dataset import SPLITS, Dataset, Split
 from feddraw.data.imaging import Recipe
 from feddraw.data.tables import Problem, Table, complaint, numbers
 from feddraw.errors import UserError
@@ -60,7 +60,7 @@ def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset
     lost = [Problem("without a file", path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
     table = table.take(there, lost)
     refuse(name, table.problems, total, how)
-    parts(name, table.part)
+    rows_by_split(name, table.split)
     files = Files(root, table.paths, tuple(found for found in stamps if found is not None))
     if any(path.lower().endswith((".dcm", ".dicom")) for path in files.paths):
         check_pydicom()
@@ -74,17 +74,17 @@ def assemble(name: str, table: Table, prepared: Prepared, how: Preparation) -> D
     refuse(name, unread, len(table.labels), how)
     if problems := (*table.problems, *unread):
         write_skipped(name, problems, prepared.entry / "skipped.csv")
-    part = table.part.copy()
-    part[list(prepared.bad)] = -1  # their black squares stay in the array, in no part
-    rows = parts(name, part)
+    split = table.split.copy()
+    split[list(prepared.bad)] = -1  # their black squares stay in the array, in no split
+    rows = rows_by_split(name, split)
     mean, std = normalization(how.normalize, prepared.images, rows["train"])
     return Dataset(name, prepared.images, table.labels, rows, mean, std)
 
 
-def parts(name: str, part: NDArray[np.int8]) -> dict[Part, NDArray[np.intp]]:
-    """The rows of each part, none of which may be empty."""
-    rows = {one: np.flatnonzero(part == number) for number, one in enumerate(PARTS)}
-    if empty := [one for one in PARTS if not len(rows[one])]:
+def rows_by_split(name: str, split: NDArray[np.int8]) -> dict[Split, NDArray[np.intp]]:
+    """The rows of each split, none of which may be empty."""
+    rows = {one: np.flatnonzero(split == number) for number, one in enumerate(SPLITS)}
+    if empty := [one for one in SPLITS if not len(rows[one])]:
         raise UserError(f"{name} has no usable image for {', '.join(empty)}")
     return rows
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import FINDINGS, PARTS, Labels, Part
+from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
 from feddraw.errors import UserError, one_of, unknown
 from feddraw.naming import from_cell
 
@@ -54,13 +54,13 @@ class Table:
 
     labels: Labels
     paths: tuple[str, ...]  # relative to the folder; empty where only labels are read
-    part: NDArray[np.int8]  # (n,), which of PARTS each row belongs to
+    split: NDArray[np.int8]  # (n,), which of SPLITS each row belongs to
     problems: tuple[Problem, ...] = ()
 
     def take(self, rows: NDArray[np.intp], problems: Sequence[Problem] = ()) -> Table:
         """Some of the rows, with why the others are left out."""
         paths = tuple(self.paths[row] for row in rows)
-        return Table(self.labels.take(rows), paths, self.part[rows], (*self.problems, *problems))
+        return Table(self.labels.take(rows), paths, self.split[rows], (*self.problems, *problems))
 
 
 # ---------------------------------------------------------------------------------------------------- sheets
@@ -230,7 +230,7 @@ def policies(uncertain: Uncertain, findings: Sequence[str]) -> dict[str, str]:
     return named
 
 
-# ---------------------------------------------------------------------------------------------------- parts
+# ---------------------------------------------------------------------------------------------------- splits
 
 
 def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
@@ -245,8 +245,8 @@ def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> ND
     return rows[np.isin(owner, taken)]
 
 
-def part_rows(table: Table, part: Part) -> NDArray[np.intp]:
-    return np.flatnonzero(table.part == PARTS.index(part))
+def split_rows(table: Table, split: Split) -> NDArray[np.intp]:
+    return np.flatnonzero(table.split == SPLITS.index(split))
 
 
 def numbers(values: object, count: int) -> bool:

@@ -1,6 +1,6 @@
 """CheXpert (Irvin et al., 2019) from its own folder, the small or the full release: frontal radiographs only.
 
-Validation is `valid.csv`, the test part the radiologists' labels: `groundtruth.csv` has a row a study and
+Validation is `valid.csv`, the test split the radiologists' labels: `groundtruth.csv` has a row a study and
 `test_labels.csv` a row an image. Uncertain marks become 1 for Atelectasis and Edema and 0 for the others, as in the
 paper; missing ones become 0.
 """
@@ -26,8 +26,8 @@ from feddraw.data.tables import (
     canonical,
     carve,
     choose,
-    part_rows,
     policies,
+    split_rows,
 )
 from feddraw.errors import UserError, expanded
 
@@ -35,7 +35,7 @@ SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
 FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
 NOT_FINDINGS = ("Path", "Study", "Sex", "Age", "Frontal/Lateral", "AP/PA")
-PARTS = ("train", "valid", "test")  # as CheXpert's folders call them
+SPLIT_FOLDERS = ("train", "valid", "test")  # as CheXpert's folders call them
 
 _IMAGE = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
 _STUDY = re.compile(r"(?:.*/)?(test/(patient\d+)/(study\d+))/?")
@@ -46,7 +46,7 @@ class Release:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        inner = [Path(found.path) for found in os.scandir(root) if found.is_dir() and found.name not in PARTS]
+        inner = [Path(found.path) for found in os.scandir(root) if found.is_dir() and found.name not in SPLIT_FOLDERS]
         self.bases = [root, *sorted(inner)]
         self._patients: dict[str, dict[str, str]] = {}
 
@@ -54,18 +54,18 @@ class Release:
         """The first of these tables that is there."""
         return next((base / name for name in names for base in self.bases if (base / name).is_file()), None)
 
-    def patient(self, part: str, patient: str) -> str:
+    def patient(self, split: str, patient: str) -> str:
         """A patient's folder, relative to the root."""
-        if part not in self._patients:
-            homes = [base / part for base in self.bases] + (self.bases if part == "train" else [])
-            self._patients[part] = {
+        if split not in self._patients:
+            homes = [base / split for base in self.bases] + (self.bases if split == "train" else [])
+            self._patients[split] = {
                 found.name: str(Path(found.path).relative_to(self.root))
                 for home in homes
                 if home.is_dir()
                 for found in os.scandir(home)
                 if found.name.startswith("patient")
             }
-        return self._patients[part].get(patient, f"{part}/{patient}")
+        return self._patients[split].get(patient, f"{split}/{patient}")
 
     def frontal(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
         """Names and paths of the frontal images of a test study."""
@@ -94,7 +94,7 @@ def chexpert(
     sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
     table = read(sheets, findings, uncertain, release)
     if carve_test:
-        table.part[carve(table.labels, part_rows(table, "train"), carve_test, seed)] = 2
+        table.split[carve(table.labels, split_rows(table, "train"), carve_test, seed)] = 2
     return from_files("chexpert", release.root, table, how)
 
 
@@ -128,11 +128,11 @@ def locate(path: str) -> Release:
 
 
 def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, release: Release | None) -> Table:
-    """One table out of those of the parts, numbered as in PARTS."""
+    """One table out of those of the splits, numbered as in data.dataset.SPLITS."""
     first = Sheet.of(sheets[0])
     names = tuple(choose(findings, finding_columns(first), str(first.path)))
     rules = policies(uncertain, names)
-    intake, paths, patients, part, groups = Intake({}), [], [], [], []
+    intake, paths, patients, split, groups = Intake({}), [], [], [], []
     for number, path in sheets.items():
         sheet = Sheet.of(path)
         columns = {canonical(name): place for place, name in enumerate(sheet.header)}
@@ -142,10 +142,10 @@ def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, r
             if intake.add(name, fields, where):
                 paths.append(place)
                 patients.append(patient)
-                part.append(number)
+                split.append(number)
                 groups.append("" if sex is None else fields[sex])
     labels = intake.labels(rules, patients, groups=groups)
-    return Table(labels, tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))
+    return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))
 
 
 def finding_columns(sheet: Sheet) -> list[str]:

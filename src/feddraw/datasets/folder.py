@@ -1,7 +1,7 @@
 """Anyone's images: a CSV with a path and a column per finding beside a tree of PNG, JPEG or DICOM files.
 
 Columns for the path, the split, the site and the patient are found by their usual names, the findings by their content;
-every guess can be overruled by a setting. Without a split column patients are dealt to the parts by a seed.
+every guess can be overruled by a setting. Without a split column patients are dealt to the splits by a seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ USUAL = {  # what such columns are called, in lower case and without blanks, das
     "patient": ("patient", "patientid", "subject", "subjectid"),
     "group": ("group", "sex", "gender", "patientsex", "patientgender"),
 }
-SPLITS = {
+SPLIT_NAMES = {
     "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "validate": 1, "dev": 1, "test": 2, "testing": 2,
 }  # fmt: skip
 SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
@@ -107,7 +107,7 @@ def read_sheet(
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
 ) -> Table:
-    """The table of an own CSV, with every row in a part."""
+    """The table of an own CSV, with every row in a split."""
     sheet = Sheet.of(path)
     layout = guess(sheet, columns or {}, findings)
     intake = Intake(layout.findings)
@@ -118,15 +118,15 @@ def read_sheet(
         split = None if layout.split is None else fields[layout.split].strip().lower()
         if name is None:
             intake.problems.append(Problem("without a path inside the folder", where, fields[layout.path][:80]))
-        elif split is not None and split not in SPLITS:
+        elif split is not None and split not in SPLIT_NAMES:
             intake.problems.append(Problem("with a split other than train, validation, test", where, f"'{split[:20]}'"))
         elif intake.add(name, fields, where):
             kept.append(fields)
     several = (column(kept, place) for place in (layout.patient, layout.site, layout.group))
     labels = intake.labels(policies(uncertain, tuple(layout.findings)), *several)
     given = column(kept, layout.split)
-    part = None if given is None else np.array([SPLITS[one.lower()] for one in given], dtype=np.int8)
-    return Table(labels, tuple(intake.names), dealt(labels, part, shares, seed), tuple(intake.problems))
+    numbered = None if given is None else np.array([SPLIT_NAMES[one.lower()] for one in given], dtype=np.int8)
+    return Table(labels, tuple(intake.names), dealt(labels, numbered, shares, seed), tuple(intake.problems))
 
 
 def column(rows: Sequence[Sequence[str]], place: int | None) -> list[str] | None:
@@ -143,17 +143,17 @@ def inside(path: str, root: Path | None) -> str | None:
     return None if leaves or long or "\0" in path else str(posix)
 
 
-def dealt(labels: Labels, part: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
-    """Parts for rows that have none: all if there is no split column, validation out of training if only that lacks."""
+def dealt(labels: Labels, split: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+    """Splits for rows that have none: all without a split column, validation out of training if only that lacks."""
     if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
-    if part is None:
-        part = np.zeros(len(labels), dtype=np.int8)
-        part[carve(labels, np.arange(len(labels)), shares[2], seed)] = 2
-    if not (part == 1).any():
-        training = np.flatnonzero(part == 0)
-        part[carve(labels, training, shares[1] / (shares[0] + shares[1]), seed + 1)] = 1
-    return part
+    if split is None:
+        split = np.zeros(len(labels), dtype=np.int8)
+        split[carve(labels, np.arange(len(labels)), shares[2], seed)] = 2
+    if not (split == 1).any():
+        training = np.flatnonzero(split == 0)
+        split[carve(labels, training, shares[1] / (shares[0] + shares[1]), seed + 1)] = 1
+    return split
 
 
 # ---------------------------------------------------------------------------------------------------- guesses

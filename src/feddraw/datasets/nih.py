@@ -13,13 +13,13 @@ import numpy as np
 
 from feddraw.data.dataset import Dataset
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, carve, choose, part_rows
+from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, carve, choose, split_rows
 from feddraw.errors import UserError, expanded
 
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
 MAX_LIST = 2**26
 SEX = ("Patient Gender", "Patient Sex")  # as its editions call it
-LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its part
+LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its split
 
 
 def nih(
@@ -42,9 +42,9 @@ def nih(
             f"no ChestX-ray14 in {root}: {', '.join(missing)} is missing beside the folders images_*/images; "
             f"get it from {SOURCE} and give its path (data.path)"
         )
-    parts = {image: number for name, number in LISTS.items() for image in words(root / name)}
-    table = read(sheets[-1], parts, findings, files(root))
-    table.part[carve(table.labels, part_rows(table, "train"), validation, seed)] = 1
+    splits = {image: number for name, number in LISTS.items() for image in words(root / name)}
+    table = read(sheets[-1], splits, findings, files(root))
+    table.split[carve(table.labels, split_rows(table, "train"), validation, seed)] = 1
     return from_files("nih", root, table, how)
 
 
@@ -67,25 +67,25 @@ def files(root: Path) -> dict[str, str]:
     return found
 
 
-def read(path: Path, parts: dict[str, int], findings: Findings, where: dict[str, str]) -> Table:
+def read(path: Path, splits: dict[str, int], findings: Findings, where: dict[str, str]) -> Table:
     """The entries that a split list names."""
     sheet = Sheet.of(path)
     name_at, labels_at = sheet.column("Image Index"), sheet.column("Finding Labels")
     wanted = choose(findings, FOURTEEN, path.name)
     intake = Intake({name: place for place, name in enumerate(wanted)})
     sex = next((place for place, title in enumerate(sheet.header) if title in SEX), None)
-    paths, part, groups = [], [], []
+    paths, split, groups = [], [], []
     for line, fields in sheet.rows():
         name, found = fields[name_at], {canonical(one) for one in fields[labels_at].split("|")}
         place = f"{path.name} line {line}"
         if strange := found - {*FOURTEEN, "No Finding"}:
             intake.problems.append(Problem("with an unknown finding", place, ", ".join(sorted(strange))[:80]))
-        elif name not in parts:
+        elif name not in splits:
             intake.problems.append(Problem("in neither split list", place, name))
         elif intake.add(name, [str(int(finding in found)) for finding in wanted], place):
             paths.append(where.get(name) or Path(name).name)  # never out of the folder
-            part.append(parts[name])
+            split.append(splits[name])
             groups.append("" if sex is None else fields[sex])
-    intake.problems += [Problem("listed but not in the table", name) for name in parts.keys() - set(intake.names)]
+    intake.problems += [Problem("listed but not in the table", name) for name in splits.keys() - set(intake.names)]
     labels = intake.labels({}, [name[:8] for name in intake.names], groups=groups)
-    return Table(labels, tuple(paths), np.array(part, dtype=np.int8), tuple(intake.problems))
+    return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))

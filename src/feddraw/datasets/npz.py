@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, prepare, settle, silent
 from feddraw.data.dataset import Dataset, Labels
-from feddraw.data.preparation import Preparation, assemble, parts, refuse
+from feddraw.data.preparation import Preparation, assemble, refuse, rows_by_split
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError
 from feddraw.system.files import open_file
 
-SPLITS = ("train", "val", "test")  # in the order of PARTS
+SPLIT_PREFIXES = ("train", "val", "test")  # in the order of data.dataset.SPLITS
 MAX_TABLE = 2**29  # bytes of labels or names
 MAX_IMAGES = 2**36
 MAX_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
@@ -70,7 +70,7 @@ class Archive:
         except _DAMAGE as error:
             raise UserError(f"{path} is not a readable .npz: {_first_line(error)}") from error
         archive = cls(path, {one.name: one for one in members})
-        if missing := [f"{split}_labels" for split in SPLITS if f"{split}_labels" not in archive.members]:
+        if missing := [f"{split}_labels" for split in SPLIT_PREFIXES if f"{split}_labels" not in archive.members]:
             raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
         return archive
 
@@ -89,36 +89,36 @@ class Archive:
         return array
 
     def column(self, kind: str, sizes: Sequence[int]) -> NDArray[np.str_] | None:
-        """Names, patients, sites or groups of all images, if every part has them."""
-        if not all(f"{split}_{kind}" in self.members for split in SPLITS):
+        """Names, patients, sites or groups of all images, if every split has them."""
+        if not all(f"{split}_{kind}" in self.members for split in SPLIT_PREFIXES):
             return None
-        parts = [self.read(f"{split}_{kind}").astype(np.str_) for split in SPLITS]
-        if [part.shape for part in parts] != [(size,) for size in sizes]:
+        columns = [self.read(f"{split}_{kind}").astype(np.str_) for split in SPLIT_PREFIXES]
+        if [column.shape for column in columns] != [(size,) for size in sizes]:
             raise UserError(f"{self.path}: there must be one of {kind} for each row of labels")
-        return np.concatenate(parts)
+        return np.concatenate(columns)
 
     def table(self, findings: Findings) -> Table:
-        """Labels of all images; rows that cannot be used are in no part."""
-        marks = [self.read(f"{split}_labels") for split in SPLITS]
+        """Labels of all images; rows that cannot be used are in no split."""
+        marks = [self.read(f"{split}_labels") for split in SPLIT_PREFIXES]
         if any(one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf" for one in marks):
-            raise UserError(f"{self.path}: labels must be tables of numbers with as many columns in every part")
+            raise UserError(f"{self.path}: labels must be tables of numbers with as many columns in every split")
         sizes = [len(one) for one in marks]
-        part = np.repeat(np.arange(3, dtype=np.int8), sizes)
+        split = np.repeat(np.arange(3, dtype=np.int8), sizes)
         names = self.column("names", sizes)
         if names is None:
             names = np.array(
-                [f"{split}_{row:07d}" for split, size in zip(SPLITS, sizes, strict=True) for row in range(size)]
+                [f"{split}_{row:07d}" for split, size in zip(SPLIT_PREFIXES, sizes, strict=True) for row in range(size)]
             )
         columns = self.columns(findings, marks[0].shape[1])
         values = np.concatenate(marks)[:, list(columns.values())]
         problems = self.problems(values, names)
-        part[list(problems)] = -1
+        split[list(problems)] = -1
         patients = self.column("patients", sizes)
         if patients is None and all(_NIH_NAME.match(name) for name in names):
             patients = np.array([name[:8] for name in names])
         sites, groups = self.column("sites", sizes), self.column("groups", sizes)
         labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups)
-        return Table(labels, (), part, tuple(problems.values()))
+        return Table(labels, (), split, tuple(problems.values()))
 
     def columns(self, findings: Findings, width: int) -> dict[str, int]:
         """Which columns of the labels are wanted, by name."""
@@ -147,7 +147,7 @@ class Archive:
 
     def images(self, sizes: Sequence[int]) -> list[Member]:
         """The members that hold the images, checked against the labels."""
-        names = [f"{split}_images" for split in SPLITS]
+        names = [f"{split}_images" for split in SPLIT_PREFIXES]
         if missing := [name for name in names if name not in self.members]:
             raise UserError(
                 f"{self.path} holds labels but no images ({', '.join(missing)}); it serves `scenario show --labels`"
@@ -230,10 +230,10 @@ def load(path: Path, name: str, findings: Findings, how: Preparation) -> Dataset
     """The same, under a name."""
     archive = Archive.open(path)
     table = archive.table(findings)
-    sizes = [archive.members[f"{split}_labels"].shape[0] for split in SPLITS]
+    sizes = [archive.members[f"{split}_labels"].shape[0] for split in SPLIT_PREFIXES]
     members = archive.images(sizes)
     refuse(name, table.problems, len(table.labels), how)
-    parts(name, table.part)
+    rows_by_split(name, table.split)
     unpacked = archive.unpack(members, how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:

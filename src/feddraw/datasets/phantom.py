@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.anatomy import radiographs
-from feddraw.data.dataset import FINDINGS, PARTS, Dataset, Labels
+from feddraw.data.dataset import FINDINGS, SPLITS, Dataset, Labels
 from feddraw.errors import UserError, unknown
 
 SMALLEST, LARGEST = 28, 224  # pixels
@@ -61,7 +61,7 @@ def check(mix: str, label_noise: float, **numbers: int) -> None:
         raise UserError(f"phantoms have {SMALLEST} to {LARGEST} pixels, not {numbers['size']}")
     if mix not in TABLE_1:
         raise unknown("phantom mixes", str(mix), TABLE_1)
-    images, memory = sum(numbers[part] for part in PARTS), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    images, memory = sum(numbers[split] for split in SPLITS), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if images * numbers["size"] ** 2 > memory:
         raise UserError(f"{images:,} phantoms of {numbers['size']} px do not fit in the memory: draw fewer, or smaller")
     if not (isinstance(label_noise, int | float) and 0 <= label_noise < 0.5):
@@ -81,17 +81,17 @@ def phantom(
     """Synthetic radiographs drawn from formulas; no download, the same bits for the same seed.
 
     `mix` gives how common findings are; `label_noise` is the share of images that carry the labels of some other
-    patient, which leaves that as it is. A longer part begins with the images of a shorter one. `progress` is told how
+    patient, which leaves that as it is. A longer split begins with the images of a shorter one. `progress` is told how
     many images were drawn since it was last told.
     """
     check(mix, label_noise, size=size, train=train, validation=validation, test=test, seed=seed)
     ends = np.cumsum([train, validation, test]).tolist()
     images, labels = np.empty((ends[-1], size, size), np.uint8), np.empty((ends[-1], len(FINDINGS)), np.uint8)
     np.empty(2**24, np.uint8)  # freed at once: malloc then keeps arrays of this size, and drawing is twice as fast
-    rows = {part: np.arange(start, end) for part, start, end in zip(PARTS, [0, *ends], ends, strict=False)}
-    for number, part in enumerate(rows.values()):
-        for first in range(0, len(part), BLOCK):
-            here = part[first : first + BLOCK]
+    rows = {split: np.arange(start, end) for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False)}
+    for number, split in enumerate(rows.values()):
+        for first in range(0, len(split), BLOCK):
+            here = split[first : first + BLOCK]
             drawn, present = block((seed, number, first // BLOCK), size, mix, label_noise)
             images[here], labels[here] = drawn[: len(here)], present[: len(here)]
             if progress:

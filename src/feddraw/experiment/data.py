@@ -11,9 +11,9 @@ from typing import Any
 from feddraw import catalog
 from feddraw.catalog import check, outside
 from feddraw.data.cache import Progress
-from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.preparation import Preparation
-from feddraw.data.tables import Sheet, complaint, part_rows
+from feddraw.data.tables import Sheet, complaint, split_rows
 from feddraw.datasets.chexpert import read_training
 from feddraw.datasets.folder import read_sheet
 from feddraw.datasets.npz import Archive
@@ -42,7 +42,8 @@ def open_dataset(name: str, *, size: int, options: Mapping[str, object], progres
         how = Preparation(size=size, progress=progress, **{key: chosen.pop(key) for key in common if key in chosen})
         dataset = function(how, **chosen)
     else:
-        dataset = function(size=size, **chosen, **told(progress, name, own | chosen))
+        counter = {} if progress is None or name != "phantom" else {"progress": _drawing(progress, own | chosen)}
+        dataset = function(size=size, **chosen, **counter)
     if not isinstance(dataset, Dataset):
         raise UserError(f"{name} gave a {type(dataset).__name__}, not a feddraw.data.Dataset")
     return dataset
@@ -86,18 +87,16 @@ def exists(path: Path) -> bool:
         return False
 
 
-def told(progress: Progress | None, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A counter for the phantoms, which tell how many images are new."""
-    if progress is None or name != "phantom":
-        return {}
-    total, drawn = sum(settings[part] for part in ("train", "validation", "test")), 0
+def _drawing(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
+    """A counter for the phantoms, which say how many images are new."""
+    total, drawn = sum(settings[split] for split in SPLITS), 0
 
     def add(count: int) -> None:
         nonlocal drawn
         drawn += count
         progress("drawing phantoms", drawn, total)
 
-    return {"progress": add}
+    return add
 
 
 def read_labels(path: Path | str) -> Labels:
@@ -113,4 +112,4 @@ def read_labels(path: Path | str) -> Labels:
         table = read_sheet(path)
     if table.problems:
         raise UserError(complaint(path.name, table.problems, len(table.labels) + len(table.problems)))
-    return table.labels.take(part_rows(table, "train"))
+    return table.labels.take(split_rows(table, "train"))

@@ -69,17 +69,17 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     scale = options.pop("scale", 1.0)
     dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
     partition = deal(scenario, dataset.training_labels(), **dealing)
-    training_rows, heldout_rows = _hold_out(experiment, dataset, partition)
+    training_rows, holdout_rows = _hold_out(experiment, dataset, partition)
     if method.pooled:
-        training_rows, heldout_rows = _together(training_rows), _together(heldout_rows)
+        training_rows, holdout_rows = _together(training_rows), _together(holdout_rows)
     trainer = make_trainer(experiment, dataset, training_rows, method)
-    initial = initial_model(partial(builder(experiment, len(dataset.classes)), pretrained=True), experiment.seed)
+    initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
     clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
     if not method.pooled:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    jury = Jury(dataset, clients, heldout_rows)
+    jury = Jury(dataset, clients, holdout_rows)
     proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     return Setup(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
 
@@ -112,7 +112,7 @@ def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows],
     patients = numbered(dataset.labels.patients) if "gradient spread" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
     return Trainer(
-        builder(experiment, len(dataset.classes)), examples, rows, experiment.training, method.local, asks=method.asks
+        builder(experiment, len(dataset.findings)), examples, rows, experiment.training, method.local, asks=method.asks
     )
 
 

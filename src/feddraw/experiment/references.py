@@ -57,42 +57,42 @@ class Check:
 
 def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> Check:
     """Train every client alone, and all together, for the same number of steps; test on validation data."""
-    setting = _apart(prepare(experiment), steps)
-    small = _small(setting)
-    names = (*setting.clients, TOGETHER)
+    setup = _apart(prepare(experiment), steps)
+    small = _small(setup)
+    names = (*setup.clients, TOGETHER)
     models: dict[int, Any] = {}
-    with opened_engine(setting) as engine:
+    with opened_engine(setup) as engine:
         seeds = [seed_of(experiment.seed, 0, client) for client in range(len(names))]
-        jobs = [Job(0, 1, client, seed, setting.initial) for client, seed in enumerate(seeds)]
+        jobs = [Job(0, 1, client, seed, setup.initial) for client, seed in enumerate(seeds)]
         for update in engine.train(jobs):
             models[update.client] = update.model
             if on_update is not None:
                 on_update(0, update)
         found = []
         for client, name in enumerate(names):
-            areas = _validation(setting, engine.predict(models[client], setting.dataset.rows["validation"]))
-            size = len(setting.trainer.shards[client])
+            areas = _validation(setup, engine.predict(models[client], setup.dataset.rows["validation"]))
+            size = len(setup.trainer.shards[client])
             found.append(Alone(name, size, client in small, metrics.macro(areas.values()), areas))
-    return Check(setting.partition.scenario, steps, tuple(found[:-1]), found[-1])
+    return Check(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
 
 
-def _apart(setting: Setup, steps: int) -> Setup:
+def _apart(setup: Setup, steps: int) -> Setup:
     """The same clients without a federation, and one more that has everybody's images."""
-    shards = (*setting.training_rows, np.sort(np.concatenate(setting.training_rows)))
-    training = replace(setting.experiment.training, steps=steps)
-    trainer = replace(setting.trainer, shards=shards, training=training, local=Local())
-    return replace(setting, trainer=trainer)
+    shards = (*setup.training_rows, np.sort(np.concatenate(setup.training_rows)))
+    training = replace(setup.experiment.training, steps=steps)
+    trainer = replace(setup.trainer, shards=shards, training=training, local=Local())
+    return replace(setup, trainer=trainer)
 
 
-def _small(setting: Setup) -> set[int]:
+def _small(setup: Setup) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
-    known = PAPER.get(setting.partition.scenario.lower())
+    known = PAPER.get(setup.partition.scenario.lower())
     if known is not None:
         return set(known.small)
-    sizes = setting.partition.sizes
+    sizes = setup.partition.sizes
     return set(np.flatnonzero(sizes < sizes.mean()).tolist())
 
 
-def _validation(setting: Setup, scores: Any) -> dict[str, float]:
-    truth = setting.dataset.labels.truth(setting.dataset.rows["validation"])
-    return {name: metrics.auc(scores[:, c], truth[:, c]) for c, name in enumerate(setting.dataset.classes)}
+def _validation(setup: Setup, scores: Any) -> dict[str, float]:
+    truth = setup.dataset.labels.truth(setup.dataset.rows["validation"])
+    return {name: metrics.auc(scores[:, c], truth[:, c]) for c, name in enumerate(setup.dataset.findings)}

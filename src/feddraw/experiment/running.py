@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_judge
 from feddraw.core import Model, Update
-from feddraw.data.dataset import Dataset, Part
+from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.preparation import Progress, Setup, prepare
-from feddraw.experiment.settings import HOW, Experiment, complete, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import RoundResult, federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder
@@ -87,27 +87,28 @@ def iterate(
     Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it goes on later.
     """
     folder = None if out is None else RunFolder(Path(out))
-    wanted = complete(experiment).table()
+    experiment = complete(experiment)
+    wanted = experiment.table()
     if experiment.tensorboard:
         check_installed()
     looked = partial(_finished, folder, wanted, resume)
     if looked():  # before the data are opened, which may take long
         return
-    setting = prepare(experiment, dataset=dataset, progress=progress)
+    setup = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
         if looked():  # another process may have used the folder in the meantime
             return
         checkpoint = None
         if folder is not None:
-            folder.write_settings(wanted, partition=setting.partition, numbers=setting.numbers, dataset=setting.dataset)
-            checkpoint = folder.load_checkpoint(setting.initial.layout) if resume else None
-            if checkpoint is not None and checkpoint.next_round > setting.experiment.rounds:
+            folder.write_settings(wanted, partition=setup.partition, numbers=setup.numbers, dataset=setup.dataset)
+            checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
+            if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
-        with opened_engine(setting) as engine, board(shown, start) as show:
-            told = _counting(setting, progress, on_update, start)
-            for result in _rounds(setting, engine, folder, checkpoint, told):
+        with opened_engine(setup) as engine, board(shown, start) as show:
+            count_update = _counting(setup, progress, on_update, start)
+            for result in _rounds(setup, engine, folder, checkpoint, count_update):
                 show(result)
                 yield result
 
@@ -116,18 +117,18 @@ def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool)
     """Whether there is nothing left to do; refuses a folder that is not free for this run."""
     if folder is None:
         return False
-    return folder.begin(wanted, resume=resume, how=HOW, defaults=unnamed_defaults()) == "finished"
+    return folder.begin(wanted, resume=resume, defaults=unnamed_defaults()) == "finished"
 
 
-def _counting(setting: Setup, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
+def _counting(setup: Setup, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
     """Tell of every client that has trained, and how many are left in all rounds together."""
-    rounds = setting.experiment.rounds
-    jobs = [len(setting.efforts(round)) for round in range(rounds)]
+    rounds = setup.experiment.rounds
+    jobs = [len(setup.efforts(round)) for round in range(rounds)]
     done = sum(jobs[:start])
     if progress is not None and start < rounds:
         progress(f"round {start}", done, sum(jobs))
 
-    def told(round: int, update: Update) -> None:
+    def count_update(round: int, update: Update) -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -135,14 +136,14 @@ def _counting(setting: Setup, progress: Progress | None, on_update: OnUpdate | N
         if on_update is not None:
             on_update(round, update)
 
-    return told
+    return count_update
 
 
 def _rounds(
-    setting: Setup, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
+    setup: Setup, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
 ) -> Iterator[RoundResult]:
-    experiment, method = setting.experiment, setting.method
-    model, state, start = setting.initial, None, 0
+    experiment, method = setup.experiment, setup.method
+    model, state, start = setup.initial, None, 0
     if checkpoint is not None:
         model, state, start, engine.memory = (
             checkpoint.model,
@@ -156,43 +157,43 @@ def _rounds(
         model,
         method,
         engine,
-        setting.clients,
+        setup.clients,
         rounds=experiment.rounds,
         seed=experiment.seed,
         start=start,
         state=state,
         gate=experiment.gate,
         policy=None if method.pooled else experiment.policy,
-        efforts=setting.efforts,
-        proxy=setting.proxy,
-        sizes=[len(rows) for rows in setting.training_rows] if experiment.stream else None,
+        efforts=setup.efforts,
+        proxy=setup.proxy,
+        sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
         on_update=on_update,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
-        scored, predictions = evaluate(setting, engine, plain.model, final=last)
-        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setting.dataset.classes))
+        scored, predictions = evaluate(setup, engine, plain.model, final=last)
+        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setup.dataset.findings))
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
             if last:
-                folder.finish(result.model, {"round": result.round} | scored, predictions, setting.dataset)
+                folder.finish(result.model, {"round": result.round} | scored, predictions, setup.dataset)
         yield result
     if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
-        scored, predictions = evaluate(setting, engine, shown, final=True)
-        folder.finish(shown, {"round": start - 1} | scored, predictions, setting.dataset)
+        scored, predictions = evaluate(setup, engine, shown, final=True)
+        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset)
 
 
 def evaluate(
-    setting: Setup, engine: Engine, model: Model, *, final: bool
+    setup: Setup, engine: Engine, model: Model, *, final: bool
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
-    models, personal = models_to_judge(setting.method, engine, model, len(setting.clients))
+    models, personal = models_to_judge(setup.method, engine, model, len(setup.clients))
     if final:
-        return setting.jury.at_the_end(engine, models, personal=personal)
-    parts: tuple[Part, ...] = ("validation", "test") if setting.experiment.test_every_round else ("validation",)
-    return setting.jury.after_a_round(engine, models, parts), {}
+        return setup.jury.at_the_end(engine, models, personal=personal)
+    splits: tuple[Split, ...] = ("validation", "test") if setup.experiment.test_every_round else ("validation",)
+    return setup.jury.after_a_round(engine, models, splits), {}
 
 
 def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
@@ -211,13 +212,13 @@ def _workers(wanted: int, clients: int) -> int:
 class opened_engine:
     """The engine that an experiment asks for, closed whatever happens."""
 
-    def __init__(self, setting: Setup) -> None:
-        self._setting = setting
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
 
     def __enter__(self) -> Engine:
-        experiment = self._setting.experiment
-        workers = _workers(experiment.workers, len(self._setting.clients))
-        engine: Engine = catalog.find("engines", experiment.engine)(self._setting, workers)
+        experiment = self._setup.experiment
+        workers = _workers(experiment.workers, len(self._setup.clients))
+        engine: Engine = catalog.find("engines", experiment.engine)(self._setup, workers)
         self._engine = engine
         return engine
 

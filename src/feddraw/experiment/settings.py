@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from feddraw import catalog
 from feddraw.core import Method
@@ -23,7 +23,6 @@ from feddraw.training.settings import Training
 NAMED = ("data", "scenario", "model", "method")
 SETTINGS = {"training": Training, "participation": Participation, "gate": Gate, "policy": Policy}  # no name
 MOST_ROUNDS = 100_000
-HOW = ("engine", "workers", "tensorboard")  # settings that change how a run is carried out, but not its outcome
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Experiment:
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
     workers: int = 0  # 0: one a core, but not more than clients
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
+    is_complete: ClassVar[bool] = False  # whether `complete` has checked it and written out every default
 
     def __post_init__(self) -> None:
         for name in NAMED:
@@ -187,7 +187,12 @@ def make_method(experiment: Experiment) -> Method:
 
 
 def complete(experiment: Experiment) -> Experiment:
-    """With every default written out, as it is recorded with a run; checks the numbers on the way."""
+    """With every default written out, as it is recorded with a run; checks the numbers on the way.
+
+    What it returns is marked, so that only the first of several calls in a run does the work.
+    """
+    if experiment.is_complete:
+        return experiment
     if experiment.rounds < 1:
         raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
     if experiment.rounds > MOST_ROUNDS:
@@ -214,7 +219,7 @@ def complete(experiment: Experiment) -> Experiment:
     if experiment.stream:
         _require_streaming(experiment, method)
     partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
-    return replace(
+    found = replace(
         experiment,
         data=_data_defaults(experiment),
         scenario=_scenario_defaults(experiment),
@@ -222,6 +227,8 @@ def complete(experiment: Experiment) -> Experiment:
         model=_with_defaults(experiment.model, catalog.find("models", experiment.section("model")[0])),
         partition_seed=partition_seed,
     )
+    object.__setattr__(found, "is_complete", True)
+    return found
 
 
 def _require_streaming(experiment: Experiment, method: Method) -> None:

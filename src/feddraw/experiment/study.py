@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +24,9 @@ from feddraw.data.dataset import Dataset
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.preparation import Progress, open_data
 from feddraw.experiment.running import iterate
-from feddraw.experiment.settings import HOW, Experiment, complete, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.naming import csv_text
-from feddraw.results.folder import RunFolder
+from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_file
@@ -43,14 +44,20 @@ class Planned:
     experiment: Experiment
     label: Mapping[str, str]  # what tells it from the others, by setting
 
+    @cached_property
+    def complete(self) -> Experiment:
+        """The experiment with every default written out."""
+        return complete(self.experiment)
+
     @property
     def key(self) -> str:
         """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
 
         Where the data lie on this machine and how the run is carried out are no part of it.
         """
-        here, usual = flat(self.experiment.table()), flat(Experiment().table())
-        table = {name: value for name, value in here.items() if name not in HOW and usual.get(name) != value}
+        usual = flat(Experiment().table())
+        chosen = {name: value for name, value in flat(self.experiment.table()).items() if usual.get(name) != value}
+        table = {name: value for name, value in chosen.items() if name not in EXECUTION_SETTINGS}
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
                 table[name] = Path(table[name]).name
@@ -280,8 +287,7 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
     folder = RunFolder(out / planned.name)
     try:
         refuse_link(folder.path)
-        wanted = complete(planned.experiment).table()
-        if folder.begin(wanted, resume=True, how=HOW, defaults=unnamed_defaults()) == "finished":
+        if folder.begin(planned.complete.table(), resume=True, defaults=unnamed_defaults()) == "finished":
             row = row_of(planned, out)
             for table in tables:
                 table.add([row])
@@ -300,9 +306,9 @@ def _prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Pl
     mistakes: dict[str, str] = {}
     unusable = {}
     for planned in runs:
-        name, key = planned.experiment.section("data")[0], _data_key(planned.experiment)
+        name, key = planned.complete.section("data")[0], _data_key(planned.complete)
         if key not in mistakes and name != "phantom" and ":" not in name:
-            mistakes[key] = _mistake(planned.experiment, progress)
+            mistakes[key] = _mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
@@ -320,7 +326,7 @@ def _mistake(experiment: Experiment, progress: Progress | None) -> str:
 
 
 def _data_key(experiment: Experiment) -> str:
-    return json.dumps(complete(experiment).data, sort_keys=True)
+    return json.dumps(experiment.data, sort_keys=True)
 
 
 class _Crew:
@@ -418,7 +424,7 @@ def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, D
             pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
 
     try:
-        experiment = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
+        experiment = complete(replace(Experiment.of(request["experiment"]), engine="serial", workers=0))
         dataset = _opened(experiment, opened, progress)
         for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
             pass

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import PARTS
+from feddraw.data.dataset import SPLITS
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.datasets.folder import (
     SAMPLE,
-    SPLITS,
+    SPLIT_NAMES,
     SUFFIXES,
     USUAL,
     Layout,
@@ -64,16 +64,16 @@ class Survey:
     def sites(self) -> dict[str, int]:
         """Training images of each site."""
         labels = self.table.labels
-        return {} if labels.sites is None else dict(Counter(labels.sites[self.table.part == 0].tolist()))
+        return {} if labels.sites is None else dict(Counter(labels.sites[self.table.split == 0].tolist()))
 
     def positives(self) -> dict[str, list[int]]:
-        """Images with each finding in the training, validation and test part."""
-        values, part = self.table.labels.values, self.table.part
-        counts = [values[part == number].sum(axis=0) for number in range(len(PARTS))]
-        return {name: [int(one[c]) for one in counts] for c, name in enumerate(self.table.labels.classes)}
+        """Images with each finding in the training, validation and test split."""
+        values, split = self.table.labels.values, self.table.split
+        counts = [values[split == number].sum(axis=0) for number in range(len(SPLITS))]
+        return {name: [int(one[c]) for one in counts] for c, name in enumerate(self.table.labels.findings)}
 
     def sizes(self) -> list[int]:
-        return [int((self.table.part == number).sum()) for number in range(len(PARTS))]
+        return [int((self.table.split == number).sum()) for number in range(len(SPLITS))]
 
 
 # ---------------------------------------------------------------------------------------------------- looking
@@ -133,8 +133,8 @@ def classes_of(folder: Path) -> Iterator[dict[str, str]]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if path.suffix.lower() in SUFFIXES and len(inside.parts) > 1:
-            part = next((name for name in inside.parts[:-2] if name.lower() in SPLITS), "")
-            yield {"path": inside.as_posix(), "split": part.lower(), "label": inside.parts[-2]}
+            split = next((name for name in inside.parts[:-2] if name.lower() in SPLIT_NAMES), "")
+            yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
 def expanded(sheet: Sheet) -> str:
@@ -290,7 +290,7 @@ def shown(path: Path) -> str:
 
 
 def rare(found: Survey) -> list[str]:
-    """Findings without a positive or a negative image in some part: no AUC there."""
+    """Findings without a positive or a negative image in some split: no AUC there."""
     sizes = np.array(found.sizes())
     return [name for name, counts in found.positives().items() if _one_label(np.array(counts), sizes)]
 

@@ -35,11 +35,11 @@ def open_site(context: Context) -> Site:
         return _own(run, own, context.node_id)
     if "partition-id" not in node:
         raise UserError('this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"')
-    return _partition(_setting(run, node.get("trust") is True), int(node["partition-id"]), node)
+    return _partition(_setup(run, node.get("trust") is True), int(node["partition-id"]), node)
 
 
 @lru_cache(maxsize=1)
-def _setting(run: str, trust: bool) -> Setup:
+def _setup(run: str, trust: bool) -> Setup:
     """All of the scenario, once a process: in a simulation one process serves several clients."""
     return prepare(_experiment(run, trust))
 
@@ -49,14 +49,14 @@ def _experiment(run: str, trust: bool) -> Experiment:
     return experiment
 
 
-def _partition(setting: Setup, number: int, node: Mapping[str, Any]) -> Site:
-    if settings.own_folders(setting.experiment):
+def _partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Site:
+    if settings.own_folders(setup.experiment):
         raise UserError("the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'")
-    if not 0 <= number < len(setting.clients):
-        raise UserError(f"partition {number} is not among the scenario's {len(setting.clients)} clients")
+    if not 0 <= number < len(setup.clients):
+        raise UserError(f"partition {number} is not among the scenario's {len(setup.clients)} clients")
     memory = Path(str(node["memory"])) if node.get("memory") else default_folder()
-    held_out = {"validation": setting.jury.held_out[number]}
-    return Site(setting.trainer, setting.clients[number], number, number, memory, held_out, _policy(node))
+    holdout = {"validation": setup.jury.holdout[number]}
+    return Site(setup.trainer, setup.clients[number], number, number, memory, holdout, _policy(node))
 
 
 @lru_cache(maxsize=1)
@@ -67,14 +67,14 @@ def _own(run: str, own: str, node_id: int) -> Site:
     classes = settings.findings(experiment)
     options = experiment.section("data")[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
-    if list(dataset.classes) != classes:
-        raise UserError(f"{node['data']} has the findings {', '.join(dataset.classes)}, not {', '.join(classes)}")
+    if list(dataset.findings) != classes:
+        raise UserError(f"{node['data']} has the findings {', '.join(dataset.findings)}, not {', '.join(classes)}")
     rows = np.sort(dataset.rows["train"])
     trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
     name = str(node.get("client") or f"node {node_id}")
     memory = Path(node["memory"]) if node.get("memory") else default_folder()
-    held_out = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
-    return Site(trainer, name, memory=memory, heldout=held_out, policy=_policy(node))
+    holdout = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
+    return Site(trainer, name, memory=memory, holdout=holdout, policy=_policy(node))
 
 
 def _policy(node: Mapping[str, Any]) -> Policy | None:

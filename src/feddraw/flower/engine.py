@@ -31,19 +31,19 @@ from feddraw.flower.site import Site, client
 WAIT = 120.0  # seconds for simulated nodes to come up
 
 
-def flower(setting: Setup, workers: int) -> Engine:
+def flower(setup: Setup, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
     if installed("ray"):
-        table = json.dumps(setting.experiment.table())
-        simulation = Simulation(client(partial(_site_of, table)), len(setting.clients), workers)
-        return OverGrid(simulation.grid(), setting, simulation)
-    nodes = [{"partition-id": number} for number in range(len(setting.clients))]
-    return OverGrid(InProcessGrid(client(partial(_site, setting)), nodes), setting)
+        table = json.dumps(setup.experiment.table())
+        simulation = Simulation(client(partial(_site_of, table)), len(setup.clients), workers)
+        return OverGrid(simulation.grid(), setup, simulation)
+    nodes = [{"partition-id": number} for number in range(len(setup.clients))]
+    return OverGrid(InProcessGrid(client(partial(_site, setup)), nodes), setup)
 
 
-def _site(setting: Setup, context: Context) -> Site:
+def _site(setup: Setup, context: Context) -> Site:
     number = int(context.node_config["partition-id"])
-    return Site(setting.trainer, setting.clients[number], number, number)
+    return Site(setup.trainer, setup.clients[number], number, number)
 
 
 def _site_of(table: str, context: Context) -> Site:
@@ -59,11 +59,11 @@ def _prepared(table: str) -> Setup:
 class OverGrid(Remembering):
     """An engine whose clients sit behind a Grid."""
 
-    def __init__(self, grid: Grid, setting: Setup, simulation: Simulation | None = None) -> None:
+    def __init__(self, grid: Grid, setup: Setup, simulation: Simulation | None = None) -> None:
         super().__init__()
-        self._grid, self._setting, self._simulation = grid, setting, simulation
-        self._bench = Serial(setting.trainer)  # evaluation is the server's own
-        self._places = {name: number for number, name in enumerate(setting.clients)}
+        self._grid, self._setup, self._simulation = grid, setup, simulation
+        self._bench = Serial(setup.trainer)  # evaluation is the server's own
+        self._places = {name: number for number, name in enumerate(setup.clients)}
         self._room: Model | None = None
         self._nodes = self._roll_call()
 
@@ -88,7 +88,7 @@ class OverGrid(Remembering):
         """All replies are there at once, so in turn saves no memory here."""
         group, sent = str(jobs[0].round), jobs[0].model
         arrays = to_arrays(sent)
-        names = {self._nodes[job.client]: self._setting.clients[job.client] for job in jobs}
+        names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
         messages = [self._message(job, arrays, group) for job in jobs]
         replies, failures = intake.read(self._grid.send_and_receive(messages), list(names), group)
         self._complain(failures, names)
@@ -96,7 +96,7 @@ class OverGrid(Remembering):
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._places[reply.name]] = arrays_to_vectors(remembered)
-        kinds: dict[str, Any] = {"sends": self._setting.method.sends}
+        kinds: dict[str, Any] = {"sends": self._setup.method.sends}
         updates, refused, self._room = intake.decode(
             replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
         )

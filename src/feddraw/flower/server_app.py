@@ -24,7 +24,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.experiment.data import open_dataset
 from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
-from feddraw.experiment.settings import HOW, Experiment, make_method, unnamed_defaults
+from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.federation import divergence
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
@@ -58,9 +58,9 @@ class Court:
                 options = experiment.section("data")[1] | {"path": validation}
                 self._take(open_dataset("folder", size=options.pop("size"), options=options))
         else:
-            setting = prepare(experiment)
-            self.classes, self.initial, self.partition = setting.dataset.classes, setting.initial, setting.partition
-            self._take(setting.dataset)
+            setup = prepare(experiment)
+            self.classes, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
+            self._take(setup.dataset)
         self.method.weighting.check(self.initial.layout)
 
     def _take(self, dataset: Dataset) -> None:
@@ -87,7 +87,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     experiment, federation = settings.read(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
-    how: dict[str, Any] = {"resume": federation.resume, "how": HOW, "defaults": unnamed_defaults()}
+    how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
     if folder is not None:
         folder.begin(table, **how)  # before the data are opened, which may take long
     court = Court(experiment, federation.validation)

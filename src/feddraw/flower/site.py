@@ -37,7 +37,7 @@ class Site:
     number: int = -1  # its place among the clients, where it has one; else the name decides the seed
     shard: int = 0  # which of the bench's shards is its own
     memory: Path = field(default_factory=default_folder)
-    heldout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
+    holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
     policy: Policy | None = None  # the one that was agreed on: under another the site does not train
 
     @property
@@ -134,7 +134,7 @@ def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test part only when the server says that it is the last time."""
     model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
-    for part, rows in site.heldout.items():
+    for part, rows in site.holdout.items():
         if len(rows) and (part != "test" or orders.found(content).get("final")):
             scores = bench.predict(model, rows)
             counts = count(scores, examples.targets[rows])

@@ -520,7 +520,7 @@ def _client_gains(report: Report, scenario: str, metric: str, label: str) -> Ite
         yield Gallery(
             [pictures.gains(drawn, report.focus, label, f"{slug(scenario)}-{metric}")], "95 % intervals, paired."
         )
-    held = _gains(report, scenario, metric, "held_out")
+    held = _gains(report, scenario, metric, "holdout")
     if held:
         yield Text("On the images that each client kept back for itself (few, so a client's number moves by chance):")
         yield _gain_table(held, f"Gain in {label} on the client's own images, {scenario}")

@@ -218,7 +218,7 @@ class Gain:
 
 
 def gains(runs: Sequence[Run], metric: str, draws: Draws | None, split: str = "test") -> Iterator[Gain]:
-    """Of every client and method: on the common test images, or (`held_out`) on the client's own."""
+    """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
     own = {run.repeat: run for run in runs if run.name == "alone"}
     clients = list(dict.fromkeys(client for run in own.values() for client in run.metrics["clients"]))
     methods: dict[str, list[Run]] = {}

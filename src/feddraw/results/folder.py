@@ -40,6 +40,7 @@ from feddraw.system.locks import lock_folder
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 NEW_COLUMNS = LEDGER[LEDGER.index("proposed") :]  # of a ledger: those of earlier versions lack some of them
+EXECUTION_SETTINGS = ("engine", "workers", "tensorboard")  # they change how a run is carried out, not its outcome
 
 
 class RunFolder:
@@ -59,7 +60,7 @@ class RunFolder:
         self._held = False  # whether this object has the folder's lock
 
     def begin(
-        self, table: Mapping[str, Any], *, resume: bool, how: Sequence[str], defaults: Mapping[str, Any]
+        self, table: Mapping[str, Any], *, resume: bool, defaults: Mapping[str, Any]
     ) -> Literal["new", "goes on", "finished"]:
         """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to.
 
@@ -71,7 +72,7 @@ class RunFolder:
         if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
             raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
         if self.settings.is_file():
-            self._compare(table, how, defaults)
+            self._compare(table, defaults)
         if self.metrics.is_file():
             return "finished"
         self._refuse_links()
@@ -82,11 +83,14 @@ class RunFolder:
         own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
         return any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir())
 
-    def _compare(self, table: Mapping[str, Any], how: Sequence[str], defaults: Mapping[str, Any]) -> None:
+    def _compare(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
-        written = {k: v for k, v in read_toml(self.settings).items() if k not in (*how, "partition")}
-        there = flat({k: v for k, v in defaults.items() if k not in how}) | flat(written)
-        here = flat({k: v for k, v in table.items() if k not in how})
+        ignored = (*EXECUTION_SETTINGS, "partition")
+        defaults, written, wanted = (
+            flat({name: value for name, value in settings.items() if name not in ignored})
+            for settings in (defaults, read_toml(self.settings), table)
+        )
+        there, here = defaults | written, wanted
         for name in sorted(there.keys() | here.keys()):
             if there.get(name) != here.get(name):
                 had, has = there.get(name, "not set"), here.get(name, "not set")
@@ -217,7 +221,7 @@ class RunFolder:
 
     def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
-        about = {"classes": dataset.classes, "test": hashlib.sha256(tested.encode()).hexdigest()}
+        about = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
 
@@ -247,7 +251,7 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
     if dataset is not None:
         labels = dataset.training_labels()
-        found["findings"] = list(dataset.classes)
+        found["findings"] = list(dataset.findings)
         found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
         rows = {shard.client: shard.rows for shard in partition.shards}
         found["positives"] = {client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()}

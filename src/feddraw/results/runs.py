@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
-from feddraw.results.folder import RunFolder, first_divergence
+from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder, first_divergence
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.policy import CLAUSES
 
@@ -31,14 +31,14 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-HOW = ("engine", "workers", "tensorboard", "test_every_round", "data.path")  # no part of what comes out
+NOT_COMPARED = (*EXECUTION_SETTINGS, "test_every_round", "data.path")  # settings without effect on the result
 MAX_SCORES = 2**30  # bytes of a file of predictions, which is read whole
 CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
 RATES = ("sensitivity", "specificity", "thresholds")
 UNTESTED: dict[str, Any] = {
     metric: {"macro": None, "per_class": {}} for metric in METRICS
 }  # a federation without test images
-OF_CLIENTS = ("held_out", "test")  # on the client's own images; a model of its own on the common test images
+OF_CLIENTS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
 PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
@@ -242,6 +242,7 @@ def read_run(path: Path) -> Run:
         metrics.setdefault("test", UNTESTED)
     if metrics:
         with as_written(folder.metrics):
+            _read_old_names(metrics)
             _check(metrics)
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
     with as_written(folder.rounds):
@@ -255,6 +256,13 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     with as_written(path):
         return read_json(path)
+
+
+def _read_old_names(metrics: Mapping[str, Any]) -> None:
+    """Clients' holdout images were called `held_out` up to version 0.1."""
+    for client in metrics.get("clients", {}).values():
+        if "held_out" in client:
+            client["holdout"] = client.pop("held_out")
 
 
 def _check(metrics: Mapping[str, Any]) -> None:
@@ -397,7 +405,7 @@ def _differing(runs: Sequence[Run], group: Key, which: Callable[[str], bool]) ->
         groups.setdefault(group(run), []).append(run)
     found = {}
     for name, members in groups.items():
-        keys = {key for run in members for key in run.flat if which(key) and key not in (*REPEATS, *HOW)}
+        keys = {key for run in members for key in run.flat if which(key) and key not in (*REPEATS, *NOT_COMPARED)}
         found[name] = {key for key in keys if len({_text(run, key) for run in members if key in run.flat}) > 1}
     return found
 

@@ -153,12 +153,12 @@ def _fill(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDA
 
 
 def _positives(deck: Deck, plan: Scenario, classes: tuple[str, ...]) -> Stratum:
-    missing = [name for name in classes if name not in deck.labels.classes]
+    missing = [name for name in classes if name not in deck.labels.findings]
     if missing:
         raise UserError(
             f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {' and no '.join(missing)}"
         )
-    columns = [deck.labels.classes.index(name) for name in classes]
+    columns = [deck.labels.findings.index(name) for name in classes]
     return Stratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
 
 

@@ -44,7 +44,7 @@ def _draw_mix(partition: Partition, labels: Labels, axis: Axes) -> None:
 
     mixes = label_mixes(partition, labels)
     clients = [shard.client for shard in partition.shards]
-    parts = (*labels.classes, "none")
+    parts = (*labels.findings, "none")
     shades = [*colormaps["cividis"](np.linspace(0.0, 0.9, len(parts) - 1)), "white"]
     start = np.zeros(len(mixes))
     for column, (part, shade) in enumerate(zip(parts, shades, strict=True)):

@@ -31,7 +31,7 @@ class Network:
 
     def __init__(self, module: nn.Module, classifier: str, training: Training | None = None) -> None:
         how = training or Training()
-        self.device = how.there()
+        self.device = how.available_device()
         self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = layout_of(module, classifier)
         self.params = torch.empty(self.layout.length("param"), device=self.device)

@@ -48,7 +48,7 @@ class Training:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
             raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
 
-    def there(self) -> torch.device:
+    def available_device(self) -> torch.device:
         """The device, if this machine has it."""
         device = torch.device(self.device)
         gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
