@@ -17,7 +17,7 @@ from run_folders import make_run, scored
 
 
 def test_a_data_set_has_findings_and_classes_is_their_old_name() -> None:
-    dataset = phantom(size=16, train=4, validation=2, test=2)
+    dataset = phantom(size=28, train=4, validation=2, test=2)
     with pytest.warns(FutureWarning, match=r"Dataset\.classes is now Dataset\.findings"):
         assert dataset.classes == dataset.findings
     with pytest.warns(FutureWarning, match=r"Labels\.classes is now Labels\.findings"):
