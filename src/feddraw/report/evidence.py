@@ -227,9 +227,9 @@ def gains(runs: Sequence[Run], metric: str, draws: Draws | None, split: str = "t
             methods.setdefault(run.method, []).append(run)
     for client in clients:
         for method, members in methods.items():
-            before = [own[run.repeat].test(metric, client=client, part=split) for run in members]
+            before = [own[run.repeat].test(metric, client=client, split=split) for run in members]
             after = [
-                run.test(metric) if split == "test" else run.test(metric, client=client, part=split) for run in members
+                run.test(metric) if split == "test" else run.test(metric, client=client, split=split) for run in members
             ]
             change = Mean.of([a - b for a, b in zip(after, before, strict=True)])
             if change.count:

@@ -166,8 +166,8 @@ class RunFolder:
         digest: str = "",
         diverged: str = "",
     ) -> None:
-        parts = {part: _by_part(metrics[part]) for part in ("validation", "test") if part in metrics}
-        line = {"round": round, "loss": loss, **parts, "model": digest, "seconds": dict(seconds)}
+        splits = {split: _of_split(metrics[split]) for split in ("validation", "test") if split in metrics}
+        line = {"round": round, "loss": loss, **splits, "model": digest, "seconds": dict(seconds)}
         line |= {"diverged": diverged} if diverged else {}
         append(self.rounds, json.dumps(clean(line)) + "\n")
 
@@ -240,8 +240,8 @@ def _without_nothing(scores: Any) -> Any:
     return {name: _without_nothing(value) for name, value in kept.items()}
 
 
-def _by_part(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a round's line has of one part of the data: the AUC, the GM where there is one, and what is undefined."""
+def _of_split(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a round's line has of one split: the AUC, the GM where there is one, and what is undefined."""
     more = {name: found[name] for name in ("gm", "undefined") if found.get(name)}
     return {**found["auc"], **more}
 

@@ -38,10 +38,10 @@ RATES = ("sensitivity", "specificity", "thresholds")
 UNTESTED: dict[str, Any] = {
     metric: {"macro": None, "per_class": {}} for metric in METRICS
 }  # a federation without test images
-OF_CLIENTS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
+CLIENT_SPLITS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-PARTS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 LATER = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")  # not in early ledgers
 
 
@@ -63,14 +63,14 @@ class Ledger:
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*PARTS, *LATER)}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*NUMBERS, *LATER)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
         for line in lines:
             t, i = int(line["round"]), place[line["client"]]
             status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
-            for name in PARTS:
+            for name in NUMBERS:
                 columns[name][t, i] = float(line[name]) if line[name] else math.nan
             if clauses[t][i] not in CLAUSES:
                 raise ValueError("a clause that no policy has")
@@ -176,16 +176,16 @@ class Run:
         more = [f"{word} {self.flat[key]}" for key, word in words.items() if self.flat.get(key, seed) not in (seed, -1)]
         return " ".join([str(seed), *(m for m in more if m != "data 0")])
 
-    def test(self, metric: str, finding: str = "", client: str = "", part: str = "test") -> float:
+    def test(self, metric: str, finding: str = "", client: str = "", split: str = "test") -> float:
         """A test metric, macro or of a finding, of the global model or of a client's; NaN where it is undefined."""
-        scores = self.metrics["clients"].get(client, {}).get(part) if client else self.metrics["test"]
+        scores = self.metrics["clients"].get(client, {}).get(split) if client else self.metrics["test"]
         if not scores:
             return math.nan
         return number(scores[metric]["per_class"].get(finding) if finding else scores[metric]["macro"])
 
-    def curve(self, part: str, metric: str = "auc") -> list[float]:
+    def curve(self, split: str, metric: str = "auc") -> list[float]:
         """A macro metric by round, NaN where there is none."""
-        entries = [entry.get(part) or {} for entry in self.rounds]
+        entries = [entry.get(split) or {} for entry in self.rounds]
         return [number((entry if metric == "auc" else entry.get(metric) or {}).get("macro")) for entry in entries]
 
     def by_class(self) -> dict[str, Floats]:
@@ -268,7 +268,10 @@ def _read_old_names(metrics: Mapping[str, Any]) -> None:
 def _check(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
     clients = metrics.get("clients", {}).values()
-    for scores in (metrics["test"], *(client[part] for client in clients for part in OF_CLIENTS if part in client)):
+    for scores in (
+        metrics["test"],
+        *(client[split] for client in clients for split in CLIENT_SPLITS if split in client),
+    ):
         for metric in METRICS:
             values = [number(scores[metric]["macro"]), *map(number, scores[metric]["per_class"].values())]
             if not all(math.isnan(value) or 0 <= value <= 1 for value in values):

@@ -38,13 +38,13 @@ def board(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], N
 
 
 def scalars(result: RoundResult) -> dict[str, float]:
-    """Loss, AUC of each part and finding, and every client's weight and similarity."""
+    """Loss, AUC of each split and finding, and every client's weight and similarity."""
     found = {"loss": result.loss}
-    for part, metrics in result.metrics.items():
-        if part in ("validation", "test"):
-            found[f"{part}/AUC"] = metrics["auc"]["macro"]
-            found[f"{part}/findings without AUC"] = sum(map(math.isnan, metrics["auc"]["per_class"].values()))
-            found |= {f"{part}/AUC {finding}": area for finding, area in metrics["auc"]["per_class"].items()}
+    for split, metrics in result.metrics.items():
+        if split in ("validation", "test"):
+            found[f"{split}/AUC"] = metrics["auc"]["macro"]
+            found[f"{split}/findings without AUC"] = sum(map(math.isnan, metrics["auc"]["per_class"].values()))
+            found |= {f"{split}/AUC {finding}": area for finding, area in metrics["auc"]["per_class"].items()}
     for entry in result.ledger:
         found[f"weight/{entry.client}"] = entry.weight
         found[f"similarity/{entry.client}"] = entry.similarity
