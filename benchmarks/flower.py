@@ -31,7 +31,7 @@ from feddraw.flower import FedDRAW, MethodStrategy, intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.methods.fedavg import fedavg
-from feddraw.server.gate import Gate, admit
+from feddraw.server.gate import Gate, accept_by_distance, check_each
 from feddraw.training import build
 
 CLIENTS = 10
@@ -98,8 +98,13 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     sent, method = strategy.model, strategy.method
     assert sent is not None
     updates = lap("decode", decode)
-    accepted, _ = lap("gate", lambda: admit(updates, sent, {}, CLIENTS, Gate()))
-    summed = lap("weigh and sum", lambda: method.aggregate(Cohort(0, 15, sent, accepted, CLIENTS), method.init(sent)))
+    cohort = Cohort(0, 15, sent, updates, CLIENTS)
+
+    def gate() -> None:
+        accept_by_distance(cohort, cohort.distances, check_each(updates, sent, {}, CLIENTS, Gate()), Gate())
+
+    lap("gate", gate)
+    summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))
     lap("encode", lambda: to_arrays(summed.model))
     return clock
 

@@ -48,7 +48,7 @@ def renamed(update: Update) -> Update:
 
 
 def negative_variance(update: Update) -> Update:
-    place = next(e.place.start for e in update.model.layout.entries if e.name.endswith("running_var"))
+    place = next(e.span.start for e in update.model.layout.entries if e.name.endswith("running_var"))
     return with_vector("buffers", spoil(place, -1e-3))(update)
 
 

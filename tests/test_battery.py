@@ -97,7 +97,7 @@ def test_coefficients_explain_the_step(name):
     fresh = aggregate(name, state=method.init(cohort.model))
     moves = cohort.deltas.astype(np.float64)
     expected = cohort.model.params + fresh.coefficients @ moves
-    for place, coefficients in method.server.elsewhere(cohort, fresh.weights):
+    for place, coefficients in method.server.segments(cohort, fresh.weights):
         expected[place] = cohort.model.params[place] + coefficients @ moves[:, place]
     assert fresh.model.params == pytest.approx(expected, abs=1e-5)
 

@@ -75,7 +75,6 @@ def test_our_round_does_the_peers_steps(monkeypatch):
     pixels, targets = work.pictures(40)
     (x, y), _ = work.tensors(TINY)
     np.testing.assert_allclose(x[:, 0], (pixels[:20] / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
-    assert rivals.bare_round(work.tensors(TINY), work.Net(8)) > 0
     assert np.array_equal(y, targets[:20])
 
 

@@ -19,12 +19,12 @@ from feddraw.cli.run import line
 from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
-from feddraw.federation import divergence
 from feddraw.flower import histograms
 from feddraw.results.reading import read_json, read_jsonl
 from feddraw.results.runs import read_run
 from feddraw.results.tensorboard import scalars
 from feddraw.server.ledger import LedgerEntry
+from feddraw.server.round import RoundRecord
 from small import small
 
 SETTINGS = [
@@ -109,9 +109,9 @@ def test_a_round_has_not_diverged_while_one_update_is_finite_or_nobody_answered(
     refused = LedgerEntry(0, "A", 1, 1, status="refused: parameters are not finite (head)")
     large = replace(refused, status="refused: moved 20 times the median (limit 10)")
     silent = LedgerEntry(0, "B", 0, 0, status="missing")
-    assert divergence([refused, silent], {}) != ""
-    for ledger in ([refused, LedgerEntry(0, "B", 1, 1)], [large], [silent], []):
-        assert divergence(ledger, {}) == ""
+    assert RoundRecord(round=0, ledger=(refused, silent)).diverged
+    for ledger in ((refused, LedgerEntry(0, "B", 1, 1)), (large,), (silent,), ()):
+        assert not RoundRecord(round=0, ledger=ledger).diverged
 
 
 def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:

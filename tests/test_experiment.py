@@ -197,7 +197,7 @@ def test_dir_shows_what_there_is() -> None:
 
 def test_holdout_images_are_not_trained_on_and_are_reported_by_client() -> None:
     setup = prepare(small(holdout=0.25))
-    for shard, train, held in zip(setup.partition.shards, setup.training_rows, setup.jury.holdout, strict=True):
+    for shard, train, held in zip(setup.partition.shards, setup.training_rows, setup.evaluator.holdout, strict=True):
         assert len(train) + len(held) == len(shard)
         assert not set(train) & set(held)
     *_, last = run(small(holdout=0.25, rounds=1))

@@ -185,13 +185,13 @@ def mode(path: Path) -> int:
 def test_scores_checkpoints_and_memory_are_for_their_owner_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feddraw.flower.memory import Shelf
+    from feddraw.flower.memory import ClientMemory
 
     folder = RunFolder(tmp_path / "runs" / "one")
     list(iterate(small(rounds=1), folder.path))
     assert [mode(path) for path in (folder.predictions, folder.checkpoint)] == [0o600] * 2
     assert [mode(path) for path in (folder.path, folder.checkpoint.parent)] == [0o700] * 2
-    shelf = Shelf(tmp_path / "memory", "run", "North")
+    shelf = ClientMemory(tmp_path / "memory", "run", "North")
     import numpy as np
 
     shelf.save(0, {"c": np.zeros(2, np.float32)})

@@ -30,7 +30,7 @@ from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
-from feddraw.server.state_dict import layout_of
+from feddraw.server.state_dict import layout_of_arrays
 from feddraw.training.client import Trainer
 
 NODES = [{"partition-id": number} for number in range(4)]
@@ -149,7 +149,7 @@ def test_a_server_needs_no_torch() -> None:
 def test_every_precision_travels_without_loss(dtype: torch.dtype) -> None:
     state = {"head.weight": torch.randn(3, 5).to(dtype), "head.bias": torch.randn(3).to(dtype), "n": torch.tensor(7)}
     arrays = record(state)
-    model = to_model(arrays, layout_of(arrays))
+    model = to_model(arrays, layout_of_arrays(arrays))
     back = state_dict(to_arrays(model))
     for name, tensor in state.items():
         assert back[name].dtype == tensor.dtype
@@ -184,10 +184,10 @@ def test_averages_keep_the_type_of_each_tensor(tmp_path: Path) -> None:
 def test_the_classifier_is_the_last_matrix_with_a_bias_or_the_one_that_is_named() -> None:
     shapes = {"embed.weight": (9, 4), "head.weight": (3, 4), "head.bias": (3,), "tie.weight": (4, 4), "tie.scale": (4,)}
     arrays = record({name: torch.zeros(shape) for name, shape in shapes.items()})
-    assert layout_of(arrays).classifier == "head"
-    assert layout_of(arrays, "embed").classifier == "embed"
+    assert layout_of_arrays(arrays).classifier == "head"
+    assert layout_of_arrays(arrays, "embed").classifier == "embed"
     with pytest.raises(UserError, match="no 'haed' among the layers: did you mean head"):
-        layout_of(arrays, "haed")
+        layout_of_arrays(arrays, "haed")
 
 
 @pytest.mark.parametrize(

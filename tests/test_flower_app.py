@@ -86,12 +86,12 @@ def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(
 def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Late(server_app.Court):
+    class Late(server_app.ServerEvaluation):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             list(run(small(method="fedavg", rounds=1), tmp_path / "run"))  # another process, while data are opened
 
-    monkeypatch.setattr(server_app, "Court", Late)
+    monkeypatch.setattr(server_app, "ServerEvaluation", Late)
     with pytest.raises(UserError, match="is already used"):
         carry_out(config(method="scaffold", out=str(tmp_path / "run")))
     assert "scaffold" not in (tmp_path / "run" / "experiment.toml").read_text()

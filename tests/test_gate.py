@@ -17,9 +17,9 @@ from feddraw.engines.processes import Processes
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate as federate_without
-from feddraw.server.gate import Gate, admit
+from feddraw.server.gate import Gate
 from feddraw.server.round import aggregate_stream
-from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, train
+from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, through_gate, train
 
 federate = partial(federate_without, proxy=server_images())
 METHODS = catalog.names("methods")
@@ -39,7 +39,7 @@ def longer(update, times, sent):
 def moved(lengths, **settings):
     """Clients that moved so far along the first axis, through the gate: what counts and what was found."""
     cohort = cohort_of([[length, 0.0] for length in lengths], [10] * len(lengths))
-    return admit(cohort.updates, cohort.model, {}, len(lengths), Gate(**settings))
+    return through_gate(cohort.updates, cohort.model, len(lengths), Gate(**settings))
 
 
 # ---------------------------------------------------------------------------------------------------- proportion
@@ -271,5 +271,5 @@ def test_the_gate_is_a_section_of_the_experiment():
 
 
 def test_a_client_that_claims_more_images_than_allowed_is_refused(good):
-    _, verdicts = admit([replace(good[0], size=5001), *good[1:]], initial(), {}, 4, Gate(max_size=5000))
+    _, verdicts = through_gate([replace(good[0], size=5001), *good[1:]], initial(), 4, Gate(max_size=5000))
     assert verdicts[0].status == "refused: size 5001 is not a positive number up to 5000"

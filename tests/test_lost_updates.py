@@ -19,7 +19,7 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.running import iterate, run
 from feddraw.federation import federate
 from feddraw.flower._inprocess import FIRST_NODE
-from feddraw.flower.memory import Shelf
+from feddraw.flower.memory import ClientMemory
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.scaffold import scaffold
 from feddraw.training.client import Trainer, memory_of
@@ -183,7 +183,7 @@ def test_over_flower_a_server_killed_after_a_loss_goes_on_to_the_same_bits(tmp_p
 
 
 def test_a_site_keeps_two_memories_and_goes_on_from_the_one_that_counted(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "run", "North")
+    shelf = ClientMemory(tmp_path, "run", "North")
     for round, counted in ((0, -1), (1, 0), (2, 0), (5, 0), (6, 5), (7, 5)):
         assert shelf.load(round, counted).get("last", [-1])[0] == counted
         shelf.save(round, {"last": np.array([round], np.float32)}, counted)

@@ -27,7 +27,7 @@ from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
 from feddraw.training.client import Trainer
 from feddraw.training.loop import steps_per_epoch
-from feddraw.training.network import layout_of
+from feddraw.training.network import layout_of_module
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
 from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train
@@ -58,7 +58,7 @@ def test_parameters_floating_buffers_and_counters_are_told_apart():
 
 def test_kinds_do_not_depend_on_what_a_layer_is_called():
     module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 2))
-    entries = {entry.name: entry for entry in layout_of(module, "2").entries}
+    entries = {entry.name: entry for entry in layout_of_module(module, "2").entries}
     assert [entries[f"1.{n}"].kind for n in ("weight", "running_var", "num_batches_tracked")] == [
         "param",
         "buffer",

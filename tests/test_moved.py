@@ -43,6 +43,12 @@ def test_an_old_name_is_found_with_a_warning(package: str, name: str) -> None:
         assert getattr(import_module(package), name) is getattr(import_module(place), name)
 
 
+def test_a_round_of_flowers_is_a_record_with_a_warning() -> None:
+    found = python("from feddraw.flower import Round, RoundRecord\nassert Round is RoundRecord")
+    assert not found.returncode, found.stderr
+    assert "feddraw.flower.Round is now feddraw.flower.RoundRecord" in found.stderr
+
+
 def test_what_never_was_there_is_not_found() -> None:
     with pytest.raises(ImportError):
         from feddraw.training import nothing  # noqa: F401

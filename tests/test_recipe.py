@@ -14,10 +14,10 @@ from feddraw.core import Job
 from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
 from feddraw.scenarios.patients import NOBODY, _Packing, share_out
-from feddraw.server.gate import MOST_STEPS, Gate, admit
+from feddraw.server.gate import MOST_STEPS, Gate
 from feddraw.training.loop import batches, steps_per_epoch
 from feddraw.training.settings import Training
-from tiny import bench, build, copied, examples, initial, shards
+from tiny import bench, build, copied, examples, initial, shards, through_gate
 
 SEED = 11
 PAPER = Training(epochs=1, batch_size=8, lr=1e-3, weight_decay=5e-3, label_smoothing=0.05, clip=5.0)
@@ -129,8 +129,8 @@ def test_smoothed_targets_lie_between_their_labels_and_one_half() -> None:
 def test_a_counter_may_stay_or_go_up_by_as_many_steps_as_a_training_can_have(change: int, accepted: bool) -> None:
     (update,) = map(copied, bench(fedavg()).train([Job(0, 1, 0, SEED, initial())]))
     counters = initial().counters + np.array([0, change])  # one of the two is enough
-    counted, verdicts = admit(
-        [replace(update, model=replace(update.model, counters=counters))], initial(), {}, 1, Gate()
+    counted, verdicts = through_gate(
+        [replace(update, model=replace(update.model, counters=counters))], initial(), 1, Gate()
     )
     assert len(counted) == accepted
     assert verdicts[0].status == ("counted" if accepted else "refused: counters that no training gives")

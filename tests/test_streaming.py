@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddraw import catalog
-from feddraw.core import Cohort, Model
+from feddraw.core import Server
 from feddraw.errors import UserError
 from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import iterate, run
@@ -18,7 +18,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
 from feddraw.server.round import aggregate_round, aggregate_stream
-from feddraw.server.streaming import RunningSum, weighted_average
+from feddraw.server.streaming import RunningSum
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, train
 
@@ -145,14 +145,16 @@ def test_a_stream_of_any_sizes_at_any_time_is_all_at_once(sizes, when, strengths
     np.testing.assert_allclose(streamed.model.params, at_once.model.params, atol=1e-5)
 
 
-def test_weights_from_the_classifiers_alone_then_the_bodies_one_by_one():
-    """The same average as FedDRAW's, without ever holding two bodies."""
-    method, sent, state, came = a_round("feddraw")
-    cohort = Cohort(1, 15, sent, came, len(NAMES))
-    weights = method.weighting.weigh(cohort, {})[0].values
-    model = weighted_average(sent, weights, (update.model for update in came))
-    assert isinstance(model, Model)
-    np.testing.assert_allclose(model.params, method.aggregate(cohort, state).model.params, atol=1e-6)
+def test_a_server_rule_that_wants_more_than_the_average_is_told_so():
+    @dataclass(frozen=True)
+    class Doubled(Server):
+        def step(self, cohort, weights, state):
+            return cohort.combine(2 * weights.values), state
+
+    method, sent, state, came = a_round("fedavg")
+    method, sizes = replace(method, server=Doubled()), {update.client: update.size for update in came}
+    with pytest.raises(UserError, match="set stream = false"):
+        aggregate_stream(1, 15, sent, method, state, iter(came), NAMES, sizes)
 
 
 def test_memory_for_updates_does_not_grow_with_the_clients():

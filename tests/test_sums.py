@@ -137,6 +137,20 @@ def test_who_is_refused_after_the_sum_is_not_in_it(method, wrong):
     assert [entry.weight for entry in outcome.ledger if entry.counted] == expected.coefficients.tolist()
 
 
+def test_a_known_sum_is_given_for_its_own_coefficients_only():
+    rows, sent, _ = some(3, 5_000)
+    _, cohort = round_of(fedavg(), rows, sent)
+    weights = fedavg().weighting.weigh(cohort, {})[0]
+    summed, distances = cohort.summed(weights)
+    assert summed.combine(weights.values) is summed.total
+    assert np.array_equal(summed.total, cohort.combine(weights.values))
+    assert np.array_equal(distances, cohort.distances)
+    others = np.array([0.5, 0.25, 0.25])
+    piece = [(slice(5, 90), others)]
+    assert np.array_equal(summed.combine(others), cohort.combine(others))
+    assert np.array_equal(summed.combine(weights.values, piece), cohort.combine(weights.values, piece))
+
+
 def test_who_is_clipped_after_the_sum_is_summed_again():
     rows, sent, _ = some(5, 5_000)
     rows[2] = sent + 40 * (rows[2] - sent)

@@ -801,7 +801,7 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
     cohort = cohort_of(rows, [1, 1, 1], sent=RNG.normal(size=10))
     here, there, rest = (RNG.dirichlet(np.ones(3)) for _ in range(3))
     weights = Weights(rest, pieces=[Piece("b", [slice(8, 9), slice(3, 5)], here), Piece("a", [slice(0, 2)], 2 * there)])
-    found = cohort.combine(weights.values, weights.elsewhere)
+    found = cohort.combine(weights.values, weights.segments)
     sent = cohort.model.params
     assert found[[8, 3, 4]] == pytest.approx(here @ rows[:, [8, 3, 4]], abs=1e-6)
     assert found[:2] == pytest.approx(2 * there @ rows[:, :2] - sent[:2], abs=1e-6)

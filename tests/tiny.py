@@ -14,7 +14,9 @@ from feddraw import catalog
 from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
 from feddraw.engines.serial import Serial
 from feddraw.experiment.preparation import initial_model
-from feddraw.federation import RoundResult, federate
+from feddraw.federation import federate
+from feddraw.server.gate import Gate, accept_by_distance, check_each
+from feddraw.server.round import RoundResult
 from feddraw.training.client import ServerImages, Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.settings import Training
@@ -60,6 +62,13 @@ def shards(sizes: Sequence[int] = SIZES) -> list[np.ndarray]:
 def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Training = TRAINING) -> Serial:
     rows = shards() if rows is None else rows
     return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local, asks=method.asks))
+
+
+def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate):
+    """The updates that count, and what the gate found about each client's."""
+    checked = check_each(updates, sent, {}, clients, gate)
+    cohort = Cohort(0, 1, sent, [update for update in updates if not checked[update.client].reason], clients)
+    return accept_by_distance(cohort, cohort.distances, checked, gate)
 
 
 def train(method: Method, rounds: int = 1, *, engine=None, clients: int = 0, **options) -> list[RoundResult]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from feddraw.errors import RunFailed, UserError
     from feddraw.experiment.running import RunResult, iterate, run
     from feddraw.experiment.settings import Experiment
-    from feddraw.federation import RoundResult
     from feddraw.schedules import schedule, weights
     from feddraw.server.ledger import LedgerEntry
+    from feddraw.server.round import RoundResult
     from feddraw.training.settings import Training
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ __all__ = [
 _LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
 _LATER |= dict.fromkeys(["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation")
 _LATER |= {"Experiment": "experiment.settings", "Training": "training.settings"}
-_LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "federation"}
+_LATER |= {"LedgerEntry": "server.ledger", "RoundResult": "server.round"}
 _LATER |= {"RunFailed": "errors", "UserError": "errors", "schedule": "schedules", "weights": "schedules"}
 
 

@@ -1,4 +1,4 @@
-"""The words of the house: a model as flat vectors, what travels to a client and back, and the three rules of a method.
+"""The central types: a model as flat vectors, what travels to a client and back, and the three rules of a method.
 
 A method is a `Local` rule (what a client changes in its training), a `Weighting` (how much each client counts) and a
 `Server` rule (how the global model moves). Rules are frozen dataclasses, their fields are the hyperparameters, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 Vector = NDArray[Any]  # floating, (d,)
 Matrix = NDArray[Any]  # floating, (clients, d)
-Place = tuple[slice, NDArray[np.float64]]  # a stretch of the parameters, and the clients' coefficients there
+Column = NDArray[np.float64]  # (clients,)
+Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' coefficients for them
 Parts = Mapping[str, NDArray[np.float64] | float | None]  # what explains a weight, by its name in the ledger
 State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
 
 # A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single number, one number
-# a class, the counts of `GROUP_COUNTS`, as long as the classifier's parameters, or the two numbers of `SPREAD`.
-Extent = Literal["params", "model", "number", "classes", "groups", "classifier", "spread"]
-Part = Literal["both", "weight", "bias"]
+# per finding, the counts of `GROUP_COUNTS`, as long as the classifier's parameters, or the two numbers of `SPREAD`.
+Extent = Literal["params", "model", "number", "findings", "groups", "classifier", "spread"]
+Kind = Literal["param", "buffer", "counter"]
+LayerPart = Literal["both", "weight", "bias"]
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
 Asked = Literal[
@@ -50,7 +52,7 @@ Asked = Literal[
 ASKED: Mapping[Asked, Extent] = {
     "loss": "number",  # of the received model, over the client's images, in evaluation mode
     "accuracy": "number",  # of the trained model: the share of labels that it gets right
-    "labels": "classes",  # images with each finding
+    "labels": "findings",  # images with each finding
     "gradient": "params",  # of the loss at the received model
     "groups": "groups",  # how the received model treats two groups of patients, as counts
     "held": "params",  # what the client remembered before this training, where the server keeps the mean (`Local.held`)
@@ -60,8 +62,8 @@ ASKED: Mapping[Asked, Extent] = {
 }
 MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
 SPREAD = ("images measured", "variance")  # of one image's gradient, summed over the parameters
-# by class: positive images of each of two groups, then those of them that are called positive; then all labels and
-# those that are called right
+# Per finding: positive images of each of two groups, then those of them that are called positive; then all labels and
+# those that are called right.
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
@@ -74,10 +76,10 @@ _STRETCH = 1 << 16  # columns for one thread at a time
 
 @dataclass(frozen=True)
 class Entry:
-    """One named tensor of a network and its place in the flat vector of its kind."""
+    """One named tensor of a network and where it lies in the flat vector of its kind."""
 
     name: str
-    kind: Literal["param", "buffer", "counter"]
+    kind: Kind
     shape: tuple[int, ...]
     start: int
     dtype: str = "float32"
@@ -87,7 +89,7 @@ class Entry:
         return math.prod(self.shape)
 
     @cached_property
-    def place(self) -> slice:
+    def span(self) -> slice:
         return slice(self.start, self.start + self.size)
 
 
@@ -97,6 +99,15 @@ class Layout:
 
     entries: tuple[Entry, ...]
     classifier: str
+
+    @staticmethod
+    def of(tensors: Iterable[tuple[str, Kind, tuple[int, ...], str]], classifier: str) -> Layout:
+        """From name, kind, shape and type of each tensor in the network's order; each kind is counted from zero."""
+        entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+        for name, kind, shape, dtype in tensors:
+            entries.append(Entry(name, kind, shape, ends[kind], dtype))
+            ends[kind] += entries[-1].size
+        return Layout(tuple(entries), classifier)
 
     @cached_property
     def variances(self) -> NDArray[np.bool_]:
@@ -108,13 +119,13 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def extent(self, extent: Extent) -> int:
-        params, classes = self.length("param"), self.classes
-        lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "classes": classes}
-        lengths |= {"groups": len(GROUP_COUNTS) * classes + 2, "spread": len(SPREAD)}
+        params, outputs = self.length("param"), self.outputs
+        lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "findings": outputs}
+        lengths |= {"groups": len(GROUP_COUNTS) * outputs + 2, "spread": len(SPREAD)}
         return self.count("classifier") if extent == "classifier" else lengths[extent]
 
     @property
-    def classes(self) -> int:
+    def outputs(self) -> int:
         """How many outputs the classifier has."""
         return next(entry.shape[0] for entry in self.entries if entry.name.startswith(f"{self.classifier}."))
 
@@ -132,15 +143,15 @@ class Layout:
     def rows_of(self, output: int) -> list[slice]:
         """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
         entries = [e for e in self.entries if e.kind == "param" and e.name.startswith(f"{self.classifier}.")]
-        lengths = [(entry.start, entry.size // self.classes) for entry in entries if entry.shape[0] == self.classes]
+        lengths = [(entry.start, entry.size // self.outputs) for entry in entries if entry.shape[0] == self.outputs]
         return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
 
     def count(self, layer: str) -> int:
         """How many parameters a layer has."""
-        place = self.find(layer)
-        return place.stop - place.start if isinstance(place, slice) else len(place)
+        where = self.find(layer)
+        return where.stop - where.start if isinstance(where, slice) else len(where)
 
-    def find(self, layer: str = "classifier", part: Part = "both") -> slice | NDArray[np.intp]:
+    def find(self, layer: str = "classifier", part: LayerPart = "both") -> slice | NDArray[np.intp]:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
         prefix = self.classifier if layer == "classifier" else layer
         params = [entry for entry in self.entries if entry.kind == "param"]
@@ -150,10 +161,10 @@ class Layout:
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
         if not chosen:
             raise UserError(f"layer '{layer}' has no {part}")
-        start, stop = chosen[0].start, chosen[-1].place.stop
+        start, stop = chosen[0].start, chosen[-1].span.stop
         if sum(e.size for e in chosen) == stop - start:
             return slice(start, stop)
-        return np.concatenate([np.arange(e.place.start, e.place.stop) for e in chosen])
+        return np.concatenate([np.arange(e.span.start, e.span.stop) for e in chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +183,7 @@ class Model:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Name to array, in the network's order: a state dict in numpy."""
         vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
-        return {e.name: vectors[e.kind][e.place].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
+        return {e.name: vectors[e.kind][e.span].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
 
     def joined(self) -> Vector:
         """Parameters, then floating buffers: a whole model as a client remembers it."""
@@ -193,7 +204,7 @@ class Job:
 
     round: int
     rounds: int
-    client: int  # its place in the scenario
+    client: int  # its number in the scenario
     seed: int  # drawn from run, round and client: the same under every engine
     model: Model
     broadcast: Mapping[str, Vector] = field(default_factory=dict)  # what the server rule sends beside the model
@@ -287,7 +298,7 @@ class Cohort:
         """(clients, d): how far each client moved. A copy as large as all updates; prefer `combine` for sums."""
         return self.params - self.model.params
 
-    def piece(self, layer: str = "classifier", part: Part = "both") -> Matrix:
+    def piece(self, layer: str = "classifier", part: LayerPart = "both") -> Matrix:
         """(clients, d_l): the parameters of one layer."""
         return np.asarray(self.params[:, self.model.layout.find(layer, part)])
 
@@ -299,29 +310,49 @@ class Cohort:
         return np.asarray(self.extra(name)[:, 0].astype(np.float64))
 
     @cached_property
-    def distances(self) -> NDArray[np.float64]:
-        """(clients,): how far each moved; `combine` finds it on its way."""
+    def distances(self) -> Column:
+        """(clients,): how far each moved, in a pass of its own; `combine_and_measure` gives it with the sum."""
         return np.sqrt([squared_distance(update.model.params, self.model.params) for update in self.updates])
 
-    def metric(self, name: str) -> NDArray[np.float64]:
-        return np.array([update.metrics[name] for update in self.updates], dtype=np.float64)
+    def combine(self, coefficients: Column, segments: Sequence[Segment] = ()) -> Vector:
+        """The sent parameters plus each client's move times its coefficient; `segments` have their own coefficients."""
+        return self.combine_and_measure(coefficients, segments)[0]
 
-    def combine(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
-        """The sent parameters plus each client's move times its coefficient; `elsewhere` other coefficients hold."""
+    def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
+        """As `combine`, and how far each client moved, in one pass over the memory."""
         sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
-        for place, column in cover(len(total), coefficients, elsewhere):
-            squares += fused(self.params[:, place], sent[place], column, out=total[place])
+        for span, column in all_segments(len(total), coefficients, segments):
+            squares += fused(self.params[:, span], sent[span], column, out=total[span])
             if np.count_nonzero(column) == 1 and column.max() == 1.0:  # one client is all: its model to the bit
-                total[place] = self.params[int(column.argmax()), place]
-        vars(self).setdefault("distances", np.sqrt(squares))
+                total[span] = self.params[int(column.argmax()), span]
+        return total, np.sqrt(squares)
+
+    def summed(self, weights: Weights) -> tuple[SummedCohort, Column]:
+        """With the sum under these weights, and how far each client moved."""
+        total, distances = self.combine_and_measure(weights.values, weights.segments)
+        about = (self.round, self.rounds, self.model, self.updates, self.population, self.proxy)
+        return SummedCohort(*about, weights=weights, total=total), distances
+
+    def sum(self, coefficients: Column, segments: Sequence[Segment] = ()) -> Vector:
+        """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
+        total, _ = self.combine_and_measure(coefficients, segments)
+        for span, column in all_segments(len(total), coefficients, segments):
+            total[span] += (float(column.sum()) - 1.0) * self.model.params[span]
         return total
 
-    def sum(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
-        """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
-        total = self.combine(coefficients, elsewhere)
-        for place, column in cover(len(total), coefficients, elsewhere):
-            total[place] += (float(column.sum()) - 1.0) * self.model.params[place]
-        return total
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SummedCohort(Cohort):
+    """A cohort whose sum under its weights is known, so that the server's step need not read the updates again."""
+
+    weights: Weights
+    total: Vector
+
+    def combine(self, coefficients: Column, segments: Sequence[Segment] = ()) -> Vector:
+        known, asked = [(slice(0), self.weights.values), *self.weights.segments], [(slice(0), coefficients), *segments]
+        pairs = zip(known, asked, strict=False)
+        same = len(known) == len(asked) and all(a == b and np.array_equal(c, d) for (a, c), (b, d) in pairs)
+        return self.total if same else super().combine(coefficients, segments)
 
 
 def _stack(rows: Sequence[Vector]) -> Matrix:
@@ -335,14 +366,14 @@ def _stack(rows: Sequence[Vector]) -> Matrix:
     return np.stack(rows)
 
 
-def cover(length: int, column: NDArray[np.float64], elsewhere: Sequence[Place]) -> Iterator[Place]:
-    """The whole vector in order of place, each stretch with the coefficients that hold there."""
+def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
+    """The whole vector in order: the segments, and between them slices with the coefficients that hold elsewhere."""
     end = 0
-    for place, other in sorted(elsewhere, key=lambda piece: piece[0].start):
-        if place.start > end:
-            yield slice(end, place.start), column
-        yield place, other
-        end = place.stop
+    for span, own in sorted(segments, key=lambda segment: segment[0].start):
+        if span.start > end:
+            yield slice(end, span.start), column
+        yield span, own
+        end = span.stop
     if end < length:
         yield slice(end, length), column
 
@@ -354,10 +385,10 @@ def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | 
     def add(first: int) -> None:
         block = np.empty((len(rows), _SUM_BLOCK))
         for start in range(first, min(first + _STRETCH, len(total)), _SUM_BLOCK):
-            place = slice(start, min(start + _SUM_BLOCK, len(total)))
-            part = block[:, : place.stop - start]
-            np.copyto(part, rows[:, place])
-            total[place] = coefficients @ part
+            span = slice(start, min(start + _SUM_BLOCK, len(total)))
+            filled = block[:, : span.stop - start]
+            np.copyto(filled, rows[:, span])
+            total[span] = coefficients @ filled
 
     in_threads(add, range(0, len(total), _STRETCH))
     return total
@@ -453,10 +484,10 @@ class Limited:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Weights that hold for some of the parameters only: a layer, or what belongs to one class."""
+    """Weights that hold for some of the parameters only: a layer, or what belongs to one finding."""
 
     name: str
-    places: Sequence[slice]  # in the vector of parameters
+    spans: Sequence[slice]  # in the vector of parameters
     values: NDArray[np.float64]  # (clients,)
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     limited: Limited | None = None  # where a policy is in force
@@ -468,12 +499,16 @@ class Weights:
 
     values: NDArray[np.float64]  # (clients,)
     parts: Parts = field(default_factory=dict)
-    pieces: Sequence[Piece] = ()  # where in the parameters other weights hold
+    pieces: Sequence[Piece] = ()  # parameters that have weights of their own
     limited: Limited | None = None  # where a policy is in force
 
     @property
-    def elsewhere(self) -> list[Place]:
-        return [(place, piece.values) for piece in self.pieces for place in piece.places]
+    def segments(self) -> list[Segment]:
+        """The pieces' weights, one slice of the parameters at a time."""
+        return [(span, piece.values) for piece in self.pieces for span in piece.spans]
+
+
+Bound = Callable[[Cohort, Weights], Weights]  # replaces weights by ones within a policy's limits
 
 
 @dataclass(frozen=True)
@@ -489,6 +524,7 @@ class Weighting(ABC):
     common: ClassVar[bool] = False  # by size or equal: most methods have it, none is named for it but these two
     sums_to_one: ClassVar[bool] = True  # everywhere in the model; if not, the weights also scale it
     made_for: ClassVar[type[Server] | None] = None  # the only server rule that its weights fit, if not all
+    selects: ClassVar[bool] = False  # it leaves clients out on purpose, so no floor may bring them back
 
     def check(self, layout: Layout) -> None:
         """Refuse a network that the rule does not fit."""
@@ -521,6 +557,7 @@ class Server:
     streams: ClassVar[bool] = True  # it looks at the clients' average only
     takes_weights: ClassVar[bool] = True  # the weights decide its step; a median has no use for them
     proportional: ClassVar[bool] = True  # a client's coefficient is its weight times one number for all clients
+    limitable: ClassVar[bool] = False  # if not proportional: limits on the weights still limit what a client does
     adds_to_average: ClassVar[bool] = True  # of a subclass: it differs from an average if the weights sum to one
 
     def init(self, model: Model) -> State:
@@ -534,13 +571,13 @@ class Server:
         """What each client's move is multiplied with; the weights themselves for an average."""
         return weights.values
 
-    def elsewhere(self, cohort: Cohort, weights: Weights) -> list[Place]:
-        """The same for the pieces in which other weights hold."""
-        alone = replace(weights, pieces=())
-        return [(place, self.coefficients(cohort, replace(alone, values=v))) for place, v in weights.elsewhere]
+    def segments(self, cohort: Cohort, weights: Weights) -> list[Segment]:
+        """The same for the pieces that have weights of their own."""
+        whole = replace(weights, pieces=())
+        return [(span, self.coefficients(cohort, replace(whole, values=v))) for span, v in weights.segments]
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return cohort.combine(self.coefficients(cohort, weights), self.elsewhere(cohort, weights)), state
+        return cohort.combine(self.coefficients(cohort, weights), self.segments(cohort, weights)), state
 
     def buffers(self, cohort: Cohort, weights: Weights) -> Vector:
         """The new batch-norm statistics: always between the clients'."""
@@ -568,7 +605,7 @@ class Method:
     local: Local
     weighting: Weighting
     server: Server
-    pooled: bool = False  # all images in one place: no federation, but what it is compared with
+    centralised: bool = False  # all images in one place: no federation, but what it is compared with
     limited: bool = False  # a policy may change the weights, so that no weighting can be counted on to be even
 
     def __post_init__(self) -> None:
@@ -587,7 +624,7 @@ class Method:
 
     @property
     def sends(self) -> dict[str, Extent]:
-        return beside(self.local, self.asks)
+        return extras_of(self.local, self.asks)
 
     @property
     def streams(self) -> bool:
@@ -597,24 +634,29 @@ class Method:
     def only_weighs(self) -> bool:
         """Plain clients and a plain average: all that tells it from others is its weighting."""
         averages = type(self.server) is Server or not self.server.adds_to_average
-        return type(self.local) is Local and averages and not self.pooled
+        return type(self.local) is Local and averages and not self.centralised
 
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {**self.weighting.broadcast(state["weighting"]), **self.server.broadcast(state["server"])}
 
-    def aggregate(
-        self, cohort: Cohort, state: State, bound: Callable[[Cohort, Weights], Weights] | None = None
-    ) -> Aggregate:
+    def aggregate(self, cohort: Cohort, state: State, bound: Bound | None = None) -> Aggregate:
         """Weigh and step; `bound` may change the weights in between (see `policy`)."""
+        weights, weighting = self.weigh(cohort, state, bound)
+        return self.step(cohort, weights, state | {"weighting": weighting})
+
+    def weigh(self, cohort: Cohort, state: State, bound: Bound | None = None) -> tuple[Weights, State]:
+        """How much each client counts, and the weighting's next state."""
         weights, weighting = self.weighting.weigh(cohort, state["weighting"])
-        if bound is not None:
-            weights = bound(cohort, weights)
+        return weights if bound is None else bound(cohort, weights), weighting
+
+    def step(self, cohort: Cohort, weights: Weights, state: State) -> Aggregate:
+        """What these weights give; the weighting's state is the next one already."""
         params, server = self.server.step(cohort, weights, state["server"])
         buffers = self.server.buffers(cohort, weights)
         counters = np.max([update.model.counters for update in cohort.updates], axis=0)
         model = Model(params, buffers, counters, cohort.model.layout)
         coefficients = self.server.coefficients(cohort, weights)
-        return Aggregate(model, weights, coefficients, {"weighting": weighting, "server": server})
+        return Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
 
     def shown(self, model: Model, state: State) -> Model:
         return self.server.shown(model, state["server"])
@@ -632,7 +674,7 @@ def misfit(weighting: Weighting, server: Server) -> str:
 
 def brings_weighting(method: Method) -> str:
     """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it can."""
-    if method.pooled:
+    if method.centralised:
         return "trains in one place, so there are no clients to weigh"
     if method.weighting.common and not method.only_weighs:
         return "has no weighting of its own, and the first half gives nothing else: take fedavg or uniform for it"
@@ -643,7 +685,7 @@ def brings_weighting(method: Method) -> str:
 
 def brings_training(method: Method) -> str:
     """Why a method cannot be the second half of a mixture, which gives its local and server rules; empty if it can."""
-    if method.pooled:
+    if method.centralised:
         return "trains in one place, so there are no clients to weigh"
     if not method.local.starts_from_sent:
         return "never trains on the common model, so weights would change nothing"
@@ -654,8 +696,8 @@ def brings_training(method: Method) -> str:
     return ""
 
 
-def beside(local: Local, asks: Sequence[Asked]) -> dict[str, Extent]:
-    """All that goes up beside a model: for the local rule, and in answer to what is asked."""
+def extras_of(local: Local, asks: Sequence[Asked]) -> dict[str, Extent]:
+    """All vectors that a client sends beside its model: for the local rule, and in answer to what is asked."""
     return {**local.sends, **{name: ASKED[name] for name in asks}}
 
 

@@ -18,7 +18,7 @@ from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import Arrays, doubt, flatten, layout_of, plain
+from feddraw.server.state_dict import Arrays, doubt, flatten, layout_of_arrays, plain
 from feddraw.system.files import make_folder
 
 try:
@@ -75,7 +75,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def aggregate_model(self) -> FLModel:
         round = int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
         sent = plain(self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)["weights"])
-        layout = layout_of(sent, self.classifier)
+        layout = layout_of_arrays(sent, self.classifier)
         self._stop_without_sizes()
         if self._state is None and not self.classifier and (unsure := doubt(layout)):
             log.warning("%s", unsure)
@@ -83,18 +83,18 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._state = self._state or self._method.init(model)
         self._clients += sorted(self._models.keys() - set(self._clients))
         updates = [u for name in sorted(self._models) if (u := self._update(name, sent, layout)) is not None]
-        outcome = aggregate_round(
+        result = aggregate_round(
             round, self.rounds, model, self._method, self._state, updates, self._clients, policy=self._policy
         )
-        self._state = outcome.state
+        self._state = result.state
         ledger = tuple(
             replace(entry, status=f"refused: {self._refused[entry.client]}") if entry.client in self._refused else entry
-            for entry in outcome.ledger
+            for entry in result.ledger
         )
         self.history.append(ledger)
         self._write(round, ledger)
         self._stop_without_clients(round, ledger)
-        return FLModel(params_type=ParamsType.FULL, params=outcome.model.arrays())
+        return FLModel(params_type=ParamsType.FULL, params=result.next_model.arrays())
 
     def _stop_without_sizes(self) -> None:
         """What no client of the app sends will not come in a later round either."""

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, State, Vector, Weights, cover, weighted_sum
+from feddraw.core import Cohort, Column, State, Vector, Weights, all_segments, weighted_sum
 
-Column = NDArray[np.float64]  # (clients,)
-Changes = Callable[[Column, slice], Vector]  # coefficients, a stretch of the parameters: the weighted sum of changes
-Shares = Mapping[str, float]  # by client, in units of 1/K; who has not counted yet stands for one
+Changes = Callable[[Column, slice], Vector]  # coefficients, a slice of the parameters: the weighted sum of changes
+Shares = Mapping[str, float]  # by client, in units of 1/K; one for a client that has not counted yet
 
 
 def nobody() -> State:
@@ -38,11 +37,11 @@ def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes:
         weights = Weights(_dealt(known["shares"], cohort, weights.values)[0])
     whole = _dealt(known["shares"], cohort, weights.values)
     pieces = {p.name: _dealt(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
-    elsewhere = [(place, pieces[piece.name]) for piece in weights.pieces for place in piece.places]
-    for place, (before, after) in cover(len(mean), whole, elsewhere):
-        total[place] += changes(after / everyone, place)
+    segments = [(span, pieces[piece.name]) for piece in weights.pieces for span in piece.spans]
+    for span, (before, after) in all_segments(len(mean), whole, segments):
+        total[span] += changes(after / everyone, span)
         if held is not None:
-            total[place] += weighted_sum((after - before) / everyone, held[:, place])
+            total[span] += weighted_sum((after - before) / everyone, held[:, span])
     by_piece = {name: _with(known["pieces"].get(name, known["shares"]), cohort, both) for name, both in pieces.items()}
     shares = _with(known["shares"], cohort, whole)
     return total, {"population": everyone, "shares": shares, "pieces": known["pieces"] | by_piece}

@@ -40,9 +40,9 @@ feddraw.data.cache.CHUNK = 16  # more moments in a small preparation
 # Where a process can be told to die, in the words of the table, and what is called there.
 CALLS = {
     "a step of training": ("feddraw.training.loop", "gradient"),
-    "aggregation": ("feddraw.core", "Method.aggregate"),
+    "aggregation": ("feddraw.core", "Method.step"),
     "inside a weighted sum": ("feddraw.core", "weighted_sum"),
-    "the gate": ("feddraw.server.round", "judge"),
+    "the gate": ("feddraw.server.round", "accept_by_distance"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
     "before the ledger": ("feddraw.results.folder", "RunFolder.add_round"),
     "making a checkpoint": ("feddraw.results.folder", "RunFolder.save_checkpoint"),

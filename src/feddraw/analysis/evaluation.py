@@ -19,8 +19,8 @@ Scores = NDArray[np.float32]  # (models, images, classes): one common model, or 
 
 
 @dataclass(frozen=True, eq=False)
-class Jury:
-    """Who judges a model: the images it is tried on."""
+class Evaluator:
+    """Evaluates models on the images of a data set."""
 
     dataset: Dataset
     clients: tuple[str, ...]
@@ -95,7 +95,7 @@ class Jury:
         return found
 
 
-def models_to_judge(method: Method, engine: Engine, shown: Model, clients: int) -> tuple[list[Model], bool]:
+def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: int) -> tuple[list[Model], bool]:
     """The common model, or each client's own; and whether they are the clients' own."""
     own = [method.local.personal(shown, engine.memory.get(client, {})) for client in range(clients)]
     personal = [model for model in own if model is not None]

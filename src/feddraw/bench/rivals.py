@@ -100,18 +100,6 @@ def names_of(trainer: Trainer) -> list[str]:
     return [f"C{number + 1}" for number in range(len(trainer.shards))]
 
 
-def bare_round(data: list[tuple[torch.Tensor, torch.Tensor]], net: torch.nn.Module) -> float:
-    """Seconds of the same steps in a plain loop that averages nothing."""
-    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-
-    def loop() -> None:
-        for x, y in data:
-            net.load_state_dict(state)
-            work.train(net, x, y)
-
-    return timed(loop)
-
-
 @contextmanager
 def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""

@@ -28,7 +28,7 @@ def network(parameters: int = WIDE, layers: int = LAYERS, features: int = 1024) 
     entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(layers)]
     entries.append(Entry("classifier.weight", "param", (CLASSES, features), layers * length))
     entries.append(Entry("classifier.bias", "param", (CLASSES,), layers * length + CLASSES * features))
-    params = np.random.default_rng(0).standard_normal(entries[-1].place.stop, dtype=np.float32)
+    params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
     return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
 
 

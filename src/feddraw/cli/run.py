@@ -17,7 +17,7 @@ from feddraw.experiment.assignments import parse_settings
 if TYPE_CHECKING:
     from feddraw.core import Update
     from feddraw.experiment.settings import Experiment
-    from feddraw.federation import RoundResult
+    from feddraw.server.round import RoundResult
 
 Option = typer.Option
 

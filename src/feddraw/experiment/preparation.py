@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddraw.analysis.evaluation import Jury
+from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.folds import refold
@@ -39,7 +39,7 @@ class Setup:
     partition: Partition
     clients: tuple[str, ...]
     training_rows: tuple[Rows, ...]  # by client, into the data set
-    jury: Jury
+    evaluator: Evaluator
     trainer: Trainer
     initial: Model
     method: Method
@@ -52,7 +52,7 @@ class Setup:
 
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""
-        if self.method.pooled:
+        if self.method.centralised:
             return {0: 1.0}
         sizes = [len(rows) for rows in self.training_rows]
         return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
@@ -70,18 +70,18 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
     partition = deal(scenario, dataset.training_labels(), **dealing)
     training_rows, holdout_rows = _hold_out(experiment, dataset, partition)
-    if method.pooled:
+    if method.centralised:
         training_rows, holdout_rows = _together(training_rows), _together(holdout_rows)
     trainer = make_trainer(experiment, dataset, training_rows, method)
     initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
-    clients = ("all",) if method.pooled else tuple(shard.client for shard in partition.shards)
-    if not method.pooled:
+    clients = ("all",) if method.centralised else tuple(shard.client for shard in partition.shards)
+    if not method.centralised:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    jury = Jury(dataset, clients, holdout_rows)
+    evaluator = Evaluator(dataset, clients, holdout_rows)
     proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
-    return Setup(experiment, dataset, partition, clients, training_rows, jury, trainer, initial, method, proxy)
+    return Setup(experiment, dataset, partition, clients, training_rows, evaluator, trainer, initial, method, proxy)
 
 
 def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:

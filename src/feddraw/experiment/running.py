@@ -13,19 +13,20 @@ from typing import Any
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.analysis.evaluation import models_to_judge
+from feddraw.analysis.evaluation import models_to_evaluate
 from feddraw.core import Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.preparation import Progress, Setup, prepare
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
-from feddraw.federation import RoundResult, federate
+from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import read_json
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import PieceEntry
+from feddraw.server.round import RoundResult
 from feddraw.system.workers import cores, limited
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
@@ -163,7 +164,7 @@ def _rounds(
         start=start,
         state=state,
         gate=experiment.gate,
-        policy=None if method.pooled else experiment.policy,
+        policy=None if method.centralised else experiment.policy,
         efforts=setup.efforts,
         proxy=setup.proxy,
         sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
@@ -189,11 +190,11 @@ def evaluate(
     setup: Setup, engine: Engine, model: Model, *, final: bool
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
-    models, personal = models_to_judge(setup.method, engine, model, len(setup.clients))
+    models, personal = models_to_evaluate(setup.method, engine, model, len(setup.clients))
     if final:
-        return setup.jury.at_the_end(engine, models, personal=personal)
+        return setup.evaluator.at_the_end(engine, models, personal=personal)
     splits: tuple[Split, ...] = ("validation", "test") if setup.experiment.test_every_round else ("validation",)
-    return setup.jury.after_a_round(engine, models, splits), {}
+    return setup.evaluator.after_a_round(engine, models, splits), {}
 
 
 def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:

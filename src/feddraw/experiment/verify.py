@@ -13,10 +13,10 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import RoundResult
 from feddraw.results.environment import environment
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
+from feddraw.server.round import RoundResult
 
 LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 

@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from feddraw.catalog import installed
 from feddraw.errors import UserError
+from feddraw.moved import warn_renamed
 
 if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
 from feddraw.flower.records import record, state_dict
-from feddraw.flower.strategy import FedDRAW, MethodStrategy, Round
+from feddraw.flower.strategy import FedDRAW, MethodStrategy
+from feddraw.server.round import RoundRecord
 
 if TYPE_CHECKING:
     from feddraw.flower.site import Site, client
 
-__all__ = ["FedDRAW", "MethodStrategy", "Round", "Site", "client", "record", "state_dict"]
+__all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record", "state_dict"]
 
 
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name in ("Site", "client"):
         return getattr(import_module("feddraw.flower.site"), name)
+    if name == "Round":
+        warn_renamed("feddraw.flower.Round", "feddraw.flower.RoundRecord", 2)
+        return RoundRecord
     raise AttributeError(f"module 'feddraw.flower' has no '{name}'")

@@ -55,7 +55,7 @@ def _partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Site:
     if not 0 <= number < len(setup.clients):
         raise UserError(f"partition {number} is not among the scenario's {len(setup.clients)} clients")
     memory = Path(str(node["memory"])) if node.get("memory") else default_folder()
-    holdout = {"validation": setup.jury.holdout[number]}
+    holdout = {"validation": setup.evaluator.holdout[number]}
     return Site(setup.trainer, setup.clients[number], number, number, memory, holdout, _policy(node))
 
 

@@ -30,8 +30,8 @@ def alias(run: str, client: str) -> str:
     return hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
 
 
-class Shelf:
-    """One client's memory in one run. The run's name comes from the server, so only its hash becomes a path."""
+class ClientMemory:
+    """What one client remembers in one run. The run's name comes from the server, so only its hash becomes a path."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
         self.path = folder / alias(run, client)

@@ -96,7 +96,7 @@ def to_arrays(model: Model) -> ArrayRecord:
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     record = ArrayRecord()
     for entry in model.layout.entries:
-        record[entry.name] = pack(vectors[entry.kind][entry.place].reshape(entry.shape), entry.dtype)
+        record[entry.name] = pack(vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype)
     return record
 
 

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from feddraw.analysis.evaluation import Jury
+from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
@@ -30,19 +31,20 @@ from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
-from feddraw.flower.strategy import MethodStrategy, Round
+from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import read_jsonl
 from feddraw.scenarios.dealing import Partition
 from feddraw.server.policy import why_not
+from feddraw.server.round import RoundRecord
 
 log = logging.getLogger("flwr")
 
 Scores = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, and the predictions behind them
 
 
-class Court:
-    """Where the global model is judged: on the server's own images, or by what the sites count."""
+class ServerEvaluation:
+    """How the global model is evaluated: on the server's own images, or by what the sites count."""
 
     def __init__(self, experiment: Experiment, validation: str) -> None:
         self.experiment, self.method = experiment, make_method(experiment)
@@ -66,20 +68,20 @@ class Court:
     def _take(self, dataset: Dataset) -> None:
         self.dataset = dataset
         trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method)
-        self._bench, self._jury = Serial(trainer), Jury(dataset, (), ())
+        self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
         self.counted = histograms.merge(contents, self.classes)
         return histograms.flat(self.counted)
 
-    def judge(self, model: Model, *, final: bool) -> Scores:
+    def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:
             nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
             return (self.counted or nobody) | {"clients": {}}, {}
         if final:
-            return self._jury.at_the_end(self._bench, [model], personal=False)
-        return self._jury.after_a_round(self._bench, [model], ("validation",)), {}
+            return self._evaluator.at_the_end(self._engine, [model], personal=False)
+        return self._evaluator.after_a_round(self._engine, [model], ("validation",)), {}
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
@@ -90,56 +92,56 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
     if folder is not None:
         folder.begin(table, **how)  # before the data are opened, which may take long
-    court = Court(experiment, federation.validation)
+    evaluation = ServerEvaluation(experiment, federation.validation)
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
             folder.begin(table, **how)  # another process may have used the folder in the meantime
-            numbers = federation.nodes * len(court.initial.params)
-            folder.write_settings(table, partition=court.partition, numbers=numbers)
-        return _carry_out(grid, experiment, federation, court, folder)
+            numbers = federation.nodes * len(evaluation.initial.params)
+            folder.write_settings(table, partition=evaluation.partition, numbers=numbers)
+        return _carry_out(grid, experiment, federation, evaluation, folder)
 
 
 def _carry_out(
-    grid: Grid, experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
+    grid: Grid, experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
-    strategy = make_strategy(experiment, federation, court, folder)
+    strategy = make_strategy(experiment, federation, evaluation, folder)
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         done = server_round - 1
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
-        return _conclude(strategy, court, folder, done)
+        return _conclude(strategy, evaluation, folder, done)
 
-    arrays, rounds = to_arrays(court.initial), experiment.rounds
+    arrays, rounds = to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
     if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
-        _conclude(strategy, court, folder, rounds - 1)
+        _conclude(strategy, evaluation, folder, rounds - 1)
     return strategy
 
 
 def make_strategy(
-    experiment: Experiment, federation: Federation, court: Court, folder: RunFolder | None
+    experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
-    method: Method = court.method
+    method: Method = evaluation.method
     if not experiment.policy.limits_weights:
         log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
-    nodes = federation.nodes or len(court.partition.shards) or 2
+    nodes = federation.nodes or len(evaluation.partition.shards) or 2
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
-        fraction_evaluate=0.0 if court.dataset is not None else 1.0,
+        fraction_evaluate=0.0 if evaluation.dataset is not None else 1.0,
         min_train_nodes=nodes,
-        min_evaluate_nodes=nodes if court.dataset is None else 0,
+        min_evaluate_nodes=nodes if evaluation.dataset is None else 0,
         min_available_nodes=nodes,
-        evaluate_metrics_aggr_fn=court.merge,
-        classifier=court.initial.layout.classifier,
+        evaluate_metrics_aggr_fn=evaluation.merge,
+        classifier=evaluation.initial.layout.classifier,
         seed=experiment.seed,
         wait=federation.wait,
         size_cap=federation.size_cap,
         gate=experiment.gate,
         policy=experiment.policy,
-        proxy=court.proxy,
+        proxy=evaluation.proxy,
         folder=folder,
         resume=federation.resume,
         sites=read_sites(federation.sites),
@@ -147,21 +149,22 @@ def make_strategy(
     )
 
 
-def _conclude(strategy: MethodStrategy, court: Court, folder: RunFolder | None, done: int) -> MetricRecord:
-    """Judge the model after a round, and write the round's line and, after the last one, the last files."""
+def _conclude(
+    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, done: int
+) -> MetricRecord:
+    """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
     assert strategy.model is not None
     assert strategy.state is not None
     final = done == strategy.rounds - 1
-    shown = court.method.shown(strategy.model, strategy.state)
-    scores, predictions = court.judge(shown, final=final)
+    shown = evaluation.method.shown(strategy.model, strategy.state)
+    scores, predictions = evaluation.evaluate(shown, final=final)
     if folder is not None:
-        last = strategy.history[-1] if strategy.history else Round(done, strategy.rounds, (), (), {}, 0.0)
+        last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
         if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
-            seconds = {"aggregation": last.seconds}
-            diverged = divergence(last.ledger, scores)
-            folder.add_line(done, last.metrics.get("loss", math.nan), scores, seconds, diverged=diverged)
+            diverged, loss = replace(last, metrics=scores).diverged, last.metrics.get("loss", math.nan)
+            folder.add_line(done, loss, scores, last.seconds or {"aggregation": 0.0}, diverged=diverged)
         if final:
-            folder.finish(shown, {"round": done} | scores, predictions, court.dataset)
+            folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset)
     return MetricRecord(
         {f"{part}-auc": float(found["auc"]["macro"]) for part, found in scores.items() if "auc" in found}
     )

@@ -20,7 +20,7 @@ from feddraw.federation import seed_of
 from feddraw.flower import orders
 from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import one_line
-from feddraw.flower.memory import Shelf, alias, default_folder
+from feddraw.flower.memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
 from feddraw.server.policy import Policy
 from feddraw.training.client import Trainer
@@ -78,12 +78,12 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
     job = read_job(site, content)
     run = str(orders.found(content).get("run", ""))
-    shelf, counted = Shelf(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
+    kept, counted = ClientMemory(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
-    memory: Memory = _vectors(content, "memory") if carried else shelf.load(job.round, counted)
+    memory: Memory = _vectors(content, "memory") if carried else kept.load(job.round, counted)
     update, memory = site.trainer.work(job, memory)
     if not carried:
-        shelf.save(job.round, memory, counted)
+        kept.save(job.round, memory, counted)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
     reply = RecordDict(
         {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
@@ -109,21 +109,21 @@ def last_counted(content: RecordDict, name: str) -> int | None:
 
 def read_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
-    told = orders.found(content)
+    ordered = orders.found(content)
     if site.policy is not None:
-        _agree(site.policy, told.get("policy", {}))
+        _agree(site.policy, ordered.get("policy", {}))
     try:
-        round = int(told.get("round", _config(content).get("server-round", 1) - 1))
-        seed = int(told.get("client-seed") or seed_of(int(told.get("seed", 0)), round, site.seed_number))
-        rounds, effort = int(told.get("rounds", round + 1)), float(told.get("effort", 1.0))
+        round = int(ordered.get("round", _config(content).get("server-round", 1) - 1))
+        seed = int(ordered.get("client-seed") or seed_of(int(ordered.get("seed", 0)), round, site.seed_number))
+        rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
     return Job(round, rounds, site.shard, seed, _model(site, content), _vectors(content, "broadcast"), effort)
 
 
-def _agree(agreed: Policy, told: Any) -> None:
+def _agree(agreed: Policy, servers: Any) -> None:
     """Stop if the server follows another policy than the site's."""
-    theirs = asdict(Policy()) | (told if isinstance(told, dict) else {})
+    theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
     other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
     if other:
         said = ", ".join(f"{name} = {one_line(theirs[name])}, here {asdict(agreed)[name]}" for name in other)

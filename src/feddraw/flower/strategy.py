@@ -1,8 +1,8 @@
 """Our methods as Flower Strategies: `FedDRAW` wherever `FedAvg` stands, `MethodStrategy` for any other.
 
-Sampling, messages and records follow Flower's FedAvg; what the server makes of the replies is `federation.settle`, the
-same as in every other engine. Unlike FedAvg, sampling has a seed of its own, waiting for nodes has an end, replies are
-taken in the clients' own order, a broken one is left out, and integer tensors stay integers.
+Sampling, messages and records follow Flower's FedAvg; replies are aggregated by `server.round.aggregate_round`, as in
+every other engine. Unlike in FedAvg, sampling has its own seed, waiting for nodes has an end, replies are taken in
+client order, a broken one is left out, and integer tensors stay integers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,10 +36,10 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import MOST_IMAGES, Gate
-from feddraw.server.ledger import LedgerEntry, PieceEntry
+from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import FEWEST, Policy
-from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import doubt, layout_of
+from feddraw.server.round import RoundRecord, aggregate_round
+from feddraw.server.state_dict import doubt, layout_of_arrays
 
 log = logging.getLogger("flwr")
 
@@ -51,23 +51,6 @@ PARTS = (
     *("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence"),
     *("measured", "variance", "distance", "q", "q_expected", "rho"),
 )
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a round gave: the ledger of who counted how much, and the clients' mean metrics."""
-
-    round: int  # from 0, over all restarts
-    rounds: int
-    ledger: tuple[LedgerEntry, ...]
-    pieces: tuple[PieceEntry, ...]  # where a rule weighs layers or classes by themselves
-    metrics: dict[str, Any]
-    seconds: float  # from the first reply read to the new model
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Client to weight, for those that counted."""
-        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
 
 
 class MethodStrategy(FedAvg):
@@ -106,7 +89,7 @@ class MethodStrategy(FedAvg):
         keep_replies: bool | None = None,  # leave tensors in the replies; None: where others may look at them
         sites: Mapping[str, str | int] | None = None,  # name to key's fingerprint or node id; left out: first come
         rebind: bool = False,  # on resume, give names to whoever answers under them first
-        on_round: Callable[[Round], None] | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
         super().__init__(
             fraction_train,
@@ -133,7 +116,7 @@ class MethodStrategy(FedAvg):
         self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
         self.resume = resume
         self.rounds = self._given_rounds = rounds
-        self.history: list[Round] = []
+        self.history: list[RoundRecord] = []
         self.model: Model | None = None  # the one that is sent next
         self.state: State | None = None
         self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
@@ -242,14 +225,14 @@ class MethodStrategy(FedAvg):
         return count
 
     @property
-    def _alone(self) -> bool:
+    def _unwrapped(self) -> bool:
         """Nobody else sees the replies, or can change the model that comes of them."""
         own = type(self).aggregate_train is MethodStrategy.aggregate_train
         return self._driving and self._through is None and own
 
     def _begin(self, arrays: ArrayRecord) -> None:
         """Take a model that is not the one we gave: what its tensors are, and a fresh state with the first one."""
-        layout = layout_of(arrays, self.classifier)
+        layout = layout_of_arrays(arrays, self.classifier)
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
             self._tell_classifier(layout)
@@ -318,10 +301,10 @@ class MethodStrategy(FedAvg):
         assert self.state is not None
         self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
         config["server-round"] = count
-        told = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
+        numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
         counted = {alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()}
-        settings = orders.added(config, told | limits | {"run": self.run, "counted": counted})
+        settings = orders.added(config, numbers | limits | {"run": self.run, "counted": counted})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -376,15 +359,15 @@ class MethodStrategy(FedAvg):
         return [ordered[place] for place in sorted(chosen)]
 
     def _wait_for(self, grid: Grid, count: int) -> list[int]:
-        began, told = time.monotonic(), -1
+        began, logged = time.monotonic(), -1
         while len(nodes := list(grid.get_node_ids())) < count:
             if time.monotonic() - began > self.wait:
                 raise RunFailed(
                     f"only {len(nodes)} of {count} nodes were connected within {self.wait:g} s: start the others, or "
                     "lower min_available_nodes and min_train_nodes (wait= sets the limit)"
                 )
-            if len(nodes) != told:
-                log.info("waiting for nodes: %d of %d are connected", told := len(nodes), count)
+            if len(nodes) != logged:
+                log.info("waiting for nodes: %d of %d are connected", logged := len(nodes), count)
             time.sleep(min(1.0, self.wait / 10))
         return nodes
 
@@ -411,7 +394,7 @@ class MethodStrategy(FedAvg):
             sends=self.method.sends,
             size_key=self.weighted_by_key,
             arrays_key=self.arrayrecord_key,
-            keep=not (self._alone and self._own_metrics) if self._keep_replies is None else self._keep_replies,
+            keep=not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies,
             room=self._room,
         )
         self._point_out_sizes(updates)
@@ -419,18 +402,17 @@ class MethodStrategy(FedAvg):
         everyone = [*self.clients, *absent]  # the population: also those that never answered
         asked = [place for node in self._asked if (place := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
-        outcome = aggregate_round(
-            *this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy
-        )
-        counted = {entry.client for entry in outcome.ledger if entry.counted}
+        result = aggregate_round(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy)
+        counted = {entry.client for entry in result.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
-            self.model, self.state = outcome.model, outcome.state
+            self.model, self.state = result.next_model, result.state
             self._counted |= dict.fromkeys(counted, round)
-            self._arrays = self._made = to_arrays(outcome.model)
-        ledger = self._ledger(round, outcome.ledger, refused, failures, impostors)
+            self._arrays = self._made = to_arrays(result.next_model)
+        ledger = self._ledger(round, result.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
-        self._tell(Round(round, self.rounds, ledger, outcome.pieces, dict(metrics), time.perf_counter() - began))
+        about: dict[str, Any] = {"metrics": dict(metrics), "seconds": {"aggregation": time.perf_counter() - began}}
+        self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=result.pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
@@ -463,7 +445,7 @@ class MethodStrategy(FedAvg):
         """Go on with the tensors that are shared, as if the others had never been there."""
         classifier = self.model.layout.classifier if self.model else self.classifier
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
-        layout = layout_of(shared, classifier)
+        layout = layout_of_arrays(shared, classifier)
         self.method.weighting.check(layout)
         self.model, self._arrays, self._room = to_model(shared, layout), shared, None
         self.classifier, self.state = classifier, self.method.init(self.model)
@@ -492,17 +474,17 @@ class MethodStrategy(FedAvg):
     def _ledger(
         self,
         round: int,
-        outcome: Sequence[LedgerEntry],
+        entries: Sequence[LedgerEntry],
         refused: dict[str, str],
         failures: dict[int, str],
         impostors: dict[int, str],
     ) -> tuple[LedgerEntry, ...]:
-        """A line for every client that is known, for every node that was asked, and for whoever else answered."""
+        """One line per known client, per node that was asked, and per stranger that answered."""
         reasons = dict(refused)
         for node, why in (failures | impostors).items():
             reasons.setdefault(self.roster.label(node), why)
         asked = {self.roster.label(node) for node in self._asked} | reasons.keys()
-        lines = {entry.client: entry for entry in outcome[: len(self.clients)]}  # those after them never answered
+        lines = {entry.client: entry for entry in entries[: len(self.clients)]}  # those after them never answered
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
         whole = lines | missing
         return tuple(
@@ -525,9 +507,9 @@ class MethodStrategy(FedAvg):
             metrics.update({f"ledger-{part}": column for part, column in there.items()})
         return metrics
 
-    def _tell(self, done: Round) -> None:
+    def _record(self, done: RoundRecord) -> None:
         shares = "  ".join(f"{client} {weight:.3f}" for client, weight in done.weights.items())
-        log.info("server round %d/%d: %s", done.round + 1, done.rounds, shares or "nobody counted")
+        log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "nobody counted")
         for entry in done.ledger:
             if entry.status != "counted":
                 log.warning("server round %d: %s %s", done.round + 1, entry.client, entry.status)
@@ -535,7 +517,7 @@ class MethodStrategy(FedAvg):
         self._unsaved = done.round + 1
         if self.folder is not None:
             self.folder.add_to_ledger(done.ledger, done.pieces)
-        if self._alone:
+        if self._unwrapped:
             self._save()
         if self.on_round is not None:
             self.on_round(done)

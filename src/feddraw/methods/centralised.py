@@ -9,4 +9,4 @@ from feddraw.methods.uniform import Uniform
 
 def centralised() -> Method:
     """All images in one place: the reference that hospitals cannot have."""
-    return Method(Local(), Uniform(), Server(), pooled=True)
+    return Method(Local(), Uniform(), Server(), centralised=True)

@@ -33,7 +33,7 @@ class Adaptive(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         x = cohort.model.params
-        move = cohort.combine(weights.values, weights.elsewhere) - x
+        move = cohort.combine(weights.values, weights.segments) - x
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * move
         square = self.square(state["square"], move)
         return x + self.lr * mean / (np.sqrt(square) + self.tau), {"mean": mean, "square": square}

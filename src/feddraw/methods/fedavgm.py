@@ -28,7 +28,7 @@ class Momentum(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         x = cohort.model.params
-        velocity = self.momentum * state["velocity"] + cohort.combine(weights.values, weights.elsewhere) - x
+        velocity = self.momentum * state["velocity"] + cohort.combine(weights.values, weights.segments) - x
         return x + self.lr * velocity, {"velocity": velocity}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Layout, Local, Method, Part, Server, State, Weighting, Weights
+from feddraw.core import Cohort, LayerPart, Layout, Local, Method, Server, State, Weighting, Weights
 from feddraw.errors import one_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Anatomy, Reading, beta, check_settings, compose, cosine, gamma
 
@@ -25,7 +25,7 @@ class DualReputationAnnealing(Weighting):
     beta_max: float = BETA_MAX
     reading: Reading = "reported"
     layer: str = "classifier"
-    part: Part = "both"
+    part: LayerPart = "both"
 
     needs = "sizes, classifier"
     cost = "O(K d) of one layer"
@@ -36,8 +36,8 @@ class DualReputationAnnealing(Weighting):
 
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         """Of each client's layer to the one that was sent."""
-        place = cohort.model.layout.find(self.layer, self.part)
-        return cosine(cohort.params[:, place], cohort.model.params[place])
+        layer = cohort.model.layout.find(self.layer, self.part)
+        return cosine(cohort.params[:, layer], cohort.model.params[layer])
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
@@ -68,7 +68,7 @@ def feddraw(
     beta_max: float = BETA_MAX,
     reading: Reading = "reported",
     layer: str = "classifier",
-    part: Part = "both",
+    part: LayerPart = "both",
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
     check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)

@@ -22,16 +22,16 @@ class ByClass(DualReputationAnnealing):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         whole, state = super().weigh(cohort, state)
-        pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.classes)]
+        pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.outputs)]
         return Weights(whole.values, whole.parts, pieces), state
 
     def piece(self, cohort: Cohort, output: int) -> Piece:
-        places = cohort.model.layout.rows_of(output)
-        rows = np.concatenate([cohort.params[:, place] for place in places], axis=1)
-        sent = np.concatenate([cohort.model.params[place] for place in places])
+        spans = cohort.model.layout.rows_of(output)
+        rows = np.concatenate([cohort.params[:, span] for span in spans], axis=1)
+        sent = np.concatenate([cohort.model.params[span] for span in spans])
         parts = compose(cohort.sizes, cosine(rows, sent), *self.schedule(cohort.round, cohort.rounds))
         explanation = {"similarity": parts.similarity, "reputation": parts.reputation}
-        return Piece(f"class {output}", places, parts.weight, explanation)
+        return Piece(f"class {output}", spans, parts.weight, explanation)
 
 
 def feddraw_by_class(

@@ -73,12 +73,12 @@ class DynamicServer(Server):
         return weights.values * (1 + len(cohort.updates) / cohort.population)
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        def changes(by: NDArray[np.float64], place: slice) -> Vector:
-            moves = weighted_sum(by, cohort.params[:, place]) - float(by.sum()) * cohort.model.params[place]
+        def changes(by: NDArray[np.float64], span: slice) -> Vector:
+            moves = weighted_sum(by, cohort.params[:, span]) - float(by.sum()) * cohort.model.params[span]
             return -self.alpha * moves
 
         h, standing = shares.moved(state["h"], state, cohort, weights, changes)
-        return cohort.combine(weights.values, weights.elsewhere) - h / self.alpha, {"h": h} | standing
+        return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing
 
     def shown(self, model: Model, state: State) -> Model:
         return replace(model, params=model.params + state["h"] / self.alpha) if self.show == "mean" else model

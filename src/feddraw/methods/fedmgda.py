@@ -42,6 +42,7 @@ class UnitMoves(Server):
 
     streams = False
     proportional = False
+    limitable = True  # coefficients are divided by lengths that the server measures itself
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
         lengths = cohort.distances

@@ -22,6 +22,7 @@ class Nearest(Weighting):
 
     needs = "all parameters"
     cost = "O(K² d)"
+    selects = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         products = gram(cohort.params, cohort.model.params)

@@ -27,11 +27,11 @@ class Sum(Server):
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """Averaged over the parameters, where pieces of the model have their own."""
         length = len(cohort.model.params)
-        extra = sum((place.stop - place.start) * (values - weights.values) for place, values in weights.elsewhere)
+        extra = sum((span.stop - span.start) * (values - weights.values) for span, values in weights.segments)
         return np.asarray(weights.values + extra / length)
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
-        return cohort.sum(weights.values, weights.elsewhere), state
+        return cohort.sum(weights.values, weights.segments), state
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class LayerCosine(Weighting):
 
 
 def _piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
-    rows, sent = cohort.params[:, entry.place], cohort.model.params[entry.place]
+    rows, sent = cohort.params[:, entry.span], cohort.model.params[entry.span]
     similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
-    return Piece(entry.name, [entry.place], mean * similarity, {"similarity": similarity})
+    return Piece(entry.name, [entry.span], mean * similarity, {"similarity": similarity})
 
 
 def ldawa() -> Method:

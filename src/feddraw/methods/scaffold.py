@@ -100,7 +100,7 @@ class ControlledServer(Server):
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
         changes = cohort.extra("control_change")
-        sums = (cohort, weights, lambda by, place: weighted_sum(by, changes[:, place]))
+        sums = (cohort, weights, lambda by, span: weighted_sum(by, changes[:, span]))
         control, standing = shares.moved(state["control"], state, *sums)
         return params, {"control": control} | standing
 

@@ -25,7 +25,6 @@ from safetensors.numpy import save
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.errors import UserError
-from feddraw.federation import RoundResult
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, digest, model_digest, read_checkpoint, unpack
 from feddraw.results.environment import environment
@@ -33,6 +32,7 @@ from feddraw.results.reading import clean, flat, plain, read_csv, read_jsonl, re
 from feddraw.scenarios.dealing import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
+from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
 from feddraw.system.files import append, make_folder, make_subfolder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_folder

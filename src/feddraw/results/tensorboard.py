@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feddraw.catalog import installed
 from feddraw.errors import UserError
-from feddraw.federation import RoundResult
+from feddraw.server.round import RoundResult
 from feddraw.system.files import make_subfolder
 
 

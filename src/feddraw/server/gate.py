@@ -1,8 +1,9 @@
 """The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged.
 
-`look` looks at all of an update but its parameters, `judge` at how far these have moved: to where no number is, or many
-times the round's median, which is told, refused, or clipped to a number of medians (Sun et al., 2019, clip to a fixed
-length; a median needs none that is known in advance). Directions are not looked at: see docs/safety.md for what passes.
+`check_contents` reads all of an update but its parameters. `accept_by_distance` compares how far clients moved: an
+update that is not finite is refused, and one that moved many times the round's median is noted, refused, or clipped to
+some medians (Sun et al., 2019, clip to a fixed length; a median needs no length that is known in advance). Directions
+are not compared: docs/safety.md says what passes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feddraw.core import Cohort, Extent, Model, Update, Vector
+from feddraw.core import Cohort, Column, Extent, Model, Update, Vector
 from feddraw.errors import UserError, not_negative, one_of
 from feddraw.sums import squared_distance
 
@@ -63,16 +64,16 @@ class Verdict:
 # ---------------------------------------------------------------------------------------------------- one update
 
 
-def inspect(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int = MOST_IMAGES) -> Verdict:
+def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
     """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
-    verdict = look(update, sent, sends, max_size)
+    verdict = check_contents(update, sent, sends, max_size)
     if verdict.reason:
         return verdict
-    return measured(update, verdict, float(Cohort(0, 1, sent, [update], 1).distances[0]))
+    return with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
 
 
-def look(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
-    """The same but for the parameters themselves, which a server would rather read once only."""
+def check_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
+    """The same without the parameters' values, which a server reads only once, when it sums them."""
     reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
     if reason:
         return Verdict(reason, math.nan)
@@ -83,8 +84,8 @@ def look(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int
     return Verdict(_statistics(update.model, sent), math.nan, beside={name: beside[name] for name in long})
 
 
-def measured(update: Update, verdict: Verdict, distance: float) -> Verdict:
-    """With how far the client moved."""
+def with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict:
+    """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
     return Verdict(f"parameters are not finite ({_first_bad(update.model)})", math.nan)
@@ -124,7 +125,7 @@ def _extra_form(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str
             return f"no {name} beside the model"
         if reason := _unlike(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
             return reason
-        if extent in ("classes", "groups", "spread") and (update.extra[name] < 0).any():
+        if extent in ("findings", "groups", "spread") and (update.extra[name] < 0).any():
             return f"{name} with a count below zero"
     return ""
 
@@ -143,7 +144,7 @@ def _length(vector: Vector) -> float:
 
 def _first_bad(model: Model) -> str:
     params = [entry for entry in model.layout.entries if entry.kind == "param"]
-    bad = (entry.name for entry in params if not np.isfinite(model.params[entry.place]).all())
+    bad = (entry.name for entry in params if not np.isfinite(model.params[entry.span]).all())
     return next(bad, f"finite, but beyond {HUGE:g}")
 
 
@@ -158,34 +159,32 @@ def _statistics(model: Model, sent: Model) -> str:
 # ---------------------------------------------------------------------------------------------------- a round's updates
 
 
-def admit(
-    updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
-) -> tuple[list[Update], dict[int, Verdict]]:
-    """The updates that count, clipped where that is asked for, and what was found about each client's."""
-    looked = look_at_all(updates, sent, sends, clients, gate)
-    whole = [update for update in updates if not looked[update.client].reason]
-    return judge(Cohort(0, 1, sent, whole, clients), looked, gate)
-
-
-def look_at_all(
+def check_each(
     updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
 ) -> dict[int, Verdict]:
-    """By client: whether it may answer at all, and what a look at its update says."""
+    """By client: whether it may answer at all, and whether the contents of its update are sound."""
     times = Counter(update.client for update in updates)
     found = {}
     for update in updates:
         reason = _sender(update.client, times, clients)
-        found[update.client] = Verdict(reason, math.nan) if reason else look(update, sent, sends, gate.max_size)
+        found[update.client] = (
+            Verdict(reason, math.nan) if reason else check_contents(update, sent, sends, gate.max_size)
+        )
     return found
 
 
-def judge(cohort: Cohort, looked: Mapping[int, Verdict], gate: Gate) -> tuple[list[Update], dict[int, Verdict]]:
-    """By how far those moved that were found whole: the updates that count, and the verdicts on all."""
-    moves = zip(cohort.updates, cohort.distances.tolist(), strict=True)
-    found = {update.client: measured(update, looked[update.client], distance) for update, distance in moves}
-    found |= compare({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
+def accept_by_distance(
+    cohort: Cohort, distances: Column, checked: Mapping[int, Verdict], gate: Gate
+) -> tuple[list[Update], dict[int, Verdict]]:
+    """The updates that count, clipped where that is asked for, and the verdicts on all that were checked.
+
+    `cohort` has the updates that were found sound, `distances` says how far each of them moved.
+    """
+    moves = zip(cohort.updates, distances.tolist(), strict=True)
+    found = {update.client: with_distance(update, checked[update.client], distance) for update, distance in moves}
+    found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
-    return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**looked, **found}
+    return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**checked, **found}
 
 
 def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
@@ -194,21 +193,21 @@ def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
     return f"answered {times[client]} times in one round" if times[client] > 1 else ""
 
 
-def compare(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
-    """Each beside the median of all. With one or two clients nobody can be far from it."""
+def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
+    """Each client's lengths against the median of all. With one or two clients nobody can be far from it."""
     if not verdicts:
         return {}
     median = _median([verdict.distance for verdict in verdicts.values()])
     names = next(iter(verdicts.values())).beside
     medians = {name: _median([verdict.beside[name] for verdict in verdicts.values()]) for name in names}
-    return {client: _judged(verdict, median, medians, gate) for client, verdict in verdicts.items()}
+    return {client: _compared(verdict, median, medians, gate) for client, verdict in verdicts.items()}
 
 
 def _median(lengths: Sequence[float]) -> float:
     return float(np.median(lengths)) or math.inf  # where most have not moved, there is nothing to compare with
 
 
-def _judged(verdict: Verdict, median: float, medians: Mapping[str, float], gate: Gate) -> Verdict:
+def _compared(verdict: Verdict, median: float, medians: Mapping[str, float], gate: Gate) -> Verdict:
     times = verdict.distance / median
     far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
     beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}

@@ -51,7 +51,7 @@ class PieceEntry:
 
     round: int
     client: str
-    piece: str  # a layer, or a class
+    piece: str  # a layer, or a finding
     similarity: float = math.nan
     reputation: float = math.nan
     weight: float = 0.0
@@ -61,19 +61,19 @@ class PieceEntry:
 
 def remarks_of(
     sizes: Mapping[int, float],
-    believed: Mapping[int, tuple[float, str]],
+    limited_sizes: Mapping[int, tuple[float, str]],
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
 ) -> dict[int, list[str]]:
     """By client, what the policy changed about its size and its weight."""
     limited = aggregate.weights.limited if aggregate is not None else None
     found: dict[int, list[str]] = {}
-    for place, update in enumerate(accepted):
+    for index, update in enumerate(accepted):
         client = update.client
-        if client in believed:
-            size, setting = believed[client]
+        if client in limited_sizes:
+            size, setting = limited_sizes[client]
             found.setdefault(client, []).append(f"says {sizes[client]} images, {size} count (policy.{setting})")
-        if limited is not None and (said := remark(limited, place)):
+        if limited is not None and (said := remark(limited, index)):
             found.setdefault(client, []).append(said)
     return found
 
@@ -94,15 +94,15 @@ def ledger_of(
     verdicts: Mapping[int, Verdict],
     aggregate: Aggregate | None,
 ) -> tuple[LedgerEntry, ...]:
-    """A line for every client of the federation, counted or not, and for whoever else answered."""
-    came = {update.client: update for update in updates}
-    shares = _shares([client for client in came if not verdicts[client].reason], verdicts, aggregate)
+    """One line per client of the federation, counted or not, and per stranger that answered."""
+    received = {update.client: update for update in updates}
+    shares = _shares([client for client in received if not verdicts[client].reason], verdicts, aggregate)
     names = dict(enumerate(clients))
-    names |= {client: f"stranger {client}" for client in came if client not in names}
+    names |= {client: f"stranger {client}" for client in received if client not in names}
     lines = []
     for client, name in names.items():
-        if client in came:
-            update, status = came[client], verdicts[client].status
+        if client in received:
+            update, status = received[client], verdicts[client].status
             lines.append(LedgerEntry(round, name, update.size, update.steps, **shares.get(client, {}), status=status))
         else:
             lines.append(LedgerEntry(round, name, 0, 0, status="missing" if client in asked else "not asked"))
@@ -125,21 +125,21 @@ def _shares(
     if (limited := aggregate.weights.limited) is not None:
         columns |= {"proposed": limited.before, "allowed": limited.after, "clause": np.array(limited.clauses, object)}
     lists = {name: np.broadcast_to(column, len(counted)).tolist() for name, column in columns.items()}
-    return {client: {name: lists[name][place] for name in lists} for place, client in enumerate(counted)}
+    return {client: {name: lists[name][index] for name in lists} for index, client in enumerate(counted)}
 
 
 def pieces_of(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
-    """A line for every client and piece."""
+    """One line per client and piece."""
     return tuple(
-        _of_piece(PieceEntry(round, client, piece.name), piece, place)
+        _of_piece(PieceEntry(round, client, piece.name), piece, index)
         for piece in (aggregate.weights.pieces if aggregate else ())
-        for place, client in enumerate(counted)
+        for index, client in enumerate(counted)
     )
 
 
-def _of_piece(entry: PieceEntry, piece: Piece, place: int) -> PieceEntry:
-    columns: dict[str, Any] = {name: float(column[place]) for name, column in piece.parts.items()}
-    columns["weight"] = float(piece.values[place])
+def _of_piece(entry: PieceEntry, piece: Piece, index: int) -> PieceEntry:
+    columns: dict[str, Any] = {name: float(column[index]) for name, column in piece.parts.items()}
+    columns["weight"] = float(piece.values[index])
     if (limited := piece.limited) is not None:
-        columns |= {"proposed": float(limited.before[place]), "clause": limited.clauses[place]}
+        columns |= {"proposed": float(limited.before[index]), "clause": limited.clauses[index]}
     return replace(entry, **columns)

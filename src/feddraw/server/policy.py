@@ -1,15 +1,15 @@
 """A policy above every rule: limits on how much a client may count, whatever the method says.
 
 Between weighing and the server's step the weights are replaced by the nearest ones (in the Euclidean norm) that keep
-the limits and sum to one; layers and classes with weights of their own alike. Before weighing, a client that says it
-has more images than the largest believable number counts as having that many. Weights within all limits keep their
-bits. Rules on whose coefficients limits would mean nothing refuse a policy, with the reason.
+the limits and sum to one; the same for layers and findings with their own weights. Before weighing, a client that
+reports more images than `max_size` or `max_size_times` allow counts with the largest number that is allowed. Weights
+within all limits keep their bits. A method whose coefficients such limits would not bound refuses a policy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -18,14 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Cohort, Limited, Method, Piece, Server, Weights
+from feddraw.core import Bound, Cohort, Limited, Method, Piece, Server, Weights
 from feddraw.errors import UserError, not_negative, unknown
-from feddraw.methods.feddyn import DynamicServer
-from feddraw.methods.fedmgda import UnitMoves
-from feddraw.methods.krum import Nearest
 
 Floats = NDArray[np.float64]
-Bound = Callable[[Cohort, Weights], Weights]
 
 LIMITS = ("floor", "floor_times", "cap", "cap_times", "fixed")  # settings that can decide a weight
 EASED = " eased"  # behind the setting's name where too few clients were there to keep it
@@ -33,10 +29,6 @@ CLAUSES = frozenset(("", *LIMITS, *(name + EASED for name in LIMITS)))
 
 SUM = 1e-9  # rounding that a sum of shares may show
 FEWEST = 3  # clients for a median of sizes that one of them cannot move at will
-
-# Where a coefficient is not the weight times one number, it may follow what a client says about itself. Not so here:
-# FedDyn's correction counts every client alike, and FedMGDA+ divides by lengths that the server has measured.
-LIMITED_ALL_THE_SAME = (DynamicServer, UnitMoves)
 
 
 @dataclass(frozen=True)
@@ -108,8 +100,8 @@ class Policy:
 
     # ------------------------------------------------------------------------------------------ sizes
 
-    def believed(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
-        """Of the clients that say too much: the images that each counts with, and the setting that says so."""
+    def limited_sizes(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
+        """Of the clients that report too many images: the number that counts, and the setting that limits it."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
         if self.max_size_times and len(sizes) >= FEWEST:
             limits["max_size_times"] = times_median(self.max_size_times, list(sizes.values()))
@@ -181,12 +173,12 @@ class Limits:
             clauses = [self._clause(i, values[i], nearest[i]) for i in range(len(values))]
         return nearest, Limited(values, nearest, tuple(clauses))
 
-    def _clause(self, place: int, before: float, after: float) -> str:
-        if self.fixed[place]:
+    def _clause(self, index: int, before: float, after: float) -> str:
+        if self.fixed[index]:
             return "fixed"
         if before == after:
             return ""
-        return self.high if after == self.upper[place] else self.low if after == self.lower[place] else ""
+        return self.high if after == self.upper[index] else self.low if after == self.lower[index] else ""
 
 
 def project(point: Floats, lower: Floats, upper: Floats) -> Floats:
@@ -217,22 +209,22 @@ def why_not(method: Method) -> str:
         return "its server rule takes no weights"
     if not method.weighting.sums_to_one:
         return "its coefficients also scale the model, they are not shares"
-    if isinstance(method.weighting, Nearest):
+    if method.weighting.selects:
         return "it selects clients, and limits would bring in those that it left out"
-    if not (method.server.proportional or isinstance(method.server, LIMITED_ALL_THE_SAME)):
+    if not (method.server.proportional or method.server.limitable):
         return "its server rule turns weights into coefficients by numbers that the clients report themselves"
     return ""
 
 
-def remark(limited: Limited, place: int) -> str:
+def remark(limited: Limited, index: int) -> str:
     """For the ledger's status: how a client's weight met a limit; empty where none decided it, or it is fixed."""
-    clause, after = limited.clauses[place], limited.after[place]
+    clause, after = limited.clauses[index], limited.after[index]
     if clause in ("", "fixed"):
         return ""
     if clause.endswith(EASED):
         return f"too few clients for policy.{clause.removesuffix(EASED)}, eased to {after:.4g}"
-    word = "held down" if after < limited.before[place] else "raised"
-    return f"weight {word} from {limited.before[place]:.4g} to {after:.4g} by policy.{clause}"
+    word = "held down" if after < limited.before[index] else "raised"
+    return f"weight {word} from {limited.before[index]:.4g} to {after:.4g} by policy.{clause}"
 
 
 def _piece(limits: Limits, piece: Piece) -> Piece:

@@ -1,18 +1,19 @@
-"""One round at the server: judge the updates, weigh them, step, and write down who counted how much."""
+"""One round at the server: check the updates, weigh them, step, and write down who counted how much."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Cohort, Method, Model, Proxy, State, Update
+from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
-from feddraw.server.gate import Gate, Verdict, compare, inspect, judge, look_at_all
+from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, remarks_of, with_remarks
-from feddraw.server.policy import Bound, Policy
+from feddraw.server.policy import Policy
 from feddraw.server.streaming import Stream
 
 STREAM_WEIGHTS = (
@@ -21,15 +22,41 @@ STREAM_WEIGHTS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class RoundOutcome:
-    """What a server makes of a round's updates."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundRecord:
+    """What is written down about a round."""
 
-    model: Model  # the one that is sent next
-    state: State
+    round: int
     ledger: tuple[LedgerEntry, ...]
-    pieces: tuple[PieceEntry, ...]
-    loss: float
+    loss: float = math.nan  # mean training loss of the clients that counted
+    seconds: Mapping[str, float] = field(default_factory=dict)  # training and aggregation
+    pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> str:
+        """How this round shows that the run has diverged; empty if it does not."""
+        broken = self.metrics.get("validation", {}).get("not_finite", ())
+        if broken:
+            return f"the model's scores are not finite numbers ({', '.join(broken)})"
+        answers = [entry.status for entry in self.ledger if entry.status not in ("missing", "not asked")]
+        if answers and all(status.startswith("refused") and "finite" in status for status in answers):
+            return "every update was refused, because none was finite"
+        return ""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Client to weight, for those that counted."""
+        return {entry.client: entry.weight for entry in self.ledger if entry.counted}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundResult(RoundRecord):
+    """What a round gave. The model is the one to evaluate; `next_model` is the one that is sent next."""
+
+    model: Model
+    next_model: Model
+    state: State
 
 
 def aggregate_round(
@@ -45,38 +72,51 @@ def aggregate_round(
     asked: Collection[int] | None = None,  # left out: all
     proxy: Proxy | None = None,
     policy: Policy | None = None,
-) -> RoundOutcome:
-    """Judge the updates, weigh and step. Where none is accepted, the model stays as it was."""
+) -> RoundResult:
+    """Check the updates, weigh and step. Where none is accepted, the model stays as it was."""
     if method.weighting.proxy and proxy is None:
         raise UserError("this weighting needs labelled images at the server")
     gate, policy = gate or Gate(), policy or Policy()
     bound = policy.bound(clients, method.server)
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    looked = look_at_all(updates, model, method.sends, len(clients), gate)
-    sizes = {update.client: update.size for update in updates if not looked[update.client].reason}
-    believed = policy.believed(sizes)
-    updates = [_believed(update, believed) for update in updates]
-    whole = [update for update in updates if not looked[update.client].reason]
-    cohort = Cohort(round, rounds, model, whole, len(clients), proxy)
-    aggregate = _aggregate_before_judging(method, cohort, state, bound)
-    accepted, verdicts = judge(cohort, looked, gate)
-    if accepted != whole or aggregate is None:
+    checked = check_each(updates, model, method.sends, len(clients), gate)
+    sizes = {update.client: update.size for update in updates if not checked[update.client].reason}
+    limited = policy.limited_sizes(sizes)
+    updates = [_with_limited_size(update, limited) for update in updates]
+    sound = [update for update in updates if not checked[update.client].reason]
+    cohort = Cohort(round, rounds, model, sound, len(clients), proxy)
+    early = _sum_before_accepting(method, cohort, state, bound)
+    distances = cohort.distances if early is None else early.distances
+    accepted, verdicts = accept_by_distance(cohort, distances, checked, gate)
+    if early is not None and accepted == sound:
+        aggregate: Aggregate | None = method.step(early.cohort, early.cohort.weights, early.state)
+    else:
         aggregate = method.aggregate(replace(cohort, updates=accepted), state, bound) if accepted else None
-    verdicts = with_remarks(verdicts, remarks_of(sizes, believed, accepted, aggregate))
+    verdicts = with_remarks(verdicts, remarks_of(sizes, limited, accepted, aggregate))
     ledger = ledger_of(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
-    return _outcome(aggregate, RoundOutcome(model, state, ledger, (), math.nan), accepted, clients)
+    return _result(method, cohort, state, aggregate, ledger, accepted, clients)
 
 
-def _aggregate_before_judging(method: Method, cohort: Cohort, state: State, bound: Bound | None) -> Aggregate | None:
-    """What comes of the round if the gate refuses nobody: the sum finds the distances that the gate wants on its way.
+@dataclass(frozen=True, eq=False)
+class _EarlySum:
+    """The weighted sum of a round before the gate has compared the distances, which come with it."""
 
-    Only for rules that weigh each client by itself, which numbers that are yet to be refused cannot mislead for long.
+    cohort: SummedCohort
+    distances: Column
+    state: State  # after weighing
+
+
+def _sum_before_accepting(method: Method, cohort: Cohort, state: State, bound: Bound | None) -> _EarlySum | None:
+    """One pass over all updates for the sum and the distances; the sum holds if the gate then refuses nobody.
+
+    Only for rules that weigh each client by itself: an update that will be refused does no harm there but to the sum.
     """
     if not (method.streams and cohort.updates):
         return None
     try:
         with np.errstate(all="ignore"):
-            return method.aggregate(cohort, state, bound)
+            weights, weighting = method.weigh(cohort, state, bound)
+            return _EarlySum(*cohort.summed(weights), state | {"weighting": weighting})
     except (ArithmeticError, ValueError):
         return None
 
@@ -92,54 +132,69 @@ def aggregate_stream(
     sizes: Mapping[int, int],
     gate: Gate | None = None,
     policy: Policy | None = None,
-) -> RoundOutcome:
-    """The same for updates that come one by one, in client order, from clients that have said their sizes before."""
+) -> RoundResult:
+    """The same for updates that come one by one, in client order, from clients that have announced their sizes."""
     gate, policy = gate or Gate(), policy or Policy()
     if policy.limits_weights:
         raise UserError(STREAM_WEIGHTS)
-    believed = policy.believed(sizes)
-    counted = {client: believed[client][0] if client in believed else size for client, size in sizes.items()}
-    stream = Stream(method, Cohort(round, rounds, model, (), len(clients)), counted)
+    limited = policy.limited_sizes(sizes)
+    counted = {client: limited[client][0] if client in limited else size for client, size in sizes.items()}
+    cohort = Cohort(round, rounds, model, (), len(clients))
+    stream = Stream(method, cohort, counted)
     verdicts: dict[int, Verdict] = {}
-    came = []
+    received = []
     for update in updates:
         if update.client in verdicts:  # what is in the sum stays there
             verdicts[update.client] = replace(verdicts[update.client], note="answered again, its first answer counts")
             continue
-        verdict = _alone(update, model, method, sizes, gate)
-        counts = _believed(update, believed)
+        verdict = _check_streamed(update, model, method, sizes, gate)
+        resized = _with_limited_size(update, limited)
         if not verdict.reason:
-            stream.take(counts)
+            stream.take(resized)
         verdicts[update.client] = verdict
-        came.append(replace(counts, model=model))  # its own is gone with the next one
-    verdicts |= compare({client: verdict for client, verdict in verdicts.items() if not verdict.reason}, gate)
+        received.append(replace(resized, model=model))  # its own is gone with the next one
+    verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
     aggregate = stream.aggregate(state) if stream.updates else None
-    verdicts = with_remarks(verdicts, remarks_of(sizes, believed, stream.updates, aggregate))
-    ledger = ledger_of(round, clients, sizes, came, verdicts, aggregate)
-    return _outcome(aggregate, RoundOutcome(model, state, ledger, (), math.nan), stream.updates, clients)
+    verdicts = with_remarks(verdicts, remarks_of(sizes, limited, stream.updates, aggregate))
+    ledger = ledger_of(round, clients, sizes, received, verdicts, aggregate)
+    return _result(method, cohort, state, aggregate, ledger, stream.updates, clients)
 
 
-def _alone(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
+def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
     """What can be said of an update before the others are there."""
     if update.client not in sizes:
         return Verdict("not a client of this federation, or not asked", math.nan)
-    verdict = inspect(update, model, method.sends, gate.max_size)
+    verdict = check_update(update, model, method.sends, gate.max_size)
     if not verdict.reason and update.size != sizes[update.client]:
         return Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
     return verdict
 
 
-def _believed(update: Update, believed: Mapping[int, tuple[float, str]]) -> Update:
-    """With the size that it counts with."""
-    return replace(update, size=believed[update.client][0]) if update.client in believed else update
+def _with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
+    return replace(update, size=limited[update.client][0]) if update.client in limited else update
 
 
-def _outcome(
-    aggregate: Aggregate | None, before: RoundOutcome, accepted: Sequence[Update], clients: Sequence[str]
-) -> RoundOutcome:
-    """What has changed, if anyone was accepted."""
-    if aggregate is None:
-        return before
-    pieces = pieces_of(before.ledger[0].round, [clients[update.client] for update in accepted], aggregate)
-    loss = float(np.mean([update.metrics["loss"] for update in accepted]))
-    return RoundOutcome(aggregate.model, aggregate.state, before.ledger, pieces, loss)
+def _result(
+    method: Method,
+    cohort: Cohort,
+    state: State,
+    aggregate: Aggregate | None,
+    ledger: tuple[LedgerEntry, ...],
+    accepted: Sequence[Update],
+    clients: Sequence[str],
+) -> RoundResult:
+    """The new model, or the one that was sent where no update was accepted."""
+    model, loss = cohort.model, math.nan
+    if aggregate is not None:
+        model, state = aggregate.model, aggregate.state
+        loss = float(np.mean([update.metrics["loss"] for update in accepted]))
+    pieces = pieces_of(cohort.round, [clients[update.client] for update in accepted], aggregate)
+    return RoundResult(
+        round=cohort.round,
+        ledger=ledger,
+        loss=loss,
+        pieces=pieces,
+        model=method.shown(model, state),
+        next_model=model,
+        state=state,
+    )

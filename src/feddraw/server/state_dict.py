@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Entry, Layout, Model
+from feddraw.core import Entry, Kind, Layout, Model
 from feddraw.errors import UserError, unknown
 
 Arrays = dict[str, NDArray[Any]]
@@ -31,30 +31,24 @@ class Tensorlike(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def layout_of(arrays: Mapping[str, Tensorlike], classifier: str = "") -> Layout:
+def layout_of_arrays(arrays: Mapping[str, Tensorlike], classifier: str = "") -> Layout:
     """What a state dict's tensors are, by their names and types; the classifier by its name, or found."""
-    entries: list[Entry] = []
-    ends = {"param": 0, "buffer": 0, "counter": 0}
-    for name, array in arrays.items():
-        entry = _entry(name, array, ends)
-        ends[entry.kind] += entry.size
-        entries.append(entry)
-    params = [entry for entry in entries if entry.kind == "param"]
+    tensors = [(name, _kind(name, array), tuple(array.shape), str(array.dtype)) for name, array in arrays.items()]
+    layout = Layout.of(tensors, classifier)
+    params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
     if classifier and not any(e.name == classifier or e.name.startswith(f"{classifier}.") for e in params):
         raise unknown("layers", classifier, {_layer(e) for e in params})
-    return Layout(tuple(entries), classifier or find_classifier(params))
+    return layout if classifier else replace(layout, classifier=find_classifier(params))
 
 
-def _entry(name: str, array: Tensorlike, ends: Mapping[str, int]) -> Entry:
+def _kind(name: str, array: Tensorlike) -> Kind:
     if str(array.dtype) in FLOATS:
-        kind = "buffer" if f".{name}".endswith(STATISTICS) else "param"
-    elif np.dtype(str(array.dtype)).kind in "iub":
-        kind = "counter"
-    else:
-        raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
-    return Entry(name, kind, tuple(array.shape), ends[kind], str(array.dtype))  # type: ignore[arg-type]
+        return "buffer" if f".{name}".endswith(STATISTICS) else "param"
+    if np.dtype(str(array.dtype)).kind in "iub":
+        return "counter"
+    raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
 
 
 def find_classifier(params: list[Entry]) -> str:

@@ -12,13 +12,25 @@ stay as they were; all at once, they would be over those that count.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import Aggregate, Cohort, Method, Model, Place, State, Update, Vector, Weights
+from feddraw.core import (
+    Aggregate,
+    Cohort,
+    Column,
+    Method,
+    Model,
+    Segment,
+    State,
+    SummedCohort,
+    Update,
+    Vector,
+    Weights,
+)
+from feddraw.errors import UserError
 
 _BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
@@ -41,8 +53,8 @@ class RunningSum:
         self.total += weight
         for so_far, vector in zip(self.sums, vectors, strict=True):
             for start in range(0, len(vector), _BLOCK):
-                place = slice(start, start + _BLOCK)
-                so_far[place] += np.multiply(vector[place], weight, dtype=np.float64)
+                span = slice(start, start + _BLOCK)
+                so_far[span] += np.multiply(vector[span], weight, dtype=np.float64)
 
     def averages(self) -> list[Vector]:
         rooms = [np.empty(len(so_far), np.float32) for so_far in self.sums]
@@ -64,8 +76,8 @@ class Stream:
 
     def take(self, update: Update) -> None:
         """Weigh an update that the gate has let through, add it to the sum, forget its model."""
-        alone = replace(self._cohort, updates=[update])
-        score, parts = self._method.weighting.score(alone, self._sizes[update.client] / self._images)
+        single = replace(self._cohort, updates=[update])
+        score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
         self._sum.add(score, update.model.params, update.model.buffers)
         np.maximum(self._counters, update.model.counters, out=self._counters)
         self._scores.append(score)
@@ -79,32 +91,16 @@ class Stream:
         weights = Weights(values, parts)
         average, buffers = self._sum.averages()
         about = (self._cohort.round, self._cohort.rounds, self._cohort.model, self.updates, self._cohort.population)
-        folded = Folded(*about, average=average)
-        params, server = self._method.server.step(folded, weights, state["server"])
+        cohort = StreamedCohort(*about, weights=weights, total=average)
+        params, server = self._method.server.step(cohort, weights, state["server"])
         model = Model(params, buffers, self._counters, self._cohort.model.layout)
-        coefficients = self._method.server.coefficients(folded, weights)
+        coefficients = self._method.server.coefficients(cohort, weights)
         return Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
 
 
-@dataclass(frozen=True, eq=False)
-class Folded(Cohort):
-    """A cohort of which only the average is left."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamedCohort(SummedCohort):
+    """A cohort of which only the weighted average is left."""
 
-    average: Vector = field(default_factory=lambda: np.empty(0))
-
-    def combine(self, coefficients: NDArray[np.float64], elsewhere: Sequence[Place] = ()) -> Vector:
-        return self.average
-
-
-def weighted_average(sent: Model, weights: Sequence[float], models: Iterable[Model]) -> Model:
-    """The average of models that come one by one, for weights that are known before the first of them.
-
-    FedDRAW's are, as soon as the classifier layers are there: a server can take these first and the bodies after.
-    """
-    sums, counters = RunningSum(len(sent.params), len(sent.buffers)), np.zeros_like(sent.counters)
-    for weight, model in zip(weights, models, strict=True):
-        if weight > 0:
-            sums.add(math.log(weight), model.params, model.buffers)
-        counters = np.maximum(counters, model.counters)
-    params, buffers = sums.averages()
-    return Model(params, buffers, counters, sent.layout)
+    def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
+        raise UserError("the server rule needs more than the clients' weighted average: set stream = false")

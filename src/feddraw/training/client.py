@@ -24,7 +24,7 @@ from feddraw.core import (
     Solver,
     Update,
     Vector,
-    beside,
+    extras_of,
 )
 from feddraw.training.allocator import keep_freed
 from feddraw.training.loop import (
@@ -61,7 +61,7 @@ class Trainer:
 
     @property
     def sends(self) -> dict[str, Extent]:
-        return beside(self.local, self.asks)
+        return extras_of(self.local, self.asks)
 
     def __post_init__(self) -> None:
         keep_freed()

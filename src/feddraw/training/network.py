@@ -7,7 +7,6 @@ are single operations, whatever the number of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from feddraw.core import (
     Entry,
+    Kind,
     Layout,
     Model,
     Vector,
@@ -33,7 +33,7 @@ class Network:
         how = training or Training()
         self.device = how.available_device()
         self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.layout = layout_of(module, classifier)
+        self.layout = layout_of_module(module, classifier)
         self.params = torch.empty(self.layout.length("param"), device=self.device)
         self.grads = torch.zeros_like(self.params)
         self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
@@ -51,11 +51,11 @@ class Network:
         for entry in self.layout.entries:
             parent, _, leaf = entry.name.rpartition(".")
             owner = self.module.get_submodule(parent)
-            view = _view(flat[entry.kind], entry.place, entry.shape)
+            view = _view(flat[entry.kind], entry.span, entry.shape)
             view.copy_(getattr(owner, leaf).detach())
             if entry.kind == "param":
                 parameter = nn.Parameter(view)
-                parameter.grad = _view(self.grads, entry.place, entry.shape)
+                parameter.grad = _view(self.grads, entry.span, entry.shape)
                 setattr(owner, leaf, parameter)
             else:
                 owner._buffers[leaf] = view
@@ -111,23 +111,19 @@ class Network:
         return values
 
 
-def layout_of(module: nn.Module, classifier: str) -> Layout:
-    """The order of a module's tensors: parameters, floating buffers and counters each counted from zero."""
+def layout_of_module(module: nn.Module, classifier: str) -> Layout:
+    """What a module's tensors are, as the module itself says."""
     params = dict(module.named_parameters())
     shared = dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys()
     if shared:
         raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
-    entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
+    tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []
     for name, tensor in module.state_dict().items():
-        kind: Literal["param", "buffer", "counter"] = (
-            "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
-        )
-        entry = Entry(name, kind, tuple(tensor.shape), ends[kind], str(tensor.dtype).removeprefix("torch."))
-        ends[kind] += entry.size
-        entries.append(entry)
-    if not any(entry.name.startswith(f"{classifier}.") for entry in entries):
+        kind: Kind = "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
+        tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+    if not any(name.startswith(f"{classifier}.") for name, *_ in tensors):
         raise UserError(f"the network has no layer '{classifier}' to take as its classifier")
-    return Layout(tuple(entries), classifier)
+    return Layout.of(tensors, classifier)
 
 
 def empty_model(layout: Layout) -> Model:
@@ -151,8 +147,8 @@ def _pieces(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
     for entry in entries:
         kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
         if pieces and not kernel and len(pieces[-1][1]) == 1:
-            start, stop = pieces.pop()[0].start, entry.place.stop
+            start, stop = pieces.pop()[0].start, entry.span.stop
         else:
-            start, stop = entry.place.start, entry.place.stop
+            start, stop = entry.span.start, entry.span.stop
         pieces.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
     return pieces
