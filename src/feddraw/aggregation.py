@@ -27,7 +27,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import array_of, doubt, flatten, layout_of, like, plain
+from feddraw.server.state_dict import array_of, doubt, flatten, layout_of_arrays, like, plain
 from feddraw.system.files import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
@@ -36,7 +36,7 @@ EXTENTS: Mapping[Extent, str] = {
     "params": "a state dict of its parameters, or one vector of them",
     "model": "one vector of its parameters and floating buffers",
     "number": "a number",
-    "classes": "one number per finding",
+    "findings": "one number per finding",
     "groups": "counts for two groups of patients",
 }
 
@@ -125,7 +125,7 @@ def aggregate(
     _check_round(round, rounds, name, state)
     names = _names(given, state, clients)
     arrays = plain(sent)
-    layout = layout_of(arrays, classifier)
+    layout = layout_of_arrays(arrays, classifier)
     if state is None and not classifier and (unsure := doubt(layout)):
         warnings.warn(unsure, stacklevel=2)
     rule.weighting.check(layout)
@@ -133,17 +133,17 @@ def aggregate(
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
     came = [update for one in given if (update := _update(one, names, layout, rule, refused)) is not None]
-    outcome = aggregate_round(round, rounds, model, rule, values, came, names, gate, policy=limits)
+    result = aggregate_round(round, rounds, model, rule, values, came, names, gate, policy=limits)
     ledger = tuple(
         replace(entry, status=f"refused: {refused[entry.client]}") if entry.client in refused else entry
-        for entry in outcome.ledger
+        for entry in result.ledger
     )
     return AggregationResult(
-        like(rule.shown(outcome.model, outcome.state), sent),
-        like(outcome.model, sent),
+        like(result.model, sent),
+        like(result.next_model, sent),
         ledger,
-        AggregationState(name, names, round + 1, outcome.state),
-        rule.broadcast(outcome.state),
+        AggregationState(name, names, round + 1, result.state),
+        rule.broadcast(result.state),
     )
 
 
@@ -170,7 +170,7 @@ def _named(update: ClientUpdate | tuple[StateDict, float], place: int) -> Client
 def _require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
-    if rule.pooled or not rule.local.starts_from_sent:
+    if rule.centralised or not rule.local.starts_from_sent:
         raise UserError(f"{name} averages no models, so there is nothing to aggregate: choose another method")
     if rule.weighting.proxy:
         raise UserError(

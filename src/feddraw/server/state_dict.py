@@ -138,5 +138,5 @@ def flatten(params: Arrays, layout: Layout) -> Model:
             raise ValueError(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
         if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
             raise ValueError(f"{entry.name} of type {values.dtype} where {entry.dtype} was sent")
-        vectors[entry.kind][entry.place] = values.ravel()
+        vectors[entry.kind][entry.span] = values.ravel()
     return model
