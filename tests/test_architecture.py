@@ -50,7 +50,7 @@ ONLY = {
     "analysis.metrics": {"errors"},
     "analysis.statistics": {"errors"},
     "analysis.palette": set(),
-    "server.streaming": {"core"},
+    "server.streaming": {"core", "errors"},
     "training.optimizers": set(),
     "training.allocator": set(),
 }
