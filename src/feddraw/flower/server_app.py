@@ -26,7 +26,6 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment.data import open_dataset
 from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
-from feddraw.federation import divergence
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
