@@ -28,6 +28,7 @@ from feddraw.results.folder import RunFolder
 from feddraw.results.reading import flat, read_csv, read_jsonl
 from small import small
 
+KEPT = {"keep.best": True, "keep.tail": 2}
 NODES = [{"partition-id": number} for number in range(3)]
 
 
@@ -51,10 +52,11 @@ def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) 
 
 @pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon"])
 def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) -> None:
-    """Bit for bit: the model, the ledger, the metrics."""
-    list(run(small(method=method, rounds=2), tmp_path / "run"))
-    carry_out(config(method=method, rounds=2, out=str(tmp_path / "flower")))
-    for name in ("model.safetensors", "weights.csv", "metrics.json", "predictions.safetensors"):
+    """Bit for bit: the models, the ledger, the metrics."""
+    list(run(small(method=method, rounds=2, **KEPT), tmp_path / "run"))
+    carry_out(config(method=method, rounds=2, out=str(tmp_path / "flower"), **KEPT))
+    models = ("model.safetensors", "model-best.safetensors", "model-tail.safetensors")
+    for name in (*models, "weights.csv", "metrics.json", "predictions.safetensors"):
         ours, theirs = (tmp_path / folder / name for folder in ("run", "flower"))
         assert ours.read_bytes() == theirs.read_bytes(), name
     ours, theirs = (read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("run", "flower"))
@@ -62,7 +64,7 @@ def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) 
 
 
 def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(tmp_path: Path) -> None:
-    settings = config(method="scaffold", out=str(tmp_path / "whole"))
+    settings = config(method="scaffold", out=str(tmp_path / "whole"), **KEPT)
     carry_out(settings)
 
     def killed(replies: Any) -> Any:
@@ -78,7 +80,13 @@ def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(
     with pytest.raises(UserError, match="was run with rounds = 3, not 4"):
         carry_out(settings | {"resume": True, "rounds": 4})
     carry_out(settings | {"resume": True})
-    for name in ("model.safetensors", "weights.csv", "metrics.json"):
+    for name in (
+        "model.safetensors",
+        "model-best.safetensors",
+        "model-tail.safetensors",
+        "weights.csv",
+        "metrics.json",
+    ):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
     assert [line["round"] for line in read_jsonl(tmp_path / "killed" / "rounds.jsonl")] == [0, 1, 2]
 

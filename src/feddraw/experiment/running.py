@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_evaluate
-from feddraw.core import Model, Update
+from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
@@ -23,6 +23,7 @@ from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder
+from feddraw.results.kept import Keep, Keeper, KeptModel
 from feddraw.results.reading import read_json
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import PieceEntry
@@ -152,8 +153,11 @@ def _rounds(
             checkpoint.next_round,
             checkpoint.memory,
         )
+    keeper = _keeper(setup, folder)
     if folder is not None:
         folder.forget_from(start)
+        if checkpoint is not None:
+            keeper.resume()
     rounds = federate(
         model,
         method,
@@ -173,17 +177,57 @@ def _rounds(
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
         scored, predictions = evaluate(setup, engine, plain.model, final=last)
-        result = replace(plain, metrics=scored, pieces=_with_classes(plain.pieces, setup.dataset.findings))
+        keeper.add(plain.round, plain.model, scored)
+        kept = keeper.models(plain.model) if last else {}
+        evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
+        result = replace(
+            plain,
+            metrics=scored,
+            pieces=_with_classes(plain.pieces, setup.dataset.findings),
+            kept={name: one.model for name, one in kept.items()},
+        )
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
             if last:
-                folder.finish(result.model, {"round": result.round} | scored, predictions, setup.dataset)
+                scored = {"round": result.round} | scored
+                folder.finish(result.model, scored, predictions, setup.dataset, result.kept)
         yield result
     if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
         scored, predictions = evaluate(setup, engine, shown, final=True)
-        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset)
+        kept = keeper.models(shown)
+        evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
+        models = {name: one.model for name, one in kept.items()}
+        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, models)
+
+
+def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:
+    """What keeps other models than the last; nothing where each client has a model of its own."""
+    keep, local = setup.experiment.keep, setup.method.local
+    if keep != Keep() and type(local).personal is not Local.personal:
+        name = setup.experiment.section("method")[0]
+        warnings.warn(f"{name} has one model per client: only those of the last round are kept", stacklevel=2)
+        keep = Keep()
+    return Keeper(keep, setup.experiment.rounds, folder)
+
+
+def _evaluate_common(setup: Setup, engine: Engine, model: Model) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    return setup.evaluator.at_the_end(engine, [model], personal=False)
+
+
+def evaluate_kept(
+    evaluate_one: Callable[[Model], tuple[dict[str, Any], dict[str, NDArray[Any]]]],
+    kept: Mapping[str, KeptModel],
+    scored: dict[str, Any],
+    predictions: dict[str, NDArray[Any]],
+) -> None:
+    """Add the metrics and scores of the kept models to those of the last, each with thresholds of its own."""
+    for name, one in kept.items():
+        found, scores = evaluate_one(one.model)
+        scored.setdefault("models", {})[name] = one.described() | found
+        wanted = {key: array for key, array in scores.items() if key.endswith(".scores")}
+        predictions.update({f"{name}.{key}": array for key, array in wanted.items()})
 
 
 def evaluate(

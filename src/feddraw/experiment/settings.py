@@ -13,6 +13,7 @@ from feddraw.errors import UserError, unknown
 from feddraw.experiment.data import defaults as dataset_defaults
 from feddraw.experiment.method import Section, by_half, combined_method, defaults_of, recorded_settings, without_empty
 from feddraw.participation import Participation
+from feddraw.results.kept import Keep
 from feddraw.results.reading import read_toml
 from feddraw.scenarios.partition import complete_options, dataset_of, wanted
 from feddraw.server.gate import Gate
@@ -21,7 +22,13 @@ from feddraw.server.round import STREAM_WEIGHTS
 from feddraw.training.settings import Training
 
 NAMED = ("data", "scenario", "model", "method")
-SETTINGS = {"training": Training, "participation": Participation, "gate": Gate, "policy": Policy}  # no name
+SETTINGS = {
+    "training": Training,
+    "participation": Participation,
+    "gate": Gate,
+    "policy": Policy,
+    "keep": Keep,
+}  # no name
 MOST_ROUNDS = 100_000
 
 
@@ -37,6 +44,7 @@ class Experiment:
     participation: Participation = field(default_factory=Participation)
     gate: Gate = field(default_factory=Gate)  # which updates are let in
     policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
+    keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
     rounds: int = 15
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
@@ -214,6 +222,7 @@ def complete(experiment: Experiment) -> Experiment:
     experiment.training.check()
     experiment.gate.check()
     experiment.policy.check()
+    experiment.keep.check(experiment.rounds)
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
     if experiment.stream:

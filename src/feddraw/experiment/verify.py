@@ -15,6 +15,7 @@ from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
 from feddraw.results.folder import RunFolder
+from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.round import RoundResult
 
@@ -72,8 +73,10 @@ def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> It
         lines = [_lines(folder, name) for folder in (there, here)]
         for round in range(rounds):
             yield f"{name} of round {round}", _hash(lines[0].get(round)), _hash(lines[1].get(round))
-    for name in LAST if finished else ():
+    for name in (*LAST, *KEPT) if finished else ():
         files = [getattr(folder, name) for folder in (there, here)]
+        if name in KEPT and not any(file.is_file() for file in files):
+            continue
         yield files[0].name, *(_hash_of_file(file) for file in files)
 
 

@@ -25,6 +25,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.experiment.data import open_dataset
 from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
+from feddraw.experiment.running import evaluate_kept
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import histograms, settings
 from feddraw.flower.records import to_arrays
@@ -32,6 +33,7 @@ from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.folder import RunFolder
+from feddraw.results.kept import Keeper
 from feddraw.results.reading import read_jsonl
 from feddraw.scenarios.dealing import Partition
 from feddraw.server.policy import why_not
@@ -82,6 +84,10 @@ class ServerEvaluation:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
         return self._evaluator.after_a_round(self._engine, [model], ("validation",)), {}
 
+    def evaluate_kept(self, model: Model) -> Scores:
+        """Another model than that of the last round: the server's own images only, the sites are not asked again."""
+        return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
+
 
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
@@ -104,18 +110,21 @@ def _carry_out(
     grid: Grid, experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
     strategy = make_strategy(experiment, federation, evaluation, folder)
+    keeper = Keeper(experiment.keep, experiment.rounds, folder)
+    if folder is not None and federation.resume:
+        keeper.resume()
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         done = server_round - 1
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
-        return _conclude(strategy, evaluation, folder, done)
+        return _conclude(strategy, evaluation, folder, keeper, done)
 
     arrays, rounds = to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
     if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
-        _conclude(strategy, evaluation, folder, rounds - 1)
+        _conclude(strategy, evaluation, folder, keeper, rounds - 1)
     return strategy
 
 
@@ -149,7 +158,7 @@ def make_strategy(
 
 
 def _conclude(
-    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, done: int
+    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: Keeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
     assert strategy.model is not None
@@ -157,13 +166,17 @@ def _conclude(
     final = done == strategy.rounds - 1
     shown = evaluation.method.shown(strategy.model, strategy.state)
     scores, predictions = evaluation.evaluate(shown, final=final)
+    keeper.add(done, shown, scores)
+    kept = keeper.models(shown) if final else {}
+    evaluate_kept(evaluation.evaluate_kept, kept, scores, predictions)
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
         if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
             diverged, loss = replace(last, metrics=scores).diverged, last.metrics.get("loss", math.nan)
             folder.add_line(done, loss, scores, last.seconds or {"aggregation": 0.0}, diverged=diverged)
         if final:
-            folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset)
+            models = {name: one.model for name, one in kept.items()}
+            folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)
     return MetricRecord(
         {f"{part}-auc": float(found["auc"]["macro"]) for part, found in scores.items() if "auc" in found}
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +36,11 @@ from feddraw.report.blocks import (
     numeral,
 )  # fmt: skip
 from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
-from feddraw.results.runs import METRICS, REFERENCES, Collection, Run
+from feddraw.results.runs import METRICS, REFERENCES, UNTESTED, Collection, Run, number
 
 Say = Callable[[str], None]
+
+MODELS = {"last": "last round", "best": "best validation round", "tail": "mean of the last rounds"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,7 @@ class Report:
     command: str
     margin: float = 0.0  # how far below another method still counts as no worse; 0: not asked
     folders: Sequence[Path] = ()  # where the runs were found
+    replicates: int = 0  # of the bootstrap
 
     @property
     def focus(self) -> str:
@@ -80,7 +83,7 @@ def examine(
     for scenario in collection.scenarios:
         say(f"comparing methods in {scenario}")
         draws[scenario] = draw(collection.of(scenario), replicates)
-    return Report(collection, rankings, draws, command, margin, folders)
+    return Report(collection, rankings, draws, command, margin, folders, replicates)
 
 
 def compose(report: Report, title: str, say: Say) -> Document:
@@ -458,6 +461,7 @@ def _scenario(report: Report, scenario: str) -> Iterator[Block]:
         yield Only(list(_findings(report, scenario, metric, label)), metric=metric)
         yield Only(list(_other_pairs(report, scenario, metric, label)), metric=metric)
         yield Only(list(_client_gains(report, scenario, metric, label)), metric=metric)
+    yield from _kept_models(report, scenario)
     yield from _weights(report, scenario)
     yield from _curves(report, scenario)
     drawn = list(pictures.operating_points(runs, report.shown, report.focus, slug(scenario)))
@@ -542,6 +546,56 @@ def _gain_table(found: Sequence[Gain], caption: str, label: str = "") -> Table:
 def _gain_cell(gain: Gain) -> Cell:
     text = f"{gain.gain.value:+.4f}"
     return Cell(text + (f" [{span(gain.interval)}]" if gain.interval else ""), gain.gain.value)
+
+
+def _kept_models(report: Report, scenario: str) -> Iterator[Block]:
+    """The models that runs kept on request, side by side."""
+    rows, notes = [], []
+    for method in report.shown:
+        kept = [run.models for run in report.collection.of(scenario, method)]
+        kept = [models for models in kept if models]
+        names = [name for name in MODELS if kept and all(name in models for models in kept)]
+        by_name = {name: [replace(models[name], method=name) for models in kept] for name in names}
+        drawn = draw([run for runs in by_name.values() for run in runs], report.replicates) if names[1:] else ""
+        rows += [_model_row(method, name, by_name[name], drawn) for name in names]
+        notes += [] if isinstance(drawn, str) else [_interval_note(drawn, 0)]
+    if rows:
+        yield Heading(f"Which model? {scenario}", 3)
+        yield Text(
+            "The model of the last round beside those that were kept on request. The test set chose none of them; "
+            "tables and figures elsewhere are about the last round."
+        )
+        header = [
+            "method",
+            "model",
+            "rounds",
+            "chosen by",
+            "validation AUC",
+            "test AUC",
+            "− last",
+            "95 % CI",
+            "test GM",
+        ]
+        label = f"models-{slug(scenario)}"
+        yield Table(f"Models of the runs in {scenario}", header, rows, (), " ".join(notes[:1]), label)
+
+
+def _model_row(method: str, name: str, runs: Sequence[Run], draws: Draws | str) -> list[Cell]:
+    """One model of one method, over seeds."""
+    about = [run.metrics for run in runs]
+    rounds = list(dict.fromkeys(_span_of(one.get("rounds", [one.get("round", 0)])) for one in about))
+    chosen = "the end of training" if name == "last" else str(about[0]["chosen_by"])
+    validation = Mean.of([number(one.get("validation", UNTESTED)["auc"]["macro"]) for one in about])
+    change = [Cell(""), Cell("")]
+    if name != "last" and isinstance(draws, Draws) and {"last", name} <= draws.methods["auc"].keys():
+        change = _difference(draws.difference("auc", name, "last"), 0)
+    means = [_mean_cell(one, len(runs), False) for one in (validation, mean(runs, "auc"))]
+    tested = _mean_cell(mean(runs, "gm"), len(runs), False)
+    return [Cell(method), Cell(MODELS[name]), Cell(", ".join(rounds)), Cell(chosen), *means, *change, tested]
+
+
+def _span_of(rounds: Sequence[int]) -> str:
+    return f"{rounds[0]} to {rounds[-1]}" if rounds[1:] else str(rounds[0])
 
 
 def _weights(report: Report, scenario: str) -> Iterator[Block]:

@@ -55,8 +55,11 @@ class RunFolder:
         self.pieces = path / "pieces.csv"  # only where a rule weighs layers or classes by themselves
         self.metrics = path / "metrics.json"
         self.model = path / "model.safetensors"
+        self.best = path / "model-best.safetensors"  # these two only where they are asked for (`keep`)
+        self.tail = path / "model-tail.safetensors"
         self.predictions = path / "predictions.safetensors"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.kept = path / "checkpoint" / "kept.safetensors"
         self._held = False  # whether this object has the folder's lock
 
     def begin(
@@ -208,11 +211,22 @@ class RunFolder:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise UserError(f"{self.checkpoint} is damaged: delete {self.path} and start again") from None
 
+    def model_file(self, name: str) -> Path:
+        """Of the model of the last round, of the best validation round, or of the tail average."""
+        return {"last": self.model, "best": self.best, "tail": self.tail}[name]
+
     def finish(
-        self, model: Model, scores: Mapping[str, Any], predictions: Mapping[str, NDArray[Any]], dataset: Dataset | None
+        self,
+        model: Model,
+        scores: Mapping[str, Any],
+        predictions: Mapping[str, NDArray[Any]],
+        dataset: Dataset | None,
+        kept: Mapping[str, Model] | None = None,
     ) -> None:
         """The last files; without a data set of the server's own there are no predictions to keep."""
-        write_whole(self.model, save({name: np.ascontiguousarray(a) for name, a in model.arrays().items()}))
+        for name, one in {"last": model, **(kept or {})}.items():
+            arrays = {name: np.ascontiguousarray(array) for name, array in one.arrays().items()}
+            write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
             self._keep(predictions, dataset)
         diverged = first_divergence(read_jsonl(self.rounds))

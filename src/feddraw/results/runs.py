@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
 from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder, first_divergence
+from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.policy import CLAUSES
 
@@ -31,7 +32,7 @@ REFERENCES = {
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
 REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-NOT_COMPARED = (*EXECUTION_SETTINGS, "test_every_round", "data.path")  # settings without effect on the result
+NOT_COMPARED = (*EXECUTION_SETTINGS, "test_every_round", "data.path", "keep.best", "keep.tail")  # no effect on results
 MAX_SCORES = 2**30  # bytes of a file of predictions, which is read whole
 CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
 RATES = ("sensitivity", "specificity", "thresholds")
@@ -135,6 +136,7 @@ class Run:
     metrics: Mapping[str, Any]  # empty while the run is not finished
     rounds: Sequence[Mapping[str, Any]]
     ledger: Ledger
+    model: str = "last"  # or another that was kept, whose metrics and predictions these are
     scenario: str = ""  # labels, which tell apart what has the same name but other settings
     method: str = ""
 
@@ -203,6 +205,15 @@ class Run:
                     found[line["piece"]][int(line["round"]), place[line["client"]]] = float(line["weight"])
         return {name: weights for name, weights in found.items() if np.isfinite(weights).any()}
 
+    @property
+    def models(self) -> dict[str, Run]:
+        """This run with the metrics and predictions of each of its models, where it kept others than the last."""
+        kept = {
+            name: replace(self, model=name, metrics={"clients": {}, "test": UNTESTED} | dict(found))
+            for name, found in self.metrics.get("models", {}).items()
+        }
+        return {self.model: self} | kept if kept else {}
+
     def predictions(self) -> Predictions | None:
         """The scores of every test image, where the run kept them."""
         path = self.path / "predictions.safetensors"
@@ -212,7 +223,8 @@ class Run:
             with safe_open(path, "np") as file:
                 names = set(file.keys())
                 about = json.loads(file.metadata()["feddraw"])
-                scores = file.get_tensor("test.scores").astype(np.float64)
+                prefix = "" if self.model == "last" else f"{self.model}."
+                scores = file.get_tensor(f"{prefix}test.scores").astype(np.float64)
                 truth = file.get_tensor("test.truth")
                 patients = file.get_tensor("test.patients") if "test.patients" in names else None
             found = Predictions(scores, truth, patients, tuple(map(str, about["classes"])), str(about["test"]))
@@ -267,6 +279,11 @@ def _read_old_names(metrics: Mapping[str, Any]) -> None:
 
 def _check(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
+    for name, found in metrics.get("models", {}).items():
+        if name not in KEPT or not all(type(round) is int for round in found["rounds"]):
+            raise ValueError("a model that no run keeps")
+        _ = str(found["chosen_by"])
+        _check({"test": UNTESTED} | found | {"models": {}})
     clients = metrics.get("clients", {}).values()
     for scores in (
         metrics["test"],

@@ -57,6 +57,7 @@ class RoundResult(RoundRecord):
     model: Model
     next_model: Model
     state: State
+    kept: Mapping[str, Model] = field(default_factory=dict)  # after the last round: other models asked for (`keep`)
 
 
 def aggregate_round(

@@ -1,0 +1,134 @@
+"""Models that a run keeps on request beside that of its last round: of the best validation round, and a tail average.
+
+The tail average is the mean of the last rounds' global models: rounds differ by noise, and a mean has less of it. The
+test set chooses nothing here. What is kept so far lies beside the checkpoint, so a run that is resumed ends with the
+same bits; to add a round a second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feddraw.core import Layout, Model
+from feddraw.errors import UserError
+from feddraw.results.checkpoint import read_tree, tree_bytes
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_jsonl
+from feddraw.system.files import make_subfolder, write_whole
+
+KEPT = ("best", "tail")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which models to keep and evaluate beside that of the last round."""
+
+    best: bool = False  # the model of the round with the highest validation AUC
+    tail: int = 0  # the mean of the models of so many last rounds; 0 = no such model
+
+    def check(self, rounds: int) -> None:
+        """Refuse a tail that is not made of some of the rounds."""
+        if self.tail and not 2 <= self.tail <= rounds:
+            raise UserError(f"keep.tail must be 0 (off) or from 2 to the {rounds} rounds of the run, not {self.tail}")
+
+
+@dataclass(frozen=True, eq=False)
+class KeptModel:
+    """A model, the rounds that it comes from, and what chose them."""
+
+    model: Model
+    rounds: tuple[int, ...]
+    chosen_by: str
+
+    def described(self) -> dict[str, Any]:
+        """As metrics.json has it."""
+        return {"rounds": list(self.rounds), "chosen_by": self.chosen_by}
+
+
+class Keeper:
+    """Sees the model of every round, and keeps what is asked for; with a folder, also over a restart."""
+
+    def __init__(self, keep: Keep, rounds: int, folder: RunFolder | None = None) -> None:
+        self._keep, self._rounds, self._folder = keep, rounds, folder
+        self._best: dict[str, Any] = {}  # round, AUC and the three vectors
+        self._tail: dict[str, Any] = {}  # first and last round, sums in float64, highest counters
+
+    def resume(self) -> None:
+        """Take up what a run kept before it was interrupted."""
+        assert self._folder is not None
+        if not (self._keep.best or self._keep.tail):
+            return
+        if self._folder.kept.is_file():
+            tree = read_tree(self._folder.kept)
+            self._best, self._tail = dict(tree.get("best", {})), dict(tree.get("tail", {}))
+        logged = {line["round"]: _auc(line.get("validation")) for line in read_jsonl(self._folder.rounds)}
+        if not (self._has_best_of(logged) and self._has_tail_of(len(logged))):
+            raise UserError(
+                f"{self._folder.kept} is missing or does not fit {self._folder.rounds.name}: "
+                "start again in another folder"
+            )
+
+    def _has_best_of(self, logged: Mapping[int, float]) -> bool:
+        finite = {round: auc for round, auc in logged.items() if math.isfinite(auc)}
+        if not self._keep.best or not finite:
+            return True
+        best = max(finite, key=lambda round: (finite[round], -round))
+        return self._best.get("round", -1) in (best, len(logged))  # it may be one round ahead of the log
+
+    def _has_tail_of(self, done: int) -> bool:
+        first = self._rounds - self._keep.tail
+        return done <= first or self._keep.tail == 0 or self._tail.get("last", -1) in (done - 1, done)
+
+    def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
+        """Look at the model after a round; `metrics` has its validation AUC."""
+        changed = self._keep.best and self._is_best(round, model, _auc(metrics.get("validation", {}).get("auc")))
+        if self._keep.tail and round >= self._rounds - self._keep.tail and round > self._tail.get("last", -1):
+            self._add_to_tail(round, model)
+            changed = True
+        if changed and self._folder is not None:
+            make_subfolder(self._folder.kept.parent, private=True)
+            content = tree_bytes({"best": self._best, "tail": self._tail})
+            write_whole(self._folder.kept, content, private=True)
+
+    def _is_best(self, round: int, model: Model, auc: float) -> bool:
+        if not math.isfinite(auc) or auc <= self._best.get("auc", -math.inf):
+            return False
+        vectors = {name: np.array(getattr(model, name)) for name in ("params", "buffers", "counters")}
+        self._best = {"round": round, "auc": auc} | vectors
+        return True
+
+    def _add_to_tail(self, round: int, model: Model) -> None:
+        if not self._tail:
+            self._tail = {"first": round, "counters": np.array(model.counters)}
+            self._tail |= {name: np.zeros(len(getattr(model, name))) for name in ("params", "buffers")}
+        for name in ("params", "buffers"):
+            self._tail[name] = self._tail[name] + getattr(model, name)
+        self._tail["counters"] = np.maximum(self._tail["counters"], model.counters)
+        self._tail["last"] = round
+
+    def models(self, like: Model) -> dict[str, KeptModel]:
+        """What there is at the end, by name; in the types of another model of the same network."""
+        found = {}
+        if self._best:
+            why = "highest validation AUC; of equal rounds the first"
+            found["best"] = KeptModel(_model(self._best, like.layout), (self._best["round"],), why)
+        if self._tail:
+            rounds = tuple(range(self._tail["first"], self._tail["last"] + 1))
+            means = {name: (self._tail[name] / len(rounds)).astype(like.params.dtype) for name in ("params", "buffers")}
+            why = f"fixed in advance: mean of the last {len(rounds)} rounds"
+            found["tail"] = KeptModel(_model(self._tail | means, like.layout), rounds, why)
+        return found
+
+
+def _model(vectors: Mapping[str, Any], layout: Layout) -> Model:
+    return Model(vectors["params"], vectors["buffers"], vectors["counters"], layout)
+
+
+def _auc(found: Mapping[str, Any] | None) -> float:
+    value = (found or {}).get("macro")
+    return math.nan if value is None else float(value)
