@@ -32,7 +32,7 @@ import tiny
 from feddraw import catalog, participation, report
 from feddraw.analysis import explain
 from feddraw.cli import stats, weights
-from feddraw.data import cache, imaging, tables
+from feddraw.data import cache, columns, imaging, marks, tables
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
@@ -739,7 +739,7 @@ def named_columns(room: Path) -> object:
     """Columns, findings and shares as somebody set them, and paths that are absolute."""
     lines = ["path,Edema,Mass,x", f"{room.resolve()}/a.png,1,0,p", "b.png,0,1,q", "c.png,1,1,r", "d.png,,,q"]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(folder.read_sheet, path, root=room)
+    read: Callable[..., object] = partial(folder.read_tables, [path], root=room)
     for wrong in ({"findings": "paper"}, {"findings": 3}, {"columns": {"site": "y"}}, {"shares": (1, 1, 1)}):
         with suppress(UserError):
             read(**wrong)
@@ -759,7 +759,7 @@ def odd_similarities(room: Path) -> object:
 # ---------------------------------------------------------------------------------------------------- all
 
 PLAN = "read_study _called _require_few _combinations _choices _label _planned _require_different_names"
-SHEET = "read_sheet column inside dealt guess place_of holding_paths holds_marks"
+SHEET = "read_tables read_sheet open_sources united _rows _row _column split inside"
 RUNS = "read_run _json _check number collect find"
 
 
@@ -772,7 +772,7 @@ def targets(room: Path) -> list[Target]:
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
     ]
-    sheet = functions(tables, without="carve split_rows numbers examples policy policies")
+    sheet = functions(tables, without="carve split_rows numbers examples")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [
@@ -795,7 +795,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
-            [*sheet, *named(folder, SHEET), *release], TABLE_WORDS,
+            [*sheet, *named(folder, SHEET), *functions(columns), *functions(marks), *release], TABLE_WORDS,
             odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),

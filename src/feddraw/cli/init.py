@@ -12,51 +12,64 @@ from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.survey import Survey
+    from feddraw.experiment.survey import Plan, Survey
 
-Where = Annotated[Path, typer.Argument(help="A CSV with image paths and labels, or a folder of images.")]
+Where = Annotated[list[Path], typer.Argument(help="A CSV with image paths and labels, several, or a folder.")]
+Images = Annotated[str, typer.Option(help="The folder that the paths in the table start from.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="The experiment file to write (default: NAME.toml here).")]
 
 
-def init(path: Where, out: Out = None) -> None:
-    """Look at a table or folder of images and write a commented experiment file for it."""
+def init(paths: Where, images: Images = "", out: Out = None) -> None:
+    """Look at tables or a folder of images and write a commented experiment file for it."""
     from feddraw.experiment.survey import document, look, plan
     from feddraw.system.files import write_whole
 
-    target = out or Path(path.resolve().name.removesuffix(".gz").removesuffix(".csv") + ".toml")
+    name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
+    target = out or Path(f"{name}.toml")
     if target.suffix != ".toml":
         raise UserError(f"an experiment file ends with .toml: --out {target.with_suffix('.toml')}")
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    found = look(path, target)
-    for file in [target, *([found.sheet] if found.written else [])]:
+    found = look(paths, target, images)
+    for file in [target, *(found.sheets if found.written else [])]:
         if file.exists():
             raise UserError(f"{file} exists: choose another name with --out, or delete it")
-    show(found)
+    chosen = plan(found)
+    show(found, chosen)
     if found.written:
-        write_whole(found.sheet, found.written.encode())
-    command = f"feddraw init {quote(str(path))}" + (f" --out {quote(str(out))}" if out else "")
-    name = quote(str(target))
-    write_whole(target, document(found, plan(found), command, name).encode())
-    echo(f"{target} is written: read it, then  feddraw run {name}")
+        write_whole(found.sheets[0], found.written.encode())
+    options = {"--images": images, "--out": str(out or "")}
+    typed = [*map(str, paths), *(word for pair in options.items() if pair[1] for word in pair)]
+    command = f"feddraw init {' '.join(map(quote, typed))}"
+    shown = quote(str(target))
+    write_whole(target, document(found, chosen, command, shown).encode())
+    echo(f"{target} is written: read it, then  feddraw run {shown}")
 
 
-def show(found: Survey) -> None:
-    """What was found, and what is odd about it."""
+def show(found: Survey, chosen: Plan) -> None:
+    """What was found, how it is read, and what is odd about it."""
     from feddraw.cli.show import console, table
     from feddraw.data.tables import complaint
-    from feddraw.experiment.survey import complaints, rare
+    from feddraw.experiment.survey import clients_in_words, complaints, rare
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
+    rows = [[name, *(f"{count:,}" for count in counts.values())] for name, counts in found.marks().items()]
+    out.print(table(["finding", "positive", "negative", "unknown: blank", "unknown: uncertain"], rows))
+    for guess in found.guesses:
+        out.print(f"note: {guess}")
+    if any(counts[code] for counts in found.marks().values() for code in (-2, -1)):
+        out.print("note: an unknown label is not a negative; data.blank and data.uncertain can say otherwise")
     rows = [["all images", *(f"{count:,}" for count in found.sizes())]]
     rows += [[name, *(f"{count:,}" for count in counts)] for name, counts in found.positives().items()]
     out.print(table(["images with", "train", "validation", "test"], rows))
-    if found.sites:
-        sites = [[name or "(blank)", f"{count:,}"] for name, count in sorted(found.sites.items())]
-        out.print(table(["site", "train"], sites))
+    out.print(f"clients: {clients_in_words(found, chosen)}")
+    if unlabelled := list(found.unlabelled()):
+        out.print(f"note: not labelled at a site, so others teach it: {'; '.join(unlabelled)}")
     if names := rare(found):
-        out.print(f"note: a part has no image, or only images, with {', '.join(names)}: no AUC for it there")
+        out.print(f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for it there")
+    for note in found.table.notes:
+        out.print(f"note: {note}")
     if problems := complaints(found):
         total = len(found.table.labels) + len(found.table.problems)
-        out.print(f"note: {complaint(found.sheet.name, problems, total)}; data.skip_bad leaves them out")
+        out.print(f"note: {complaint(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out")

@@ -57,7 +57,7 @@ def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset
     total = len(table.labels) + len(table.problems)
     stamps = [stamp(root / path) for path in table.paths]
     there = np.array([row for row, found in enumerate(stamps) if found is not None], dtype=np.intp)
-    lost = [Problem("without a file", path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
+    lost = [absent(root, path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
     table = table.take(there, lost)
     refuse(name, table.problems, total, how)
     rows_by_split(name, table.split)
@@ -96,6 +96,17 @@ def stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+def absent(root: Path, path: str) -> Problem:
+    """A row without a file: what was tried, and a file of nearly the same name if there is one."""
+    wanted = root / path
+    try:
+        beside = [entry.name for entry in os.scandir(wanted.parent)] if wanted.parent.is_dir() else []
+    except OSError:
+        beside = []
+    near = next((name for name in beside if name.lower() == wanted.name.lower() or Path(name).stem == wanted.name), "")
+    return Problem("without a file", path, f"tried {wanted}" + (f", there is {near}" if near else ""))
 
 
 def refuse(name: str, problems: Sequence[Problem], total: int, how: Preparation) -> None:

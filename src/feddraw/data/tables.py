@@ -1,7 +1,4 @@
-"""Label tables: CSV sheets of any size but not of every size, findings by name, and rows that cannot be used.
-
-Marks are 1 (present), 0 or blank (absent) and −1 (uncertain), as in CheXpert; a policy per finding makes them 0 or 1.
-"""
+"""Label tables: CSV sheets of any size but not of every size, findings by name, and rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
-from feddraw.errors import UserError, one_of, unknown
+from feddraw.data.marks import BLANK, UNCERTAIN, Column, plain_mark, resolve
+from feddraw.errors import UserError
 from feddraw.naming import from_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_LINE = 2**20
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 MAX_LINES = 2**22  # of a sheet, blank ones too: twenty times the largest set of radiographs
 MAX_RATIO = 100  # characters for a byte of a .gz: tables shrink to a tenth, a bomb to a thousandth
 
@@ -30,13 +29,10 @@ FOURTEEN = (
     "Atelectasis", "Cardiomegaly", "Pleural Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
     "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural Thickening", "Hernia",
 )  # fmt: skip
-UNCERTAIN = {"Atelectasis": "ones", "Edema": "ones"}  # U-Ones; U-Zeros for all others
 
 Findings = str | Sequence[str]  # "paper", "all", or names
-Uncertain = str | Mapping[str, str] | None  # "ones" or "zeros", for all findings or each; the paper's if not given
 
 _KNOWN = {name.lower(): name for name in (*FOURTEEN, *FINDINGS)} | {"effusion": "Pleural Effusion"}
-_MARKS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,20 @@ class Table:
     paths: tuple[str, ...]  # relative to the folder; empty where only labels are read
     split: NDArray[np.int8]  # (n,), which of SPLITS each row belongs to
     problems: tuple[Problem, ...] = ()
+    marks: NDArray[np.int8] | None = None  # (n, findings), the cells before blank and uncertain ones were decided
+    notes: tuple[str, ...] = ()  # what the user should know of the table
 
     def take(self, rows: NDArray[np.intp], problems: Sequence[Problem] = ()) -> Table:
         """Some of the rows, with why the others are left out."""
         paths = tuple(self.paths[row] for row in rows)
-        return Table(self.labels.take(rows), paths, self.split[rows], (*self.problems, *problems))
+        return replace(
+            self,
+            labels=self.labels.take(rows),
+            paths=paths,
+            split=self.split[rows],
+            problems=(*self.problems, *problems),
+            marks=None if self.marks is None else self.marks[rows],
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- sheets
@@ -109,6 +114,8 @@ def open_text(path: Path) -> IO[str]:
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a regular file")
+        if path.suffix.lower() in SPREADSHEETS:
+            raise UserError(f"{path} is a spreadsheet, not a CSV: save it as CSV in UTF-8")
         if path.suffix == ".gz":
             return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
         return path.open(encoding="utf-8-sig", newline="")
@@ -127,7 +134,7 @@ def limited(file: IO[str], path: Path) -> Iterator[str]:
                 raise UserError(f"{path} is no table: a line or the whole of it is too long")
             yield line
     except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        raise UserError(f"{path} cannot be read as UTF-8 text, save it as CSV in UTF-8: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------- findings
@@ -155,24 +162,13 @@ def choose(findings: Findings, available: Sequence[str], where: str) -> dict[str
     return {name: places[name] for name in wanted}
 
 
-def mark(text: str) -> int | None:
-    """1, 0 or −1; nothing for what is no label."""
-    known = _MARKS.get(text.strip())
-    if known is not None:
-        return known
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return 0 if np.isnan(number) else int(number) if number in (-1, 0, 1) else None
-
-
 @dataclass
 class Intake:
     """The rows of a table as they are read, without those that cannot be used."""
 
-    findings: Mapping[str, int]  # name -> field of a row
-    marks: list[list[int | None]] = field(default_factory=list)
+    findings: Mapping[str, int | None]  # name -> field of a row; none where the table lacks the column
+    columns: Mapping[str, Column] = field(default_factory=dict)  # how each finding's cells are read
+    marks: list[list[int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
@@ -182,52 +178,43 @@ class Intake:
         if name in self._seen:
             self.problems.append(Problem("with a path that was there before", where, name))
             return False
-        found = [mark(fields[place]) for place in self.findings.values()]
-        if None in found:
-            finding = list(self.findings)[found.index(None)]
-            detail = f"{finding} is '{fields[self.findings[finding]][:20]}'"
-            self.problems.append(Problem("with a label outside -1, 0, 1 and blank", where, detail))
-            return False
+        found = []
+        for finding, place in self.findings.items():
+            meaning = BLANK if place is None else self._read(finding, fields[place])
+            if meaning is None:
+                detail = f"{finding} is '{fields[place or 0][:20]}'"
+                self.problems.append(Problem("with an entry that is no label", where, detail))
+                return False
+            found.append(meaning)
         self._seen.add(name)
         self.names.append(name)
         self.marks.append(found)
         return True
 
+    def _read(self, finding: str, text: str) -> int | None:
+        return self.columns[finding].read(text) if finding in self.columns else plain_mark(text)
+
+    def all_marks(self) -> NDArray[np.int8]:
+        return np.array(self.marks, dtype=np.int8).reshape(len(self.names), len(self.findings))
+
     def labels(
         self,
+        blank: Mapping[str, str],
         uncertain: Mapping[str, str],
         patients: Sequence[str] | None = None,
         sites: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Labels:
-        """What was taken, with uncertain marks turned into 0 or 1."""
-        marks = np.array(self.marks, dtype=np.int8).reshape(len(self.names), len(self.findings))
-        ones = np.array([policy(uncertain, finding) == "ones" for finding in self.findings])
-        values = np.where(marks == -1, ones, marks == 1).astype(np.uint8)
+        """What was taken, with blank and uncertain marks read as the policies say."""
+        marks = self.all_marks()
+        values, known = resolve(marks, tuple(self.findings), blank, uncertain)
         several = {"patients": patients, "sites": sites, "groups": groups}
         columns: dict[str, Any] = {
             name: np.array(words, dtype=np.str_) for name, words in several.items() if words is not None
         }
-        doubts = (marks == -1).sum(axis=1).astype(np.uint8)
+        columns |= {} if known.all() else {"known": known}
+        doubts = (marks == UNCERTAIN).sum(axis=1).astype(np.uint8)
         return Labels(values, tuple(self.findings), np.array(self.names, dtype=np.str_), uncertain=doubts, **columns)
-
-
-def policy(uncertain: Mapping[str, str], finding: str) -> str:
-    """What an uncertain mark counts as: "ones" or "zeros"."""
-    return one_of(f"uncertain.{finding}", uncertain.get(finding, UNCERTAIN.get(finding, "zeros")), ("ones", "zeros"))
-
-
-def policies(uncertain: Uncertain, findings: Sequence[str]) -> dict[str, str]:
-    """The user's policies under the findings' own names."""
-    if isinstance(uncertain, str):
-        return dict.fromkeys(findings, uncertain)
-    if not isinstance(uncertain or {}, Mapping):
-        raise UserError(f"uncertain must be ones, zeros, or either for each finding, not {uncertain!r}")
-    named = {canonical(name): value for name, value in (uncertain or {}).items()}
-    for name in named:
-        if name not in findings:
-            raise unknown("findings", name, findings)
-    return named
 
 
 # ---------------------------------------------------------------------------------------------------- splits
@@ -272,6 +259,3 @@ def examples(problems: Sequence[Problem]) -> str:
     """The first three, and a sign that there are more."""
     some = [f"{problem.where}: {problem.detail}" if problem.detail else problem.where for problem in problems[:3]]
     return ", ".join([*some, "…"] if len(problems) > 3 else some)
-
-
-# ---------------------------------------------------------------------------------------------------- labels alone

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from feddraw.data.dataset import Dataset
+from feddraw.data.marks import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.tables import (
     Findings,
@@ -22,11 +23,9 @@ from feddraw.data.tables import (
     Problem,
     Sheet,
     Table,
-    Uncertain,
     canonical,
     carve,
     choose,
-    policies,
     split_rows,
 )
 from feddraw.errors import UserError, expanded
@@ -35,6 +34,7 @@ SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
 FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
 NOT_FINDINGS = ("Path", "Study", "Sex", "Age", "Frontal/Lateral", "AP/PA")
+UNCERTAIN = {"Atelectasis": "positive", "Edema": "positive"}  # the paper's U-Ones; U-Zeros for all others
 SPLIT_FOLDERS = ("train", "valid", "test")  # as CheXpert's folders call them
 
 _IMAGE = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
@@ -79,7 +79,8 @@ def chexpert(
     *,
     path: str = "",
     findings: Findings = "paper",
-    uncertain: Uncertain = None,
+    blank: Policy = None,
+    uncertain: Policy = None,
     carve_test: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
@@ -92,7 +93,7 @@ def chexpert(
     if train is None or valid is None:
         raise UserError(f"{release.root} has no train.csv and valid.csv: not CheXpert's folder; get it from {SOURCE}")
     sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
-    table = read(sheets, findings, uncertain, release)
+    table = read(sheets, findings, release, blank, uncertain)
     if carve_test:
         table.split[carve(table.labels, split_rows(table, "train"), carve_test, seed)] = 2
     return from_files("chexpert", release.root, table, how)
@@ -111,7 +112,7 @@ def test_sheet(release: Release) -> Path:
 
 def read_training(path: Path) -> Table:
     """The training rows of a table alone, without a file in sight."""
-    return read({0: path}, "paper", None, None)
+    return read({0: path}, "paper", None)
 
 
 def locate(path: str) -> Release:
@@ -127,11 +128,19 @@ def locate(path: str) -> Release:
     )
 
 
-def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, release: Release | None) -> Table:
+def read(
+    sheets: Mapping[int, Path],
+    findings: Findings,
+    release: Release | None,
+    blank: Policy = None,
+    uncertain: Policy = None,
+) -> Table:
     """One table out of those of the splits, numbered as in data.dataset.SPLITS."""
     first = Sheet.of(sheets[0])
     names = tuple(choose(findings, finding_columns(first), str(first.path)))
-    rules = policies(uncertain, names)
+    negative = dict.fromkeys(names, "negative")
+    blanks = meanings("blank", _canonical(blank), names, negative)
+    doubts = meanings("uncertain", _canonical(uncertain), names, negative | UNCERTAIN)
     intake, paths, patients, split, groups = Intake({}), [], [], [], []
     for number, path in sheets.items():
         sheet = Sheet.of(path)
@@ -144,8 +153,12 @@ def read(sheets: Mapping[int, Path], findings: Findings, uncertain: Uncertain, r
                 patients.append(patient)
                 split.append(number)
                 groups.append("" if sex is None else fields[sex])
-    labels = intake.labels(rules, patients, groups=groups)
+    labels = intake.labels(blanks, doubts, patients, groups=groups)
     return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))
+
+
+def _canonical(policy: Policy) -> Policy:
+    return {canonical(name): word for name, word in policy.items()} if isinstance(policy, Mapping) else policy
 
 
 def finding_columns(sheet: Sheet) -> list[str]:

@@ -1,69 +1,43 @@
-"""Anyone's images: a CSV with a path and a column per finding beside a tree of PNG, JPEG or DICOM files.
+"""Anyone's images: a CSV with a path and one column per finding beside a tree of PNG, JPEG or DICOM files.
 
 Columns for the path, the split, the site and the patient are found by their usual names, the findings by their content;
-every guess can be overruled by a setting. Without a split column patients are dealt to the splits by a seed.
+every guess can be overruled by a setting. A label is present, absent or unknown: `blank` and `uncertain` say how such
+cells are read. Several tables, one per site, may have different findings. Without a split column patients are dealt to
+the splits by a seed, each finding in proportion.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.data.columns import SPLIT_NAMES, Layout, guess
 from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.marks import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import (
-    Findings,
-    Intake,
-    Problem,
-    Sheet,
-    Table,
-    Uncertain,
-    carve,
-    choose,
-    mark,
-    numbers,
-    policies,
-)
-from feddraw.errors import UserError, expanded
+from feddraw.data.splits import stratified, unknown_patients
+from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, numbers
+from feddraw.errors import UserError, expanded, one_of
 
-USUAL = {  # what such columns are called, in lower case and without blanks, dashes and underscores
-    "path": ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imageindex", "dicom"),
-    "split": ("split", "part", "subset", "partition", "set"),
-    "site": ("site", "hospital", "centre", "center", "institution", "client"),
-    "patient": ("patient", "patientid", "subject", "subjectid"),
-    "group": ("group", "sex", "gender", "patientsex", "patientgender"),
-}
-SPLIT_NAMES = {
-    "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "validate": 1, "dev": 1, "test": 2, "testing": 2,
-}  # fmt: skip
-SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
-SAMPLE = 2000  # rows that guesses are based on
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which column is what."""
-
-    path: int
-    split: int | None
-    site: int | None
-    patient: int | None
-    group: int | None
-    findings: dict[str, int]
+NO_SITE = "(no site)"
+MISSING_COLUMNS = ("refuse", "unknown")
 
 
 def folder(
     how: Preparation,
     *,
-    path: str,
+    path: str | Sequence[str],
     images: str = "",
     findings: Findings = "all",
-    uncertain: Uncertain = None,
+    blank: Policy = "unknown",
+    uncertain: Policy = "unknown",
+    missing_columns: str = "refuse",
     path_column: str = "",
     split_column: str = "",
     site_column: str = "",
@@ -74,63 +48,73 @@ def folder(
 ) -> Dataset:
     """Your own CSV and PNG, JPEG or DICOM files (data.path).
 
-    `path` is the CSV or its folder, `images` the folder that the paths in it start from.
+    `path` is the CSV, its folder, or a list of CSVs (one per site), `images` the folder that the paths in it start
+    from. `blank` and `uncertain` (-1) are unknown, negative or positive, for all findings or each. A finding that is
+    listed but has no column is refused, or unknown throughout (`missing_columns`).
     """
-    sheet = find_sheet(expanded(path))
+    sheets = find_sheets(path)
     columns = {"path": path_column, "split": split_column, "site": site_column, "patient": patient_column}
     columns |= {"group": group_column}
-    root = expanded(images) if images else sheet.parent
-    table = read_sheet(
-        sheet, root=root, findings=findings, uncertain=uncertain, columns=columns, shares=shares, seed=seed
+    root = image_root(sheets, images)
+    table = read_tables(
+        sheets,
+        root=root,
+        images=images,
+        findings=findings,
+        blank=blank,
+        uncertain=uncertain,
+        missing_columns=missing_columns,
+        columns=columns,
+        shares=shares,
+        seed=seed,
     )
-    return from_files(sheet.name.removesuffix(".gz").removesuffix(".csv"), root, table, how)
+    for note in table.notes:
+        warnings.warn(note, stacklevel=2)
+    return from_files(name_of(sheets), root, table, how)
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def find_sheets(path: str | Sequence[str]) -> list[Path]:
+    """The CSV itself, the only one in a folder, or those of a list."""
+    listed = [path] if isinstance(path, str) else path
+    if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
+        raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
+    found = [find_sheet(expanded(one)) for one in listed]
+    if len(set(found)) < len(found):
+        raise UserError(f"data.path names {next(one for one in found if found.count(one) > 1)} twice")
+    return found
 
 
 def find_sheet(path: Path) -> Path:
     """The CSV itself, or the only one in a folder."""
     if path.is_file():
         return path
-    found = sorted([*path.glob("*.csv"), *path.glob("*.csv.gz")]) if path.is_dir() else []
+    found = tables_in(path)
     if len(found) != 1:
         there = f"there are {', '.join(file.name for file in found[:5])}" if found else "there is none"
         raise UserError(f"{path}: a CSV, or a folder with one CSV in it, is needed; {there}")
     return found[0]
 
 
-def read_sheet(
-    path: Path,
-    *,
-    root: Path | None = None,
-    findings: Findings = "all",
-    uncertain: Uncertain = None,
-    columns: Mapping[str, str] | None = None,
-    shares: Sequence[float] = (0.7, 0.1, 0.2),
-    seed: int = 0,
-) -> Table:
-    """The table of an own CSV, with every row in a split."""
-    sheet = Sheet.of(path)
-    layout = guess(sheet, columns or {}, findings)
-    intake = Intake(layout.findings)
-    kept: list[list[str]] = []
-    for line, fields in sheet.rows():
-        where = f"{path.name} line {line}"
-        name = inside(fields[layout.path], root)
-        split = None if layout.split is None else fields[layout.split].strip().lower()
-        if name is None:
-            intake.problems.append(Problem("without a path inside the folder", where, fields[layout.path][:80]))
-        elif split is not None and split not in SPLIT_NAMES:
-            intake.problems.append(Problem("with a split other than train, validation, test", where, f"'{split[:20]}'"))
-        elif intake.add(name, fields, where):
-            kept.append(fields)
-    several = (column(kept, place) for place in (layout.patient, layout.site, layout.group))
-    labels = intake.labels(policies(uncertain, tuple(layout.findings)), *several)
-    given = column(kept, layout.split)
-    numbered = None if given is None else np.array([SPLIT_NAMES[one.lower()] for one in given], dtype=np.int8)
-    return Table(labels, tuple(intake.names), dealt(labels, numbered, shares, seed), tuple(intake.problems))
+def tables_in(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]) if folder.is_dir() else []
 
 
-def column(rows: Sequence[Sequence[str]], place: int | None) -> list[str] | None:
-    return None if place is None else [fields[place].strip() for fields in rows]
+def image_root(sheets: Sequence[Path], images: str = "") -> Path:
+    """The folder that all images are in."""
+    if images:
+        return expanded(images)
+    return sheets[0].parent if len(sheets) == 1 else Path(os.path.commonpath([str(sheet.parent) for sheet in sheets]))
+
+
+def stem(sheet: Path) -> str:
+    return sheet.name.removesuffix(".gz").removesuffix(".csv")
+
+
+def name_of(sheets: Sequence[Path]) -> str:
+    return "+".join(map(stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
 
 
 def inside(path: str, root: Path | None) -> str | None:
@@ -143,64 +127,198 @@ def inside(path: str, root: Path | None) -> str | None:
     return None if leaves or long or "\0" in path else str(posix)
 
 
-def dealt(labels: Labels, split: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
-    """Splits for rows that have none: all without a split column, validation out of training if only that lacks."""
-    if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
-    if split is None:
-        split = np.zeros(len(labels), dtype=np.int8)
-        split[carve(labels, np.arange(len(labels)), shares[2], seed)] = 2
-    if not (split == 1).any():
-        training = np.flatnonzero(split == 0)
-        split[carve(labels, training, shares[1] / (shares[0] + shares[1]), seed + 1)] = 1
-    return split
+# ---------------------------------------------------------------------------------------------------- reading
 
 
-# ---------------------------------------------------------------------------------------------------- guesses
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One table, and what is known of it besides its rows."""
+
+    sheet: Sheet
+    layout: Layout
+    base: Path | None  # where its paths start
+    prefix: str  # of its images' names, from the common root
+    site: str | None  # of all its rows, where it has no site column
+    split: int | None  # of all its rows, where it has no split column
 
 
-def guess(sheet: Sheet, columns: Mapping[str, str], findings: Findings) -> Layout:
-    """What each column is: as named by the user, else by its usual name, else by what is in it."""
-    places = {kind: place_of(sheet, columns.get(kind, ""), usual) for kind, usual in USUAL.items()}
-    sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]
-    if places["path"] is None:
-        places["path"] = next(holding_paths(sheet, sample), None)
-    if places["path"] is None:
-        raise UserError(
-            f"{sheet.path} has no column with image paths; it has {', '.join(sheet.header)} (data.path_column)"
-        )
-    taken = {place for place in places.values() if place is not None}
-    if findings == "all":
-        usable = [place for place in range(len(sheet.header)) if place not in taken and holds_marks(sample, place)]
-    else:
-        usable = [place for place in range(len(sheet.header)) if place not in taken]
-    chosen = choose(findings, [sheet.header[place] for place in usable], str(sheet.path))
-    if not chosen:
-        raise UserError(f"{sheet.path} has no column of labels (0, 1, -1 or blank); name them with data.findings")
-    return Layout(
-        places["path"],
-        places["split"],
-        places["site"],
-        places["patient"],
-        places["group"],
-        {name: usable[place] for name, place in chosen.items()},
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What a usable row says besides its findings."""
+
+    split: int | None
+    site: str | None
+    patient: str | None
+    group: str | None
+
+
+def read_tables(
+    paths: Sequence[Path],
+    *,
+    root: Path | None = None,
+    images: str = "",
+    findings: Findings = "all",
+    blank: Policy = "unknown",
+    uncertain: Policy = "unknown",
+    missing_columns: str = "refuse",
+    columns: Mapping[str, str] | None = None,
+    shares: Sequence[float] = (0.7, 0.1, 0.2),
+    seed: int = 0,
+) -> Table:
+    """The table of own CSVs, with every row in a split."""
+    one_of("missing_columns", missing_columns, MISSING_COLUMNS)
+    sources = open_sources(paths, root, images, columns or {}, findings, missing_columns == "unknown")
+    names = united(sources, findings, missing_columns == "unknown")
+    intake, rows = Intake({}), list[Row]()
+    for source in sources:
+        own = source.layout.findings
+        intake.findings = {name: own.get(name) for name in names}
+        intake.columns = source.layout.columns
+        rows += _rows(source, intake, several=len(sources) > 1)
+    patients, sites, groups = (_column(rows, kind) for kind in ("patient", "site", "group"))
+    whole = None if patients is None else unknown_patients(patients, intake.names)
+    intake.findings = dict.fromkeys(names)
+    blanks, doubts = meanings("blank", blank, names, {}), meanings("uncertain", uncertain, names, {})
+    labels = intake.labels(blanks, doubts, whole, sites, groups)
+    given = [row.split for row in rows]
+    numbered = None if None in given or not given else np.array(given, dtype=np.int8)
+    table = Table(
+        labels, tuple(intake.names), split(labels, numbered, shares, seed), tuple(intake.problems), intake.all_marks()
+    )
+    guesses = told(sources) if findings == "all" else ()
+    return replace(table, notes=(*guesses, *notes(table, patients)))
+
+
+def read_sheet(path: Path) -> Table:
+    """One table as it is."""
+    return read_tables([path])
+
+
+def open_sources(
+    paths: Sequence[Path],
+    root: Path | None,
+    images: str,
+    columns: Mapping[str, str],
+    findings: Findings,
+    may_lack: bool,
+) -> list[Source]:
+    """The tables with their layouts; a column of a kind that one has, all must have."""
+    several = len(paths) > 1
+    sheets = [Sheet.of(path) for path in paths]
+    layouts = [guess(sheet, columns, findings, may_lack=may_lack or several) for sheet in sheets]
+    for kind in ("split", "patient"):
+        has = [getattr(layout, kind) is not None for layout in layouts]
+        if any(has) and not all(has):
+            with_it, without = paths[has.index(True)].name, paths[has.index(False)].name
+            raise UserError(
+                f"{with_it} has a column for the {kind} and {without} has none: all tables need one, or none"
+            )
+    stems = distinct_stems(paths)
+    by_split = several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
+    sources = []
+    for path, sheet, layout, name in zip(paths, sheets, layouts, stems, strict=True):
+        base = root if images or not several or root is None else path.parent
+        prefix = "" if base is None or root is None or base == root else base.relative_to(root).as_posix()
+        site = name if several and not by_split and layout.site is None else None
+        sources.append(Source(sheet, layout, base, prefix, site, SPLIT_NAMES[name.lower()] if by_split else None))
+    return sources
+
+
+def distinct_stems(paths: Sequence[Path]) -> list[str]:
+    """The files' names, with their folders' where those are alike."""
+    stems = [stem(path) for path in paths]
+    return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{stem(path)}" for path in paths]
+
+
+def united(sources: Sequence[Source], findings: Findings, may_lack: bool) -> tuple[str, ...]:
+    """The findings of all tables together: as listed, or in the order in which they are met."""
+    met = tuple(dict.fromkeys(name for source in sources for name in source.layout.findings))
+    if isinstance(findings, str) or (len(sources) == 1 and not may_lack):
+        if not met:
+            raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
+        return met
+    missing = [str(name) for name in findings if name not in met]
+    if missing and not may_lack:
+        where = ", ".join(source.sheet.path.name for source in sources)
+        raise UserError(f"no column called {', '.join(missing)} in {where}; they have {', '.join(met)}")
+    return tuple(map(str, findings))
+
+
+def _rows(source: Source, intake: Intake, several: bool) -> Iterator[Row]:
+    """Those that can be used; the others are noted."""
+    layout, file = source.layout, source.sheet.path.name
+    for line, fields in source.sheet.rows():
+        where = f"{file} line {line}"
+        name = inside(fields[layout.path], source.base)
+        written = "" if layout.split is None else fields[layout.split].strip().lower()
+        if len(fields) > len(source.sheet.header) and any(map(str.strip, fields[len(source.sheet.header) :])):
+            detail = f"{len(fields)} cells for {len(source.sheet.header)} columns"
+            intake.problems.append(Problem("with more cells than columns", where, detail))
+        elif name is None:
+            intake.problems.append(Problem("without a path inside the folder", where, fields[layout.path][:80]))
+        elif layout.split is not None and written not in SPLIT_NAMES:
+            detail = f"'{written[:20]}'"
+            intake.problems.append(Problem("with a split other than train, validation, test", where, detail))
+        elif intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where):
+            yield _row(source, fields, written, several)
+
+
+def _row(source: Source, fields: Sequence[str], written: str, several: bool) -> Row:
+    layout = source.layout
+    site, patient, group = (
+        None if place is None else fields[place].strip() for place in (layout.site, layout.patient, layout.group)
+    )
+    if patient and several and source.site is not None:
+        patient = f"{source.site}: {patient}"  # sites number their patients for themselves
+    return Row(
+        SPLIT_NAMES[written] if layout.split is not None else source.split,
+        source.site if site is None else site or NO_SITE,
+        patient,
+        group,
     )
 
 
-def place_of(sheet: Sheet, named: str, usual: Sequence[str]) -> int | None:
-    if named:
-        return sheet.column(named)
-    plain = [name.lower().replace(" ", "").replace("_", "").replace("-", "") for name in sheet.header]
-    return next((plain.index(name) for name in usual if name in plain), None)
+def _column(rows: Sequence[Row], kind: str) -> list[str] | None:
+    """One entry per row; nothing where no table has such a column."""
+    found = [getattr(row, kind) for row in rows]
+    return [one or "" for one in found] if any(one is not None for one in found) else None
 
 
-def holding_paths(sheet: Sheet, sample: Sequence[Sequence[str]]) -> Iterator[int]:
-    """Columns whose first entry ends like an image."""
-    return (place for place in range(len(sheet.header)) if sample and sample[0][place].lower().endswith(SUFFIXES))
+def split(labels: Labels, given: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+    """Splits for rows that have none: all if no column says, validation out of training if only that lacks."""
+    if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
+    if given is None:
+        return stratified(labels, np.arange(len(labels)), shares, seed)
+    if not (given == 1).any():
+        training = np.flatnonzero(given == 0)
+        given[training] = stratified(labels, training, [shares[0], shares[1]], seed)
+    return given
 
 
-def holds_marks(sample: Sequence[Sequence[str]], place: int) -> bool:
-    """Nearly all entries are labels, and not all are blank: the few others are then mistakes to be told."""
-    known = [mark(fields[place]) is not None for fields in sample]
-    filled = any(fields[place].strip() for fields in sample)
-    return filled and sum(known) >= 0.9 * len(known)
+# ---------------------------------------------------------------------------------------------------- what is told
+
+
+def told(sources: Sequence[Source]) -> Iterator[str]:
+    """What was taken for a finding and what was not, and entries that are read though they are unusual."""
+    for source in sources:
+        file, layout = source.sheet.path.name, source.layout
+        if layout.others:
+            said = "; ".join(f"{name} ({why})" for name, why in layout.others.items())
+            yield f"{file}: findings are {', '.join(layout.findings)}; not used: {said}"
+        for name, said in layout.odd.items():
+            yield f"{file}: {name} is read with {said}"
+
+
+def notes(table: Table, patients: Sequence[str] | None) -> Iterator[str]:
+    """What makes a split less trustworthy."""
+    if patients is None:
+        return
+    if blank := sum(not patient for patient in patients):
+        what = "image has no patient id: it counts" if blank == 1 else "images have no patient id: each counts"
+        yield f"{blank:,} {what} as a patient of its own, who may also be in another split"
+    assert table.labels.patients is not None
+    pairs = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
+    shared = len(pairs) - len({patient for patient, _ in pairs})
+    if shared:
+        yield f"{shared:,} patients are in more than one split of the table: test results will look too good"

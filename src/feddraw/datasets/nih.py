@@ -87,5 +87,6 @@ def read(path: Path, splits: dict[str, int], findings: Findings, where: dict[str
             split.append(splits[name])
             groups.append("" if sex is None else fields[sex])
     intake.problems += [Problem("listed but not in the table", name) for name in splits.keys() - set(intake.names)]
-    labels = intake.labels({}, [name[:8] for name in intake.names], groups=groups)
+    nothing = dict.fromkeys(wanted, "negative")  # no cell is blank or uncertain
+    labels = intake.labels(nothing, nothing, [name[:8] for name in intake.names], groups=groups)
     return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))

@@ -1,7 +1,7 @@
 """Look at somebody's data and write an experiment file for it: columns guessed, rows counted, sizes for the machine.
 
-A table with one column a finding is used as it is. A single column of class names, or a folder with one subfolder a
-class, is first written out as such a table beside the experiment file.
+A table with one column per finding is used as it is; several, one per site, are used together. A single column of class
+names, or a folder with one subfolder per class, is first written out as such a table beside the experiment file.
 """
 
 from __future__ import annotations
@@ -11,53 +11,47 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-import numpy as np
-from numpy.typing import NDArray
-
+from feddraw.data.columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
 from feddraw.data.dataset import SPLITS
 from feddraw.data.imaging import BadImage, decode
+from feddraw.data.marks import ABSENT, BLANK, PRESENT, UNCERTAIN, WORDS, mark
+from feddraw.data.preparation import absent
 from feddraw.data.tables import Problem, Sheet, Table
-from feddraw.datasets.folder import (
-    SAMPLE,
-    SPLIT_NAMES,
-    SUFFIXES,
-    USUAL,
-    Layout,
-    find_sheet,
-    guess,
-    holding_paths,
-    read_sheet,
-)
-from feddraw.datasets.folder import place_of as place_by_name
+from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
+from feddraw.scenarios.by_site import MINIMUM
 from feddraw.system.workers import cores
 
 LABELS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
-NORMAL = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative", "")  # no class of its own
+NORMAL = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")  # no class of its own
 MOST_CLASSES = 50
+SAMPLE = 2000  # rows that guesses are based on
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
 STEP = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 BUDGET = 20 * 60  # seconds that a first run may take
 ROUNDS, EPOCHS = 15, 2  # the paper's
-SMALLEST_CLIENT = 8  # images, below which sites make no clients
+UNCLEAR = {BLANK: "blank", UNCERTAIN: "uncertain"}
+ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
     """What there is."""
 
-    sheet: Path
-    images: Path  # the folder that the table's paths start from
+    sheets: tuple[Path, ...]
+    images: Path | None  # the folder that the tables' paths start from; none where it is each table's own
     written: str  # the table itself, where it had to be made
+    layouts: tuple[Layout, ...]
     columns: Mapping[str, str]  # path, split, site, patient: the columns' names, empty where there is none
     table: Table
-    missing: tuple[str, ...]  # paths without a file
+    guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
+    missing: tuple[Problem, ...]  # rows without a file
     pixels: int  # the shorter side of the first image
 
     @property
@@ -66,11 +60,40 @@ class Survey:
         labels = self.table.labels
         return {} if labels.sites is None else dict(Counter(labels.sites[self.table.split == 0].tolist()))
 
+    @property
+    def large_sites(self) -> dict[str, int]:
+        """Those with enough training images to be clients."""
+        return {site: count for site, count in self.sites.items() if count >= MINIMUM}
+
     def positives(self) -> dict[str, list[int]]:
         """Images with each finding in the training, validation and test split."""
         values, split = self.table.labels.values, self.table.split
         counts = [values[split == number].sum(axis=0) for number in range(len(SPLITS))]
         return {name: [int(one[c]) for one in counts] for c, name in enumerate(self.table.labels.findings)}
+
+    def negatives(self) -> dict[str, list[int]]:
+        """Images known to be without each finding in the training, validation and test split."""
+        labels, split = self.table.labels, self.table.split
+        absent = labels.values == 0 if labels.known is None else (labels.values == 0) & labels.known
+        counts = [absent[split == number].sum(axis=0) for number in range(len(SPLITS))]
+        return {name: [int(one[c]) for one in counts] for c, name in enumerate(labels.findings)}
+
+    def marks(self) -> dict[str, dict[int, int]]:
+        """How many cells of each finding say present, absent, uncertain, or nothing."""
+        assert self.table.marks is not None
+        codes = (PRESENT, ABSENT, BLANK, UNCERTAIN)
+        columns = zip(self.table.labels.findings, self.table.marks.T, strict=True)
+        return {name: {code: int((column == code).sum()) for code in codes} for name, column in columns}
+
+    def unlabelled(self) -> Iterator[str]:
+        """Sites that do not label a finding at all."""
+        labels = self.table.labels
+        if labels.known is None or labels.sites is None:
+            return
+        for site in sorted(set(labels.sites.tolist())):
+            known = labels.known[labels.sites == site].any(axis=0)
+            if lacking := [name for name, there in zip(labels.findings, known, strict=True) if not there]:
+                yield f"{', '.join(lacking)} at {site}"
 
     def sizes(self) -> list[int]:
         return [int((self.table.split == number).sum()) for number in range(len(SPLITS))]
@@ -79,57 +102,126 @@ class Survey:
 # ---------------------------------------------------------------------------------------------------- looking
 
 
-def look(path: Path, out: Path) -> Survey:
-    """What a CSV, or a folder with a CSV or with a subfolder a class, holds."""
-    if not path.exists():
-        raise UserError(f"no file or folder {path}")
-    if path.suffix == ".npz":
-        raise UserError(f"{path} needs no file of settings: feddraw run --data {path} --scenario iid")
-    if path.is_dir() and not [*path.glob("*.csv"), *path.glob("*.csv.gz")]:
-        return survey(out.with_suffix(".csv"), path, as_table(classes_of(path)))
-    sheet = find_sheet(path)
-    header = Sheet.of(sheet).header
-    for mark, name in (("Frontal/Lateral", "chexpert"), ("Finding Labels", "nih")):
-        if mark in header:
-            raise UserError(f"{sheet} is a known archive: feddraw run --data {name} --set data.path={sheet.parent}")
-    made = expanded(Sheet.of(sheet))
-    return survey(out.with_name(f"{out.stem}-labels.csv") if made else sheet, sheet.parent, made)
+def look(paths: Path | Sequence[Path], out: Path, images: str = "") -> Survey:
+    """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
+    listed = [paths] if isinstance(paths, Path) else list(paths)
+    for path in listed:
+        if not path.exists():
+            raise UserError(f"no file or folder {path}")
+        if path.suffix == ".npz":
+            raise UserError(f"{path} needs no file of settings: feddraw run --data {path} --scenario iid")
+    if len(listed) == 1 and listed[0].is_dir():
+        if not tables_in(listed[0]):
+            return survey([out.with_suffix(".csv")], str(listed[0]), as_table(classes_of(listed[0])))
+        listed = tables_in(listed[0])
+    sheets = [find_sheet(path) for path in listed]
+    for sheet in sheets:
+        header = Sheet.of(sheet).header
+        for known, name in (("Frontal/Lateral", "chexpert"), ("Finding Labels", "nih")):
+            if known in header and is_archive(name, sheet):
+                run = f"feddraw run --data {name} --set data.path={sheet.parent}"
+                raise UserError(f"{sheet} is a known archive: {run}")
+    made = expanded(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
+    if made:
+        own = images or str(sheets[0].parent)
+        return survey([out.with_name(f"{out.stem}-labels.csv")], own, made, sheets[0])
+    return survey(sheets, images, "")
 
 
-def survey(sheet: Path, images: Path, written: str) -> Survey:
-    """Read the table, and find out what its columns are and which of its files are there."""
-    layout, header, table = read(sheet, images, written)
-    places = {"path": layout.path, "split": layout.split, "site": layout.site, "patient": layout.patient}
-    columns = {kind: "" if place is None else header[place] for kind, place in places.items()}
-    missing = tuple(path for path in table.paths if not (images / path).is_file())
-    return Survey(sheet, images, written, columns, table, missing, shorter_side(images, table.paths))
+def is_archive(name: str, sheet: Path) -> bool:
+    """Whether the table lies in its archive's folder, and not alone with some of its images."""
+    beside = ("valid.csv", "train.csv") if name == "chexpert" else ("test_list.txt",)
+    return any((sheet.parent / file).is_file() for file in beside)
 
 
-def read(sheet: Path, images: Path, written: str) -> tuple[Layout, Sequence[str], Table]:
-    """A table, also one that is not on the disk yet."""
-    if not written:
-        found = Sheet.of(sheet)
-        return guess(found, {}, "all"), found.header, read_sheet(sheet, root=images)
-    from tempfile import TemporaryDirectory
+def survey(sheets: Sequence[Path], images: str, written: str, original: Path | None = None) -> Survey:
+    """Read the tables, and find out what their columns are and which of their files are there."""
+    if written:
+        from tempfile import TemporaryDirectory
 
-    with TemporaryDirectory() as folder:
-        passing = Path(folder) / sheet.name
-        passing.write_text(written, encoding="utf-8")
-        return read(passing, images, "")
+        with TemporaryDirectory() as folder:
+            passing = Path(folder) / sheets[0].name
+            passing.write_text(written, encoding="utf-8")
+            return replace(_surveyed([passing], images, original or sheets[0]), sheets=tuple(sheets), written=written)
+    return _surveyed(sheets, images, sheets[0])
+
+
+def _surveyed(sheets: Sequence[Path], images: str, named: Path) -> Survey:
+    images = images or image_folder(sheets)
+    root = image_root(sheets, images)
+    sources = open_sources(sheets, root, images, {}, "all", False)
+    table = read_tables(sheets, root=root, images=images)
+    layouts = tuple(source.layout for source in sources)
+    columns = {}
+    for kind in ("path", "split", "site", "patient"):
+        found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
+        columns[kind] = next((sheet.header[place] for sheet, place in found if place is not None), "")
+    missing = tuple(absent(root, path) for path in table.paths if not (root / path).is_file())
+    if len(missing) == len(table.paths):
+        raise UserError(nothing_found(named, root, table, images))
+    guesses = tuple(told(sources))
+    table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
+    guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
+    there = (path for path in table.paths if (root / path).is_file())
+    pixels = shorter_side(root, there)
+    return Survey(tuple(sheets), root if images else None, "", layouts, columns, table, guesses, missing, pixels)
+
+
+def image_folder(sheets: Sequence[Path]) -> str:
+    """The folder below or above the table that its first paths start from; empty if that is the table's own."""
+    if len(sheets) > 1:
+        return ""
+    source = open_sources(sheets, sheets[0].parent, "", {}, "all", False)[0]
+    some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
+    for folder in candidates(sheets[0].parent, some):
+        names = [inside(path, folder) for path in some]
+        if any(name is not None and (folder / name).is_file() for name in names):
+            return "" if folder == sheets[0].parent else str(folder)
+    return ""
+
+
+def candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
+    """Where images may lie: beside the table, in a folder there, or in one that all paths name."""
+    yield home
+    try:
+        yield from sorted(folder for folder in home.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    except OSError:
+        return
+    absolute = [path for path in paths if PurePosixPath(path).is_absolute()]
+    if absolute and len(absolute) == len(paths):
+        common = Path(os.path.commonpath([str(PurePosixPath(path).parent) for path in absolute]))
+        if len(common.parts) > 2:  # never the whole disk
+            yield common
+
+
+def nothing_found(named: Path, root: Path, table: Table, images: str) -> str:
+    """That no image is where it should be, with what was tried."""
+    if not table.paths:
+        problems = table.problems[:1]
+        detail = f": {problems[0].where} {problems[0].what}" + (
+            f" ({problems[0].detail})" if problems[0].detail else ""
+        )
+        return f"{named} has no row that can be used{detail}"
+    first = table.paths[0]
+    folders = [root] if images else list(candidates(root, [first]))
+    tried = ", ".join(str(folder / first) for folder in folders[:4])
+    return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: say where they are with --images"
 
 
 def shorter_side(folder: Path, paths: Iterable[str]) -> int:
     """Of the first image that can be read."""
-    for path in islice(paths, 20):
+    some = list(islice(paths, 20))
+    why = ""
+    for path in some:
         try:
             return int(min(decode(folder / path).shape))
-        except BadImage:
-            continue
-    raise UserError(f"none of the first images that the table names can be read from {folder}: is it the right folder?")
+        except BadImage as error:
+            why = why or f"{folder / path}: {error}"
+    raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
 
 
 def classes_of(folder: Path) -> Iterator[dict[str, str]]:
-    """A row an image: its class is the folder it is in, its part a folder above it called train, val or test."""
+    """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if path.suffix.lower() in SUFFIXES and len(inside.parts) > 1:
@@ -138,13 +230,16 @@ def classes_of(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def expanded(sheet: Sheet) -> str:
-    """The table with a column a class, where it has one column of class names; nothing where it needs no change."""
-    place = place_by_name(sheet, "", LABELS)
+    """The table with one column per class, where it has one column of class names; empty where it needs no change."""
+    place = place_by_name(sheet.header, LABELS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]
-    if place is None or all(re.fullmatch(r"-?[01](\.0)?|", fields[place].strip()) for fields in sample):
+    if place is None or all(mark(fields[place]) is not None for fields in sample):
         return ""
-    usual = {kind: place_by_name(sheet, "", names) for kind, names in USUAL.items()}
-    path = usual["path"] if usual["path"] is not None else next(holding_paths(sheet, sample), None)
+    usual = {kind: place_by_name(sheet.header, names) for kind, names in USUAL.items()}
+    path = usual["path"]
+    if path is None:
+        ends = (sample[0][place].lower().endswith(SUFFIXES) for place in range(len(sheet.header)))
+        path = next((place for place, is_path in enumerate(ends) if is_path), None)
     if path is None:
         return ""
     kept = {sheet.header[column]: column for column in {path: 0, **dict.fromkeys(usual.values())} if column is not None}
@@ -155,19 +250,25 @@ def expanded(sheet: Sheet) -> str:
 
 
 def as_table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Rows with a `label`, several of them with | or ; between, as a table with a column a class."""
+    """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
+
+    A row without a label is blank in all of them.
+    """
     rows = list(rows)
     named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
-    classes = sorted({name for names in named for name in names if name.lower() not in NORMAL})
+    silent = [all(WORDS.get(name.lower()) == BLANK for name in names) for names in named]
+    classes = sorted(
+        {name for names in named for name in names if name.lower() not in NORMAL and WORDS.get(name.lower()) != BLANK}
+    )
     if not rows or not classes or len(classes) > MOST_CLASSES:
         raise UserError(
-            f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with a column a finding (0 or 1), "
-            "a column of class names, or a folder with a subfolder a class"
+            f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
+            "(0 or 1), a column of class names, or a folder with one subfolder per class"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
     lines = [
-        [*(row[name] for name in others), *(int(name in names) for name in classes)]
-        for row, names in zip(rows, named, strict=True)
+        [*(row[name] for name in others), *("" if blank else int(name in names) for name in classes)]
+        for row, names, blank in zip(rows, named, silent, strict=True)
     ]
     return csv_text([[*others, *classes], *lines])
 
@@ -189,8 +290,8 @@ class Plan:
 
 def plan(found: Survey, processors: int | None = None) -> Plan:
     """Settings for a first run of some minutes."""
-    sites = found.sites
-    natural = len(sites) > 1 and min(sites.values()) >= SMALLEST_CLIENT
+    sites = found.large_sites
+    natural = len(sites) > 1
     images, clients = found.sizes()[0], len(sites) if natural else 4
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
@@ -198,7 +299,7 @@ def plan(found: Survey, processors: int | None = None) -> Plan:
     seconds = {px: ROUNDS * EPOCHS * images / 64 * step / busy for px, step in STEP.items()}
     fitting = [px for px in STEP if px <= found.pixels and seconds[px] <= BUDGET]
     size = max(fitting, default=min(STEP))
-    holdout = 0.2 if smallest >= 100 else 0.0
+    holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
     return Plan("by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60)
 
 
@@ -239,22 +340,30 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
 
 
 def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
-    names = {"split": "training, validation, test", "site": "who owns the image", "patient": "kept in one part"}
-    positives = found.positives()
+    names = {"split": "training, validation, test", "site": "who owns the image", "patient": "kept in one split"}
     yield setting("name", "folder", "a table and image files")
-    yield setting("path", shown(found.sheet), "the table; relative paths start where the command is typed")
-    if found.images != found.sheet.parent:
+    tables = [shown(sheet) for sheet in found.sheets]
+    one = "the table; relative paths start where the command is typed"
+    several = "one table per site; a finding that a table lacks is unknown there"
+    yield setting("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
+    if found.images is not None:
         yield setting("images", shown(found.images), "the folder that its paths start from")
     yield setting("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
     for kind, meaning in names.items():
         if found.columns[kind]:
             yield setting(f"{kind}_column", found.columns[kind], meaning)
     if not found.columns["split"]:
-        yield setting("shares", [0.7, 0.1, 0.2], "no column says train or test: dealt by patient, or by image")
+        yield setting("shares", [0.7, 0.1, 0.2], "training, validation, test: by patient, each finding in proportion")
     yield "findings = ["
-    for name, counts in positives.items():
-        yield f"  {json.dumps(name, ensure_ascii=False)},".ljust(31) + f" # {sum(counts):,} positive"
+    for name, counts in found.marks().items():
+        said = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
+        unclear = [f"{counts[code]:,} {word}" for code, word in UNCLEAR.items() if counts[code]]
+        yield f"  {json.dumps(name, ensure_ascii=False)},".ljust(31) + f" # {', '.join([said, *unclear])}"
     yield "]"
+    each = f'unknown, negative or positive; for one finding: {{ {json.dumps(next(iter(found.marks())))} = "negative" }}'
+    totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR}
+    yield setting("blank", "unknown", f"the {totals[BLANK]:,} blank and NA cells are {each}")
+    yield setting("uncertain", "unknown", f"the {totals[UNCERTAIN]:,} cells of -1 or uncertain; the same choices")
     if found.missing or found.table.problems:
         bad = len(found.missing) + len(found.table.problems)
         yield setting("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
@@ -265,14 +374,31 @@ def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
 
 def scenario_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     if chosen.scenario == "by_site":
-        sizes = ", ".join(f"{site} {count:,}" for site, count in islice(found.sites.items(), 8))
-        yield setting("name", "by_site", f"each site a client: {sizes}{', …' if len(found.sites) > 8 else ''}")
+        yield setting("name", "by_site", clients_in_words(found, chosen))
+        yield setting("minimum", MINIMUM, "training images below which a site is left out")
         return
-    why = "no column names sites" if not found.columns["site"] else f"a site has under {SMALLEST_CLIENT} images"
-    yield setting("name", "quantity", f"{why}: clients are made, of unequal size")
+    yield setting("name", "quantity", clients_in_words(found, chosen))
     yield setting("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
     if found.columns["patient"]:
         yield setting("patient_disjoint", True, "all images of a patient at one client")
+
+
+def clients_in_words(found: Survey, chosen: Plan) -> str:
+    """Who the clients are, who is left out, and why the table's sites are not the clients where they are not."""
+    if chosen.scenario == "by_site":
+        said = f"each site is a client: {counted(found.large_sites)}"
+        small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
+        return said + (f"; left out, under {MINIMUM} training images: {counted(small)}" if small else "")
+    if not found.sites:
+        why = "no column names sites"
+    else:
+        why = f"fewer than two sites have {MINIMUM} training images ({counted(found.sites)})"
+    return f"{why}, so {chosen.clients} clients of unequal size are invented"
+
+
+def counted(sites: Mapping[str, int]) -> str:
+    some = ", ".join(f"{site} {count:,}" for site, count in islice(sites.items(), 8))
+    return some + (", …" if len(sites) > 8 else "")
 
 
 def setting(name: str, value: object, comment: str) -> str:
@@ -291,13 +417,9 @@ def shown(path: Path) -> str:
 
 def rare(found: Survey) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
-    sizes = np.array(found.sizes())
-    return [name for name, counts in found.positives().items() if _one_label(np.array(counts), sizes)]
-
-
-def _one_label(counts: NDArray[np.int_], sizes: NDArray[np.int_]) -> bool:
-    return bool(((counts == 0) | (counts == sizes)).any())
+    negatives = found.negatives()
+    return [name for name, counts in found.positives().items() if 0 in counts or 0 in negatives[name]]
 
 
 def complaints(found: Survey) -> tuple[Problem, ...]:
-    return (*found.table.problems, *(Problem("without a file", path) for path in found.missing))
+    return (*found.table.problems, *found.missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -10,15 +11,28 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError
 from feddraw.scenarios.dealing import Deck, Hands
 
+MINIMUM = 8  # training images that a site should have to be a client
 
-def by_site(deck: Deck, scale: float) -> Hands:
-    """One client per site in the data; at a smaller scale a random part of each."""
+
+def by_site(deck: Deck, scale: float, *, minimum: int = MINIMUM) -> Hands:
+    """One client per site in the data; at a smaller scale a random part of each. Sites below the minimum are left out.
+
+    Their validation and test images are not touched.
+    """
     if deck.labels.sites is None:
         raise UserError("by_site needs a site for every image, and this data has none: use a table with a site column")
     site = deck.labels.sites[deck.rows]
     if deck.by_patient:
         _require_one_site(deck.units, site)
-    return {str(name): deck.only(site == name).sample(scale).rows for name in np.unique(site)}
+    hands = {str(name): deck.only(site == name).sample(scale).rows for name in np.unique(site)}
+    small = {name: len(rows) for name, rows in hands.items() if len(rows) < minimum}
+    if len(small) == len(hands):
+        most = max(small.values(), default=0)
+        raise UserError(f"no site has {minimum} training images, the largest has {most}: lower scenario.minimum")
+    if small:
+        said = ", ".join(f"{name} ({count})" for name, count in small.items())
+        warnings.warn(f"left out of the federation, under {minimum} training images: {said}", stacklevel=2)
+    return {name: rows for name, rows in hands.items() if name not in small}
 
 
 def _require_one_site(patients: NDArray[np.intp], site: NDArray[np.str_]) -> None:

@@ -1,0 +1,101 @@
+"""Splits of one's own data: whole patients, each finding and site in proportion, rare findings in every split.
+
+Iterative stratification (Sechidis, Tsoumakas and Vlahavas, 2011) with patients in the place of images: the rarest
+property is shared out first, because common ones can still be balanced afterwards. Properties are the positives and the
+negatives of each finding, as far as they are known, and the sites. A property that enough patients have reaches every
+split, also one whose share of them would be less than a patient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data.dataset import Labels
+
+Rows = NDArray[np.intp]
+
+
+def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+    """The split of each of the rows, by its place among the shares; the same on every machine."""
+    owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
+    patients, owner, images = np.unique(owners, return_inverse=True, return_counts=True)
+    drawn = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
+    order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
+    has = np.zeros((len(patients), 0), dtype=bool) if not len(rows) else _properties(labels, rows, owner, len(patients))
+    return _dealt(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
+
+
+def unknown_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Each blank id in its own name's place: images without a patient are not all of one patient."""
+    taken = set(patients)
+    found = []
+    for patient, name in zip(patients, names, strict=True):
+        own = patient or f"unknown patient of {name}"
+        while not patient and own in taken:
+            own += "'"
+        found.append(own)
+    return found
+
+
+def _properties(labels: Labels, rows: Rows, owner: Rows, patients: int) -> NDArray[np.bool_]:
+    """What each patient has an image of: (patients, properties)."""
+    values = labels.values[rows] > 0
+    known = np.ones_like(values) if labels.known is None else labels.known[rows]
+    columns = [values & known, ~values & known]
+    if labels.sites is not None:
+        sites = labels.sites[rows]
+        columns.append(sites[:, None] == np.unique(sites)[None, :])
+    found = np.zeros((patients, sum(column.shape[1] for column in columns)), dtype=bool)
+    image, place = np.nonzero(np.concatenate(columns, axis=1))
+    found[owner[image], place] = True
+    return found
+
+
+def _dealt(has: NDArray[np.bool_], images: Rows, order: Rows, shares: NDArray[np.float64]) -> NDArray[np.int8]:
+    """The split of each patient."""
+    split = np.full(len(images), -1, dtype=np.int8)
+    wanted = _wanted(has.sum(axis=0), shares)
+    patients_left, images_left = wanted.copy(), shares * images.sum()
+    while (split < 0).any():
+        left = has[split < 0].sum(axis=0)
+        rarest = int(np.where(left > 0, left, len(images) + 1).argmin()) if left.any() else -1
+        for patient in order:
+            if split[patient] < 0 and (rarest < 0 or has[patient, rarest]):
+                # the split that has least of what it should have, so that large patients are spread over all
+                needs = images_left / shares if rarest < 0 else patients_left[:, rarest] / wanted[:, rarest]
+                best = np.flatnonzero(needs == needs.max())
+                chosen = int(best[images_left[best].argmax()])
+                split[patient] = chosen
+                patients_left[chosen, has[patient]] -= 1
+                images_left[chosen] -= images[patient]
+    return _reaching_all(split, has, order, len(shares))
+
+
+def _wanted(counts: NDArray[np.intp], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many patients with each property each split should have: one at least, where there are enough."""
+    wanted: NDArray[np.float64] = shares[:, None] * counts[None, :]
+    enough = (counts >= len(shares))[None, :]
+    small = enough & (wanted < 1)
+    rest = np.where(small, 0, wanted)
+    scale = np.divide(counts - small.sum(axis=0), rest.sum(axis=0), out=np.ones(len(counts)), where=rest.any(axis=0))
+    return np.where(small, 1.0, rest * scale)
+
+
+def _reaching_all(split: NDArray[np.int8], has: NDArray[np.bool_], order: Rows, splits: int) -> NDArray[np.int8]:
+    """Move single patients to splits that still lack a property, where no split loses its last one of another."""
+    counts = np.stack([has[split == number].sum(axis=0) for number in range(splits)])
+    for place in np.argsort(has.sum(axis=0), kind="stable"):
+        if has[:, place].sum() < splits:
+            continue
+        for number in np.flatnonzero(counts[:, place] == 0):
+            for patient in order[::-1]:  # those with few images first
+                before = split[patient]
+                if has[patient, place] and (counts[before, has[patient]] > 1).all():
+                    split[patient] = number
+                    counts[before, has[patient]] -= 1
+                    counts[number, has[patient]] += 1
+                    break
+    return split
