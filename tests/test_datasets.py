@@ -451,7 +451,7 @@ def test_chestxray14_names_what_does_not_fit(tmp_path, no_data_folder):
     (root / "images_001" / "images" / "00000000_000.png").unlink()
     says(
         "nih",
-        r"1 with an unknown finding \(Data_Entry_2017_v2020.csv line 3: Fever\).*1 without a file \(00000000_000.png: t",
+        r"1 with an unknown finding \(Data_Entry_2017_v2020.csv line 3: Fever\).*1 without a file \(00000000_000.png",
         path=str(root),
     )
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw.cli import app
 from feddraw.data.imaging import BadImage, decode
-from feddraw.datasets.folder import inside, read_sheet
+from feddraw.datasets.folder import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
 from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
@@ -125,7 +125,7 @@ def test_a_path_from_a_table_stays_in_its_folder(text: str) -> None:
 
 def test_paths_that_lead_out_of_the_folder_are_problems(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,a\n../x.png,1\n/etc/passwd,0\nC:\\x.png,1\nok.png,0\na/../../b.png,1\n")
-    table = read_sheet(tmp_path / "t.csv", root=tmp_path)
+    table = read_tables([tmp_path / "t.csv"], root=tmp_path)
     assert table.paths == ("ok.png",)
     assert len(table.problems) == 4
 

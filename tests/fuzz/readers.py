@@ -842,7 +842,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint _repack digest")], (), reshape_checkpoint,
+            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint repack digest")], (), reshape_checkpoint,
             [odd_log],
         ),
         Target(

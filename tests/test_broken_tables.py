@@ -1,0 +1,256 @@
+"""Tables as hospitals have them: each mistake is one line that names the cell, column or path, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddraw.data.dataset import PARTS
+from feddraw.data.tables import complaint
+from feddraw.datasets.folder import read_tables
+from feddraw.errors import UserError
+from feddraw.experiment.data import open_dataset
+from feddraw.experiment.survey import Survey, complaints, document, look, plan
+
+IMAGES = 40
+Cells = Sequence[object]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny images that all tables here name."""
+    folder = tmp_path_factory.mktemp("ward")
+    pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16), dtype=np.uint8)
+    (folder / "scans").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / "scans" / f"{number:02d}.png")
+    (folder / "scans" / "broken.png").write_text("no image")
+    return folder
+
+
+def column(*values: object) -> list[object]:
+    """These, over and over."""
+    return [values[number % len(values)] for number in range(IMAGES)]
+
+
+def with_first(column: Cells, *first: object) -> list[object]:
+    return [*first, *column[len(first) :]]
+
+
+PATHS = [f"scans/{number:02d}.png" for number in range(IMAGES)]
+EDEMA = column(0, 1, 0, 0)
+
+
+def write(folder: Path, columns: dict[str, Cells], name: str = "table.csv") -> Path:
+    rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path = folder / name
+    path.write_text("\n".join([",".join(columns), *rows, ""]), encoding="utf-8")
+    return path
+
+
+def seen(folder: Path, columns: dict[str, Cells]) -> Survey:
+    return look(write(folder, columns), folder / "x.toml")
+
+
+REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
+    "no path column": ({"weight": column(60, 70), "Edema": EDEMA}, "no column with image paths; it has weight, Edema"),
+    "no finding": ({"file": PATHS, "age": range(IMAGES)}, r"no column of labels .*: age holds '0', '1', '2', …"),
+    "1 and 2": ({"file": PATHS, "Edema": column(1, 2)}, "Edema holds 1 and 2, and either may be present: write 1 and"),
+    "all blank": ({"file": PATHS, "Edema": column("", "NA")}, "Edema blank in every row"),
+    "free text": ({"file": PATHS, "Edema": column("mild", "severe, both")}, "Edema holds 'mild'"),
+    "two columns": ({"file": PATHS, "Edema": EDEMA, "Edema ": EDEMA}, "two columns called"),
+    "wrong folder": ({"file": [f"gone/{n}.png" for n in range(IMAGES)], "Edema": EDEMA},
+                     r"none of its 40 images is there; tried .*gone/0.png, .*scans/gone/0.png: .*--images"),
+    "paths out of the folder": ({"file": column("../../etc/passwd.png"), "Edema": EDEMA},
+                                "no row that can be used: table.csv line 2 without a path inside the folder"),
+    "unreadable": ({"file": with_first(["scans/broken.png"] * IMAGES), "Edema": EDEMA}, "scans/broken.png: not a PNG"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_table_that_cannot_be_used_is_refused_in_one_line(name: str, images: Path) -> None:
+    columns, message = REFUSED[name]
+    before = sorted(images.rglob("*"))
+    with pytest.raises(UserError, match=message) as refused:
+        seen(images, columns)
+    assert "\n" not in str(refused.value)
+    assert sorted(path for path in images.rglob("*") if path.name != "table.csv") == [
+        path for path in before if path.name != "table.csv"
+    ]
+
+
+MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
+    "a number that is no label": ({"Edema": with_first(EDEMA, 7)}, "line 2: Edema is '7'"),
+    "a word that is no label": ({"Edema": with_first(EDEMA, 0, "see report")}, "line 3: Edema is 'see report'"),
+    "a path twice": ({"file": with_first(PATHS, PATHS[5])}, "1 with a path that was there before (table.csv line 7"),
+    "a blank path": ({"file": with_first(PATHS, "")}, "1 without a path inside the folder (table.csv line 2"),
+    "a path that leaves": ({"file": with_first(PATHS, "../x.png")}, "(table.csv line 2: ../x.png)"),
+    "a missing file": ({"file": with_first(PATHS, "scans/77.png")}, "without a file (scans/77.png: tried"),
+    "an ending in capitals": ({"file": with_first(PATHS, "scans/00.PNG")}, "scans/00.PNG, there is 00.png"),
+    "no ending": ({"file": with_first(PATHS, "scans/00")}, "scans/00, there is 00.png"),
+    "an unknown split": ({"split": with_first(column("train", "test", "val"), "exam")}, "line 2: 'exam'"),
+    "a blank split": ({"split": with_first(column("train", "test", "val"), "")}, "line 2: ''"),
+    "a cell too many": ({"Edema": with_first(EDEMA, "0,1")}, "line 2: 3 cells for 2 columns"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, images: Path) -> None:
+    columns, message = MISTAKES[name]
+    found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
+    said = complaint("table", complaints(found), IMAGES)
+    assert message in said
+    assert "\n" not in said
+    assert len(complaints(found)) == 1
+    assert len(found.table.labels) - len(found.missing) == IMAGES - 1
+    with pytest.raises(UserError, match=re.escape(message)):
+        open_dataset(str(images / "table.csv"), size=16, options={"workers": 1})
+    kept = open_dataset(str(images / "table.csv"), size=16, options={"workers": 1, "skip_bad": True})
+    assert sum(map(len, kept.rows.values())) == IMAGES - 1
+
+
+# ---------------------------------------------------------------------------------------------------- read, and told
+
+
+READ: dict[str, tuple[Cells, list[int], str]] = {  # values, their meaning (-9 unknown), what is said
+    "0/2": (column(0, 2, ""), [0, 1, -9], "Edema is read with '2' as present"),
+    "yes/no": (column("no", "Yes", "NA"), [0, 1, -9], "'no' as absent, 'Yes' as present, 'NA' as blank"),
+    "True/False": (column("False", "True"), [0, 1], "'False' as absent, 'True' as present"),
+    "Y/N": (column("N", "Y", "n/a"), [0, 1, -9], "'N' as absent, 'Y' as present, 'n/a' as blank"),
+    "positive/negative": (column("negative", "positive"), [0, 1], "'negative' as absent, 'positive' as present"),
+    "uncertain": (column(0, 1, -1, "u", "uncertain", "-1.0"), [0, 1, -9, -9, -9, -9], "'u' as uncertain"),
+    "NaN": (column(0, 1, "nan"), [0, 1, -9], "'nan' as blank"),
+    "decimals": (column("0.00", "1.00"), [0, 1], ""),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_odd_column_is_read_where_it_can_be_read_in_one_way_and_told(name: str, images: Path) -> None:
+    values, meaning, message = READ[name]
+    found = seen(images, {"file": PATHS, "Edema": values})
+    labels = found.table.labels
+    known = np.ones_like(labels.values, bool) if labels.known is None else labels.known
+    got = np.where(known, labels.values.astype(int), -9)[:, 0]
+    assert got.tolist() == [meaning[number % len(meaning)] for number in range(IMAGES)]
+    assert message in " ".join(found.guesses)
+    assert found.table.problems == ()
+
+
+def test_no_column_is_dropped_in_silence_and_names_stay_those_of_the_table(images: Path) -> None:
+    columns = {"file": PATHS, "Edema": EDEMA, "effusion_left": EDEMA, "age": range(IMAGES), "note": column("", "x y")}
+    found = seen(images, columns | {"grade": column(0, 1, 2), "": range(IMAGES)})
+    assert found.table.labels.classes == ("Edema", "effusion_left")
+    (said,) = found.guesses
+    assert "findings are Edema, effusion_left; not used: (unnamed) (has no name); age (holds '0', '1', '2', …)" in said
+    assert "note (holds 'x y')" in said
+    assert "grade (14 of 40 entries" in said or "grade (13 of 40 entries" in said
+
+
+def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
+    path = write(images, {"file": PATHS, "Edema": column(0, 1, "", -1), "Mass": column(1, "", 0, -1)})
+
+    def first_rows(**policies: object) -> list[list[float]]:
+        labels = read_tables([path], **policies).labels  # type: ignore[arg-type]
+        return labels.targets()[:4].tolist()
+
+    nan = pytest.approx(np.nan, nan_ok=True)
+    assert first_rows() == [[0, 1], [1, nan], [nan, 0], [nan, nan]]
+    assert first_rows(blank="negative") == [[0, 1], [1, 0], [0, 0], [nan, nan]]
+    assert first_rows(blank={"Mass": "positive"}, uncertain="negative") == [[0, 1], [1, 1], [nan, 0], [0, 0]]
+    with pytest.raises(UserError, match=r"blank.Edema must be one of unknown, negative, positive, not maybe"):
+        first_rows(blank={"Edema": "maybe"})
+    with pytest.raises(UserError, match="no 'Edeema' among the findings: did you mean Edema"):
+        first_rows(blank={"Edeema": "unknown"})
+    with pytest.raises(UserError, match="uncertain must be unknown, negative or positive"):
+        first_rows(uncertain=["unknown"])
+
+
+# ---------------------------------------------------------------------------------------------------- sites
+
+
+def test_a_tiny_site_is_left_out_by_name_and_the_others_are_kept(images: Path) -> None:
+    site = with_first(column("North", "South"), "Tiny", "Tiny", "")
+    found = seen(images, {"file": PATHS, "Edema": EDEMA, "hospital": site})
+    text = document(found, plan(found), "feddraw init table.csv", "x.toml")
+    assert 'name = "by_site"' in text
+    assert re.search(r"left out, under 8 training images: .*Tiny \d", text)
+    assert "(no site) 1" in text
+    alone = seen(images, {"file": PATHS, "Edema": EDEMA, "hospital": column(*range(20))})
+    text = document(alone, plan(alone), "feddraw init table.csv", "x.toml")
+    assert "fewer than two sites have 8 training images" in text
+    assert "4 clients of unequal size are invented" in text
+
+
+def test_tables_of_several_sites_may_have_different_findings(images: Path) -> None:
+    half = IMAGES // 2
+    north = write(images, {"file": PATHS[:half], "patient": range(half), "Edema": EDEMA[:half]}, "north.csv")
+    columns = {"image": PATHS[half:], "patient": range(half), "Mass": column("yes", "no")[:half], "Edema": [""] * half}
+    south = write(images, columns, "south.csv")
+    table = read_tables([north, south], root=images)
+    labels = table.labels
+    assert labels.classes == ("Edema", "Mass")
+    assert labels.sites is not None
+    assert labels.known is not None
+    assert labels.patients is not None
+    assert set(labels.sites) == {"north", "south"}
+    assert labels.known[:half].all(axis=0).tolist() == [True, False]
+    assert labels.known[half:].all(axis=0).tolist() == [False, True]
+    assert len(set(labels.patients)) == IMAGES  # patient 3 of one hospital is not patient 3 of the other
+    assert read_tables([north, south], root=images, findings=["Mass"]).labels.classes == ("Mass",)
+    with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
+        read_tables([north, south], root=images, findings=["Edema", "Masss"])
+    found = look([north, south], images / "x.toml")
+    assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
+    assert 'south.csv"]' in document(found, plan(found), "feddraw init", "x.toml")
+    write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
+    with pytest.raises(UserError, match=r"north.csv has a column for the patient and south.csv has none"):
+        read_tables([north, south], root=images)
+    for path in (north, south):
+        path.unlink()
+
+
+# ---------------------------------------------------------------------------------------------------- splits
+
+
+def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -> None:
+    rare = with_first(column(0), 1, 0, 1, 0, 1)
+    patients = [number // 2 for number in range(IMAGES)]
+    for seed in range(5):
+        path = write(images, {"file": PATHS, "patient": patients, "Rare": rare, "Edema": EDEMA})
+        table = read_tables([path], seed=seed)
+        parts = [table.part == number for number in range(len(PARTS))]
+        assert [int(table.labels.values[part, 0].sum()) for part in parts] == [1, 1, 1]
+        assert [int(part.sum()) for part in parts] == pytest.approx([28, 4, 8], abs=2)
+        edema = [table.labels.values[part, 1].sum() for part in parts]
+        assert edema == pytest.approx([7, 1, 2], abs=1)
+        assert table.labels.patients is not None
+        shared = {*zip(table.labels.patients.tolist(), table.part.tolist(), strict=True)}
+        assert len(shared) == len(set(patients))
+
+
+def test_blank_patients_are_not_one_patient_and_shared_patients_are_told(images: Path) -> None:
+    path = write(images, {"file": PATHS, "patient": with_first(range(IMAGES), "", "", ""), "Edema": EDEMA})
+    table = read_tables([path])
+    assert table.labels.patients is not None
+    assert len(set(table.labels.patients.tolist())) == IMAGES
+    assert "3 images have no patient id: each counts as a patient of its own" in " ".join(table.notes)
+    split = column("train", "train", "val", "test")
+    path = write(images, {"file": PATHS, "patient": column(*range(10)), "split": split, "Edema": EDEMA})
+    assert "patients are in more than one split" in " ".join(read_tables([path]).notes)
+
+
+def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "table.xlsx").write_bytes(b"PK\3\4")
+    with pytest.raises(UserError, match="is a spreadsheet, not a CSV: save it as CSV in UTF-8"):
+        look(tmp_path / "table.xlsx", tmp_path / "x.toml")
+    (tmp_path / "table.csv").write_bytes("file,Ödem\na.png,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match="save it as CSV in UTF-8"):
+        look(tmp_path / "table.csv", tmp_path / "x.toml")
+    (tmp_path / "table.csv").write_text("file,Edema\n")
+    with pytest.raises(UserError, match="has a header but no rows"):
+        look(tmp_path / "table.csv", tmp_path / "x.toml")
