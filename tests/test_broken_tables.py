@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data.dataset import PARTS
+from feddraw.data.dataset import SPLITS
 from feddraw.data.tables import complaint
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
@@ -144,7 +144,7 @@ def test_an_odd_column_is_read_where_it_can_be_read_in_one_way_and_told(name: st
 def test_no_column_is_dropped_in_silence_and_names_stay_those_of_the_table(images: Path) -> None:
     columns = {"file": PATHS, "Edema": EDEMA, "effusion_left": EDEMA, "age": range(IMAGES), "note": column("", "x y")}
     found = seen(images, columns | {"grade": column(0, 1, 2), "": range(IMAGES)})
-    assert found.table.labels.classes == ("Edema", "effusion_left")
+    assert found.table.labels.findings == ("Edema", "effusion_left")
     (said,) = found.guesses
     assert "findings are Edema, effusion_left; not used: (unnamed) (has no name); age (holds '0', '1', '2', …)" in said
     assert "note (holds 'x y')" in said
@@ -193,7 +193,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     south = write(images, columns, "south.csv")
     table = read_tables([north, south], root=images)
     labels = table.labels
-    assert labels.classes == ("Edema", "Mass")
+    assert labels.findings == ("Edema", "Mass")
     assert labels.sites is not None
     assert labels.known is not None
     assert labels.patients is not None
@@ -201,7 +201,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert labels.known[:half].all(axis=0).tolist() == [True, False]
     assert labels.known[half:].all(axis=0).tolist() == [False, True]
     assert len(set(labels.patients)) == IMAGES  # patient 3 of one hospital is not patient 3 of the other
-    assert read_tables([north, south], root=images, findings=["Mass"]).labels.classes == ("Mass",)
+    assert read_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
         read_tables([north, south], root=images, findings=["Edema", "Masss"])
     found = look([north, south], images / "x.toml")
@@ -223,13 +223,13 @@ def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -
     for seed in range(5):
         path = write(images, {"file": PATHS, "patient": patients, "Rare": rare, "Edema": EDEMA})
         table = read_tables([path], seed=seed)
-        parts = [table.part == number for number in range(len(PARTS))]
+        parts = [table.split == number for number in range(len(SPLITS))]
         assert [int(table.labels.values[part, 0].sum()) for part in parts] == [1, 1, 1]
         assert [int(part.sum()) for part in parts] == pytest.approx([28, 4, 8], abs=2)
         edema = [table.labels.values[part, 1].sum() for part in parts]
         assert edema == pytest.approx([7, 1, 2], abs=1)
         assert table.labels.patients is not None
-        shared = {*zip(table.labels.patients.tolist(), table.part.tolist(), strict=True)}
+        shared = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
         assert len(shared) == len(set(patients))
 
 
