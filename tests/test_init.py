@@ -133,7 +133,7 @@ def mistakes(folder: Path) -> dict[str, str]:
     return {
         "nothing.csv": "no file or folder nothing.csv",
         "words.csv": "has no column with image paths; it has name, remark",
-        "gone.csv": "none of its 2 images is there; tried a.png, empty/a.png: say where they are with `feddraw init --images",
+        "gone.csv": "none of its 2 images is there; tried a.png, empty/a.png: say where they are with",
         "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
         "empty": "0 classes in 0 labelled images",
         "x.npz": "needs no file of settings: feddraw run --data x.npz",

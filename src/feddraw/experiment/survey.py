@@ -205,7 +205,8 @@ def nothing_found(named: Path, root: Path, table: Table, images: str) -> str:
     first = table.paths[0]
     folders = [root] if images else list(candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
-    return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: say where they are with `feddraw init --images FOLDER`"
+    where = "say where they are with `feddraw init --images FOLDER`"
+    return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: {where}"
 
 
 def shorter_side(folder: Path, paths: Iterable[str]) -> int:
