@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +14,26 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.analysis import metrics, statistics
-from feddraw.core import Job, Local
+from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.dataset import FINDINGS, UNKNOWN, Dataset, Labels
 from feddraw.datasets.phantom import phantom
 from feddraw.errors import UserError
+from feddraw.experiment.method import combined_method
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.running import opened_engine
+from feddraw.federation import federate
 from feddraw.flower.histograms import count
+from feddraw.methods.fedavg import fedavg
+from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.scenarios.dealing import Partition, Shard
 from feddraw.scenarios.heterogeneity import counts
+from feddraw.server.policy import Policy
+from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 from feddraw.training.build import build
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, over_known
 from feddraw.training.settings import Training
+from small import small
 
 BCE = torch.nn.functional.binary_cross_entropy_with_logits
 
@@ -183,3 +194,178 @@ def test_counts_of_clients_leave_unknown_labels_out() -> None:
     labels = Labels(values, ("a", "b"), np.array(list("wxyz")), known=known)
     partition = Partition("own", (Shard("C1", np.arange(2)), Shard("C2", np.arange(2, 4))), "")
     assert counts(partition, labels).tolist() == [[1, 0, 0], [0, 1, 1]]
+
+
+# ---------------------------------------------------------------------------------------------------- aggregation
+
+
+CLASSES, WIDTH = 3, 4
+LAYOUT = Layout(
+    (
+        Entry("body.weight", "param", (5, WIDTH), 0),
+        Entry("head.weight", "param", (CLASSES, WIDTH), 20),
+        Entry("head.bias", "param", (CLASSES,), 32),
+    ),
+    "head",
+)
+LABELLED = ((True, False, True), (True, True, True), (True, False, False), (True, True, False))
+SIZES = (40, 10, 30, 20)
+
+
+def cohort_of(labelled: Sequence[Sequence[bool] | None], seed: int = 0) -> tuple[Model, list[Update]]:
+    rng = np.random.default_rng(seed)
+
+    def model(params: NDArray[np.float32]) -> Model:
+        return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), LAYOUT)
+
+    sent = rng.standard_normal(35).astype(np.float32)
+    updates = []
+    for client, own in enumerate(labelled):
+        params = (sent + 0.1 * rng.standard_normal(35)).astype(np.float32)
+        extra = {"progress": np.array([client + 2.0], np.float32)}
+        mask = None if own is None else np.array(own)
+        updates.append(Update(client, model(params), SIZES[client], client + 2, {"loss": 1.0}, extra, mask))
+    return model(sent), updates
+
+
+def aggregated(method: Method, sent: Model, updates: Sequence[Update], **how: Any) -> RoundResult:
+    return aggregate_round(1, 4, sent, method, method.init(sent), updates, ["A", "B", "C", "D"], **how)
+
+
+def row(model: Model, output: int) -> NDArray[np.float32]:
+    return np.concatenate([model.params[place] for place in LAYOUT.rows_of(output)])
+
+
+def test_a_row_counts_over_the_clients_that_label_its_finding() -> None:
+    sent, updates = cohort_of(LABELLED)
+    outcome = aggregated(fedavg(), sent, updates)
+    shares = np.array(SIZES) / 100
+    body = sum(share * update.model.params[:20].astype(float) for share, update in zip(shares, updates, strict=True))
+    np.testing.assert_allclose(outcome.next_model.params[:20], body, atol=1e-6)
+    by_hand = {0: shares, 1: np.array([0, 1 / 3, 0, 2 / 3]), 2: np.array([0.8, 0.2, 0, 0])}
+    for output, weights in by_hand.items():
+        mean = sum(w * row(update.model, output).astype(float) for w, update in zip(weights, updates, strict=True))
+        np.testing.assert_allclose(row(outcome.next_model, output), mean, atol=1e-6)
+    told = {(entry.piece, entry.client): entry.weight for entry in outcome.pieces}
+    assert told["class 1", "D"] == pytest.approx(2 / 3)
+    assert told["class 2", "C"] == 0
+    assert not any(piece == "class 0" for piece, _ in told)
+
+
+RULES = ("fedavg", "feddraw", "feddraw_by_class", "fednova", "fedadam", "fedavgm", "ldawa", "krum", "trimmed_mean",
+         "feddraw_variant", "feddraw_adaptive")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_that_all_findings_are_labelled_for_give_the_same_bits(name: str) -> None:
+    method = combined_method(name, {})
+    silent, speaking = cohort_of([None] * 4), cohort_of([(True,) * 3] * 4)
+    first, second = (aggregated(method, *one).next_model.params for one in (silent, speaking))
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_row_that_nobody_labels_stays_as_it_was_sent(name: str) -> None:
+    method = combined_method(name, {})
+    sent, updates = cohort_of([(True, False, own) for own in (True, True, False, True)])
+    sent.params[24] = -0.0  # the sign of zero stays as well
+    state = method.init(sent)
+    if name == "fedadam":  # momentum of earlier rounds would move it
+        state["server"]["mean"] = np.ones_like(sent.params)
+    outcome = aggregate_round(1, 4, sent, method, state, updates, ["A", "B", "C", "D"])
+    assert row(outcome.next_model, 1).tobytes() == row(sent, 1).tobytes()
+    assert (row(outcome.next_model, 0) != row(sent, 0)).all()
+    moved = {entry.client for entry in outcome.pieces if entry.piece == "class 2" and entry.weight}
+    assert "C" not in moved
+    if name == "trimmed_mean":  # nobody is left out of three clients at a share of 0.2
+        mean = np.mean([row(update.model, 2) for update in updates if update.client != 2], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(row(outcome.next_model, 2), mean, atol=1e-6)
+
+
+def test_similarity_is_over_the_rows_that_a_client_labels() -> None:
+    sent, updates = cohort_of([(True, False, True), None, None, None])
+    first = updates[0].model.params
+    for place in LAYOUT.rows_of(1):
+        first[place] = sent.params[place]  # has not moved, as nothing taught it
+    cohort = Cohort(1, 4, sent, updates, 4)
+    found = DualReputationAnnealing().similarity(cohort)
+    ours = np.concatenate([row(updates[0].model, output) for output in (0, 2)]).astype(float)
+    theirs = np.concatenate([row(sent, output) for output in (0, 2)]).astype(float)
+    assert found[0] == pytest.approx(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs), abs=1e-12)
+    whole = DualReputationAnnealing().similarity(Cohort(1, 4, sent, [replace(u, labelled=None) for u in updates], 4))
+    assert found[0] < whole[0]  # the row that has not moved made it look more similar
+    assert found[1:].tolist() == pytest.approx(whole[1:].tolist(), abs=1e-12)
+
+
+def test_streams_and_policies_divide_rows_alike() -> None:
+    sent, updates = cohort_of([(True, False, own) for own in (True, True, False, True)])
+    for method in (fedavg(), feddraw()):
+        at_once = aggregated(method, sent, updates)
+        sizes = dict(enumerate(SIZES))
+        stream = aggregate_stream(1, 4, sent, method, method.init(sent), updates, list("ABCD"), sizes)
+        np.testing.assert_allclose(stream.next_model.params, at_once.next_model.params, atol=1e-6)
+        assert row(stream.next_model, 1).tobytes() == row(sent, 1).tobytes()
+        weights = [{(p.piece, p.client): p.weight for p in one.pieces} for one in (stream, at_once)]
+        assert weights[0] == pytest.approx(weights[1])
+    limited = aggregated(fedavg(), sent, updates, policy=Policy(cap=0.3))
+    told = {entry.client: entry.weight for entry in limited.pieces if entry.piece == "class 2"}
+    whole = {entry.client: entry.weight for entry in limited.ledger}
+    assert max(whole.values()) <= 0.3 + 1e-12
+    assert told == pytest.approx({c: w / (1 - whole["C"]) if c != "C" else 0 for c, w in whole.items()})
+
+
+def test_a_false_announcement_is_refused() -> None:
+    sent, updates = cohort_of([None] * 4)
+    wrong = {1: np.ones(2, bool), 2: np.zeros(3, bool), 3: np.ones(3, np.float32)}
+    updates = [replace(update, labelled=wrong.get(update.client)) for update in updates]
+    status = [entry.status for entry in aggregated(fedavg(), sent, updates).ledger]
+    assert status[0] == "counted"
+    assert "shape (2,)" in status[1]
+    assert "none of the findings" in status[2]
+    assert "type float32" in status[3]
+
+
+# ---------------------------------------------------------------------------------------------------- whole runs
+
+
+def by_site(dataset: Dataset, clients: int = 3) -> Dataset:
+    """Every client lacks one finding, one finding is known in part only, and some images have no known label."""
+    known = np.random.default_rng(2).random(dataset.labels.values.shape) >= 0.2
+    sites = np.arange(len(known)) % clients
+    train = np.zeros(len(known), bool)
+    train[dataset.rows["train"]] = True
+    for site in range(clients):
+        known[train & (sites == site), site] = False
+    known[dataset.rows["train"][:4]] = False
+    marked = with_known(dataset, known)
+    return replace(marked, labels=replace(marked.labels, sites=np.array([f"S{site}" for site in sites])))
+
+
+ENGINES = (("serial", 1), ("processes", 2), ("flower", 1))
+
+
+@pytest.mark.parametrize("name", ["feddraw", "scaffold"])
+def test_engines_give_the_same_bits(name: str) -> None:
+    data = by_site(drawn())
+    models = {}
+    for engine, workers in ENGINES if name == "feddraw" else ENGINES[::2]:
+        experiment = small(engine=engine, workers=workers, rounds=2, method=name, scenario="by_site")
+        setting = prepare(experiment, dataset=data)
+        with opened_engine(setting) as running:
+            method = setting.method
+            *_, last = federate(setting.initial, method, running, setting.clients, rounds=2, seed=0)
+        models[engine] = last.next_model.params.tobytes()
+        told = {entry.piece: set() for entry in last.pieces}
+        for entry in last.pieces:
+            told[entry.piece] |= {entry.client} if entry.weight else set()
+        assert told == {"class 0": {"S1", "S2"}, "class 1": {"S0", "S2"}, "class 2": {"S0", "S1"}}
+    assert len(set(models.values())) == 1
+
+
+def test_a_client_without_a_known_label_is_named() -> None:
+    data = by_site(drawn())
+    assert data.labels.known is not None
+    assert data.labels.sites is not None
+    mute = with_known(data, data.labels.known & (data.labels.sites != "S1")[:, None])
+    with pytest.raises(UserError, match="client S1 has no known label"):
+        prepare(small(scenario="by_site"), dataset=mute)

@@ -249,6 +249,7 @@ class Update:
     steps: int  # optimiser steps taken
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Vector] = field(default_factory=dict)  # what the local rule sends beside the model
+    labelled: NDArray[np.bool_] | None = None  # (outputs,), the findings that the client labels; None = all
 
 
 class Proxy(Protocol):
@@ -292,6 +293,26 @@ class Cohort:
     @property
     def steps(self) -> NDArray[np.float64]:
         return np.array([update.steps for update in self.updates], dtype=np.float64)
+
+    @cached_property
+    def labelled(self) -> NDArray[np.bool_] | None:
+        """(clients, outputs): who labels which finding; None where all label all."""
+        if all(update.labelled is None or update.labelled.all() for update in self.updates):
+            return None
+        everything = np.ones(self.model.layout.outputs, dtype=bool)
+        return np.stack([everything if update.labelled is None else update.labelled for update in self.updates])
+
+    def learnt(self, place: slice | NDArray[np.intp]) -> NDArray[np.bool_] | None:
+        """(clients, d_l): which of the parameters there belong to no finding that a client leaves unlabelled."""
+        if self.labelled is None:
+            return None
+        where = np.arange(len(self.model.params))[place]
+        found = np.ones((len(self.updates), len(where)), dtype=bool)
+        for output in np.flatnonzero(~self.labelled.all(axis=0)).tolist():
+            for row in self.model.layout.rows_of(output):
+                inside = np.flatnonzero((where >= row.start) & (where < row.stop))
+                found[np.ix_(~self.labelled[:, output], inside)] = False
+        return found
 
     @property
     def deltas(self) -> Matrix:
@@ -353,6 +374,11 @@ class SummedCohort(Cohort):
         pairs = zip(known, asked, strict=False)
         same = len(known) == len(asked) and all(a == b and np.array_equal(c, d) for (a, c), (b, d) in pairs)
         return self.total if same else super().combine(coefficients, segments)
+
+
+def row_name(output: int) -> str:
+    """The piece of one of the classifier's outputs, before it is given its finding's name."""
+    return f"class {output}"
 
 
 def _stack(rows: Sequence[Vector]) -> Matrix:

@@ -50,7 +50,8 @@ def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes:
 def _dealt(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
     """(2, clients): what each of those present stands for before the round, and after it. The sum stays."""
     before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
-    return np.stack([before, before.sum() * weights / weights.sum()])
+    total = weights.sum()  # zero where nobody present labels the piece's finding: then nothing is dealt anew
+    return np.stack([before, before.sum() * weights / total if total else before])
 
 
 def _with(shares: Shares, cohort: Cohort, both: NDArray[np.float64]) -> dict[str, float]:

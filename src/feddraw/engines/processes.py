@@ -121,7 +121,8 @@ class Processes(Remembering):
         for reply in self._ask(requests, self._rows if in_turn else 0):
             client, row = reply["client"], rows[reply["client"]]
             self._learnt[client] = {name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]}
-            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row))
+            labelled = None if reply["labelled"] is None else np.array(reply["labelled"], bool)
+            arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row), labelled)
             yield Update(client, inbox.model(row), *arguments)
 
     def commit(self, clients: Collection[int]) -> None:
@@ -293,7 +294,8 @@ class _Worker:
         for name, vector in learnt.items():
             self._arrays[f"learnt.{name}"][job.client] = vector
         numbers = {"client": update.client, "size": update.size, "steps": update.steps}
-        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt)}
+        labelled = None if update.labelled is None else update.labelled.tolist()
+        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt), "labelled": labelled}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self._trainer.network.load(self._sent)

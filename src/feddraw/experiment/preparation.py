@@ -159,6 +159,8 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         held.append(np.sort(rows[order[:kept_back]]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
             raise UserError(f"client {shard.client} has {len(train[-1])} image(s): too few for a training step")
+        if not dataset.labels.known_counts(train[-1]).any():
+            raise UserError(f"client {shard.client} has no known label in {len(train[-1])} images: leave it out")
     return tuple(train), tuple(held)
 
 

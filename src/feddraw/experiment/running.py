@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_evaluate
-from feddraw.core import Local, Model, Update
+from feddraw.core import Local, Model, Update, row_name
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
@@ -243,7 +243,7 @@ def evaluate(
 
 def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings."""
-    names = {f"class {number}": name for number, name in enumerate(classes)}
+    names = {row_name(number): name for number, name in enumerate(classes)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 

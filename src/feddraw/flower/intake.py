@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
@@ -189,7 +190,18 @@ def _update(
     numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
     steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
-    return Update(client, into, size, steps, numbers | {"loss": loss}, extra)
+    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, _labelled(content))
+
+
+def _labelled(content: RecordDict) -> NDArray[np.bool_] | None:
+    """Which findings the client says it labels; all where it says nothing."""
+    announced = content.get("client")
+    given = announced.get("labelled") if isinstance(announced, ConfigRecord) else None
+    if given is None:
+        return None
+    if not (isinstance(given, list) and all(isinstance(one, bool) for one in given)):
+        raise Refused("its list of labelled findings is no list of true and false")
+    return np.array(given, bool)
 
 
 def _metrics(content: RecordDict, size_key: str) -> MetricRecord:

@@ -67,10 +67,12 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
 
 
 def announcement(site: Site) -> ConfigRecord:
-    """How a client calls itself."""
+    """How a client calls itself, and which findings it labels where these are not all."""
     record = ConfigRecord({"name": site.name})
     if site.number >= 0:
         record["number"] = site.number
+    if (labelled := site.trainer.labelled[site.shard]) is not None:
+        record["labelled"] = labelled.tolist()
     return record
 
 

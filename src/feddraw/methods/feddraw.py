@@ -13,9 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, LayerPart, Layout, Local, Method, Server, State, Weighting, Weights
+from feddraw.core import (
+    Cohort,
+    LayerPart,
+    Layout,
+    Local,
+    Matrix,
+    Method,
+    Server,
+    State,
+    Vector,
+    Weighting,
+    Weights,
+)
 from feddraw.errors import one_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Anatomy, Reading, beta, check_settings, compose, cosine, gamma
+
+Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,7 @@ class DualReputationAnnealing(Weighting):
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         """Of each client's layer to the one that was sent."""
         layer = cohort.model.layout.find(self.layer, self.part)
-        return cosine(cohort.params[:, layer], cohort.model.params[layer])
+        return cosine_of_learnt(cohort, layer, cohort.params[:, layer], cohort.model.params[layer])
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
@@ -56,6 +70,16 @@ class DualReputationAnnealing(Weighting):
         if beta is None:
             return math.log(prior), parts
         return beta * reputation, parts | {"beta": beta}
+
+
+def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector) -> NDArray[np.float64]:
+    """Cosines without the rows of findings that a client does not label: they hardly move, and look similar."""
+    learnt = cohort.learnt(layer)
+    if learnt is None:
+        return cosine(vectors, reference)
+    pairs = zip(vectors, learnt, strict=True)
+    own = [cosine(np.where(mask, vector, 0)[None], np.where(mask, reference, 0)) for vector, mask in pairs]
+    return np.concatenate(own)
 
 
 def explained(parts: Anatomy) -> Weights:

@@ -1,8 +1,9 @@
 """FedDRAW by class: each output of the classifier has weights of its own. See docs/extensions.md.
 
 For class c similarity is the cosine of its row (and bias) to the row that was sent; reputation and weights follow as
-in FedDRAW, with the same schedules. Everything below the classifier goes by FedDRAW's own weights. It is FedDRAW where
-a client's rows all have the same cosine and have grown by the same factor, and it is uniform at the end.
+in FedDRAW, with the same schedules, among the clients that label the class. Everything below the classifier goes by
+FedDRAW's own weights. It is FedDRAW where a client's rows all have the same cosine and have grown by the same factor,
+and it is uniform at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weights
+from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weights, row_name
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose, cosine
 
@@ -29,9 +30,14 @@ class ByClass(DualReputationAnnealing):
         spans = cohort.model.layout.rows_of(output)
         rows = np.concatenate([cohort.params[:, span] for span in spans], axis=1)
         sent = np.concatenate([cohort.model.params[span] for span in spans])
-        parts = compose(cohort.sizes, cosine(rows, sent), *self.schedule(cohort.round, cohort.rounds))
-        explanation = {"similarity": parts.similarity, "reputation": parts.reputation}
-        return Piece(f"class {output}", spans, parts.weight, explanation)
+        labelling = np.ones(len(rows), bool) if cohort.labelled is None else cohort.labelled[:, output]
+        weight, similarity, reputation = np.zeros(len(rows)), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+        if labelling.any():
+            similarities = cosine(rows[labelling], sent)
+            parts = compose(cohort.sizes[labelling], similarities, *self.schedule(cohort.round, cohort.rounds))
+            weight[labelling], similarity[labelling] = parts.weight, parts.similarity
+            reputation[labelling] = parts.reputation
+        return Piece(row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
 
 
 def feddraw_by_class(

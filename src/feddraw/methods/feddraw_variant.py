@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Server
 from feddraw.errors import one_of
-from feddraw.methods.feddraw import DualReputationAnnealing
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, cosine
+from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings
 
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
@@ -45,12 +45,20 @@ class Variant(DualReputationAnnealing):
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         if self.signal == "model":
             return super().similarity(cohort)
-        sent = cohort.model.params[cohort.model.layout.find(self.layer, self.part)]
+        place = cohort.model.layout.find(self.layer, self.part)
+        sent = cohort.model.params[place]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
         if self.signal == "move":
-            return cosine(moves, moves.mean(axis=0))
+            learnt = cohort.learnt(place)
+            together = moves.mean(axis=0) if learnt is None else _mean(moves, learnt)
+            return cosine_of_learnt(cohort, place, moves, together)
         pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
-        return cosine(sent + pace[:, None] * moves, sent)
+        return cosine_of_learnt(cohort, place, sent + pace[:, None] * moves, sent)
+
+
+def _mean(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The mean move of each parameter, over the clients that have learnt it."""
+    return np.asarray(np.where(learnt, moves, 0).sum(axis=0) / np.maximum(learnt.sum(axis=0), 1))
 
 
 def feddraw_variant(

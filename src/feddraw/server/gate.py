@@ -97,7 +97,15 @@ def _form(update: Update, sent: Model) -> str:
     for name in ("params", "buffers", "counters"):
         if reason := _unlike(name, getattr(update.model, name), getattr(sent, name).shape, getattr(sent, name).dtype):
             return reason
-    return ""
+    return _labelled(update, sent)
+
+
+def _labelled(update: Update, sent: Model) -> str:
+    """The announcement of which findings the client labels, where there is one."""
+    if update.labelled is None:
+        return ""
+    reason = _unlike("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))
+    return reason or ("" if update.labelled.any() else "it labels none of the findings")
 
 
 def _numbers(update: Update, max_size: int) -> str:

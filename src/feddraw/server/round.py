@@ -11,6 +11,7 @@ import numpy as np
 
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
+from feddraw.server.findings import among_labelling, settle_rows
 from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, remarks_of, with_remarks
 from feddraw.server.policy import Policy
@@ -78,7 +79,7 @@ def aggregate_round(
     if method.weighting.proxy and proxy is None:
         raise UserError("this weighting needs labelled images at the server")
     gate, policy = gate or Gate(), policy or Policy()
-    bound = policy.bound(clients, method.server)
+    bound = among_labelling(policy.bound(clients, method.server))
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
     checked = check_each(updates, model, method.sends, len(clients), gate)
     sizes = {update.client: update.size for update in updates if not checked[update.client].reason}
@@ -92,7 +93,10 @@ def aggregate_round(
     if early is not None and accepted == sound:
         aggregate: Aggregate | None = method.step(early.cohort, early.cohort.weights, early.state)
     else:
-        aggregate = method.aggregate(replace(cohort, updates=accepted), state, bound) if accepted else None
+        cohort = replace(cohort, updates=accepted)
+        aggregate = method.aggregate(cohort, state, bound) if accepted else None
+    if aggregate is not None:
+        aggregate = settle_rows(aggregate, cohort, method, state)
     verdicts = with_remarks(verdicts, remarks_of(sizes, limited, accepted, aggregate))
     ledger = ledger_of(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
     return _result(method, cohort, state, aggregate, ledger, accepted, clients)

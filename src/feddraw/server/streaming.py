@@ -31,6 +31,7 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import UserError
+from feddraw.server.findings import divided, settle_rows
 
 _BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
@@ -78,7 +79,7 @@ class Stream:
         """Weigh an update that the gate has let through, add it to the sum, forget its model."""
         single = replace(self._cohort, updates=[update])
         score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
-        self._sum.add(score, update.model.params, update.model.buffers)
+        self._sum.add(score, _learnt(single, update.model.params), update.model.buffers)
         np.maximum(self._counters, update.model.counters, out=self._counters)
         self._scores.append(score)
         self._parts.append(parts)
@@ -88,14 +89,25 @@ class Stream:
         """As `Method.aggregate` of all updates at once."""
         values = np.exp(np.array(self._scores) - self._sum.top) / self._sum.total
         parts = {name: np.array([one[name] for one in self._parts]) for name in self._parts[0]}
-        weights = Weights(values, parts)
+        weights = divided(replace(self._cohort, updates=self.updates), Weights(values, parts))
         average, buffers = self._sum.averages()
+        for piece in weights.pieces:
+            share = values[piece.values > 0].sum()
+            for span in piece.spans:
+                average[span] = average[span] / share if share else self._cohort.model.params[span]
         about = (self._cohort.round, self._cohort.rounds, self._cohort.model, self.updates, self._cohort.population)
         cohort = StreamedCohort(*about, weights=weights, total=average)
         params, server = self._method.server.step(cohort, weights, state["server"])
         model = Model(params, buffers, self._counters, self._cohort.model.layout)
         coefficients = self._method.server.coefficients(cohort, weights)
-        return Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
+        aggregate = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
+        return settle_rows(aggregate, cohort, self._method, state)
+
+
+def _learnt(single: Cohort, params: Vector) -> Vector:
+    """Zeros in the rows of findings that the client does not label; the others' sum is scaled up at the end."""
+    learnt = single.learnt(slice(None))
+    return params if learnt is None else np.where(learnt[0], params, 0).astype(params.dtype)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

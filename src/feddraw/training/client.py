@@ -74,6 +74,12 @@ class Trainer:
         smoothing = self.training.label_smoothing
         return self.loss(logits, targets * (1 - smoothing) + smoothing / 2 if smoothing else targets)
 
+    @cached_property
+    def labelled(self) -> list[NDArray[np.bool_] | None]:
+        """By client, the findings that it has a known label of; None = all."""
+        unknown = [np.isnan(self.examples.targets[rows]).all(axis=0) for rows in self.shards]
+        return [np.logical_not(columns) if columns.any() else None for columns in unknown]
+
     def reference(self, position: int) -> Network:
         """A network beside the one in training."""
         while len(self._references) <= position:
@@ -106,7 +112,8 @@ class Trainer:
                 remembered |= _moments(optimizer, self.network)
         finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
         # a failed round must not spoil the client's next one
-        return replace(update, extra=extra), remembered if finite else memory
+        update = replace(update, extra=extra, labelled=self.labelled[job.client])
+        return update, remembered if finite else memory
 
 
 class _Client:

@@ -1,0 +1,97 @@
+"""Clients that label different findings: each of the classifier's rows counts over the clients that label its finding.
+
+The body of the model is shared by the ordinary weights. For a finding that only some of the clients present label, the
+rule's weights are divided among those (`Weights.pieces`): the others' rows hardly move, and would slow the row down. A
+row that nobody present labels stays as it was sent, to the bit, whatever the server rule. Where every client labels
+every finding nothing here changes a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, row_name
+
+
+def among_labelling(bound: Bound | None) -> Bound:
+    """The policy's limits first, then the division among the clients that label a finding."""
+
+    def bounded(cohort: Cohort, weights: Weights) -> Weights:
+        return divided(cohort, weights if bound is None else bound(cohort, weights))
+
+    return bounded
+
+
+def divided(cohort: Cohort, weights: Weights) -> Weights:
+    """The weights, with a piece for each row whose finding is not labelled by all of the cohort."""
+    if cohort.labelled is None:
+        return weights
+    pieces = list(weights.pieces)
+    for output in np.flatnonzero(~cohort.labelled.all(axis=0)).tolist():
+        for span in cohort.model.layout.rows_of(output):
+            pieces = _with_row(pieces, weights.values, span, row_name(output), cohort.labelled[:, output])
+    return replace(weights, pieces=pieces)
+
+
+def _with_row(
+    pieces: Sequence[Piece], values: NDArray[np.float64], row: slice, name: str, labelling: NDArray[np.bool_]
+) -> list[Piece]:
+    """The pieces, with the row cut out of the one that it lies in and its weights divided among those who label it."""
+    found, source = [], Piece(name, [], values)
+    for piece in pieces:
+        if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
+            source = piece
+            left = [part for span in piece.spans for part in _without(span, row)]
+            found += [replace(piece, spans=left)] if left else []
+        else:
+            found.append(piece)
+    divided = _divided(source.values, labelling)
+    for number, piece in enumerate(found):
+        if piece.name == name and np.array_equal(piece.values, divided):  # the weights and the bias of one row
+            found[number] = replace(piece, spans=[*piece.spans, row])
+            return found
+    return [*found, Piece(name, [row], divided, source.parts, source.limited)]
+
+
+def _without(span: slice, row: slice) -> list[slice]:
+    """What is left of a stretch of parameters without a row in it."""
+    if row.start < span.start or span.stop < row.stop:
+        return [span]
+    return [part for part in (slice(span.start, row.start), slice(row.stop, span.stop)) if part.start < part.stop]
+
+
+def _divided(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Weights among those who label a finding, with the sum that all had; zeros where none of them counts."""
+    kept = np.where(labelling, values, 0.0)
+    total = kept.sum()
+    return kept * (values.sum() / total) if total else np.zeros_like(kept)
+
+
+def settle_rows(aggregate: Aggregate, cohort: Cohort, method: Method, state: State) -> Aggregate:
+    """With the rows that no weights settle: of findings that nobody labels, and of rules without weights."""
+    if cohort.labelled is None:
+        return aggregate
+    params = aggregate.model.params.copy()
+    for piece in aggregate.weights.pieces:
+        for span in piece.spans:
+            if not piece.values.any():
+                params[span] = cohort.model.params[span]
+            elif not method.server.takes_weights:
+                params[span] = _by_rule(cohort, piece, span, method, state)
+    return replace(aggregate, model=replace(aggregate.model, params=params))
+
+
+def _by_rule(cohort: Cohort, piece: Piece, span: slice, method: Method, state: State) -> Vector:
+    """A stretch of the parameters by a rule that takes no weights, over the clients that label its finding."""
+
+    def cut(model: Model) -> Model:
+        return replace(model, params=model.params[span])
+
+    labelling = [update for update, value in zip(cohort.updates, piece.values, strict=True) if value]
+    updates = [replace(update, model=cut(update.model)) for update in labelling]
+    small = replace(cohort, model=cut(cohort.model), updates=updates)
+    return method.server.step(small, Weights(piece.values[piece.values > 0]), state["server"])[0]
