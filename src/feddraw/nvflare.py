@@ -14,6 +14,7 @@ from typing import Any
 from feddraw.core import Layout, State, Update
 from feddraw.errors import RunFailed, UserError
 from feddraw.methods.feddraw import feddraw
+from feddraw.naming import line
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.ledger import LedgerEntry
@@ -66,7 +67,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._models, self._twice, self._refused = {}, set(), {}
 
     def accept_model(self, model: FLModel) -> None:
-        """Once a client, in the order of arrival, which must not matter."""
+        """Called once per client, in order of arrival, which must not matter."""
         name = str(model.meta["client_name"])
         if name in self._models:
             self._twice.add(name)
@@ -112,7 +113,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """One round in which nobody counts may be an accident; a second one in a row is not."""
         if any(entry.counted for entry in ledger):
             return
-        reasons = "; ".join(f"{entry.client}: {entry.status}" for entry in ledger[:3]) or "no site answered"
+        reasons = "; ".join(line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
         log.error("round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
         if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
             raise RunFailed(f"nobody counted in two rounds in a row ({reasons}): mend this, then start again")
@@ -138,7 +139,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _write(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
             level = logging.INFO if entry.counted else logging.WARNING
-            log.log(level, "round %d: %s %.4f (%s)", round + 1, entry.client, entry.weight, entry.status)
+            log.log(level, "round %d: %s %.4f (%s)", round + 1, line(entry.client), entry.weight, line(entry.status))
         if self.folder:
             folder = RunFolder(Path(self.folder))
             make_folder(folder.path, private=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,8 +21,9 @@ from feddraw.errors import UserError, positive, unknown
 Reading = Literal["reported", "algorithm1", "equation"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 Floats = NDArray[np.float64]
+Some = TypeVar("Some", float, Floats)
 
-ETA, LAM, BETA_MAX = 0.4, 0.2, 3.0  # the paper's values, the same in all its scenarios
+ETA, LAM, BETA_MAX, ROUNDS = 0.4, 0.2, 3.0, 15  # the paper's values, the same in all its scenarios; ROUNDS is T
 
 _BLOCK = 1 << 16  # columns at a time: a block of a few clients stays in the processor's cache
 
@@ -103,9 +104,13 @@ def compose(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float
     """The weights for given values of the two schedules; without a beta, they are the prior."""
     prior = size_prior(sizes)
     similarity = np.asarray(similarities, dtype=np.float64)
-    reputation = gamma * prior + (1.0 - gamma) * similarity
-    weight = prior if beta is None else softmax(reputation, beta)
-    return Anatomy(prior, similarity, gamma, beta, reputation, weight)
+    xi = reputation(prior, similarity, gamma)
+    return Anatomy(prior, similarity, gamma, beta, xi, prior if beta is None else softmax(xi, beta))
+
+
+def reputation(prior: Some, similarity: Some, gamma: float) -> Some:
+    """xi, of one client or of many: trust in size, then in similarity."""
+    return gamma * prior + (1.0 - gamma) * similarity
 
 
 def weights(
@@ -143,14 +148,14 @@ def schedule(
     reading: Reading = "reported",
     clients: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every round's weights and parts, an element a round: the rows of `feddraw weights --json`.
+    """The weights and their parts, one element per round: the rows of `feddraw weights --json`.
 
-    `similarities` is one number a client, or a row of them a round; left out, every client is taken as fully similar.
+    `similarities` has one number per client, or one such row per round; left out, all clients are fully similar.
     """
     check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     names = list(clients) if clients is not None else [f"C{i + 1}" for i in range(len(sizes))]
     if len(names) != len(sizes):
-        raise UserError(f"{len(names)} names for {len(sizes)} clients: give one a client")
+        raise UserError(f"{len(names)} names for {len(sizes)} clients: give one per client")
     rows = []
     for t, similarity in enumerate(_by_round(rounds, similarities)):
         counts, values = _clients(sizes, similarity)
@@ -176,19 +181,19 @@ def _by_round(rounds: int, similarities: Any) -> list[Any]:
     if similarities is None or not any(np.ndim(row) for row in similarities):
         return [similarities] * rounds
     if len(similarities) != rounds:
-        raise UserError(f"{len(similarities)} rows of similarities for {rounds} rounds: give one a round")
+        raise UserError(f"{len(similarities)} rows of similarities for {rounds} rounds: give one per round")
     return list(similarities)
 
 
 def _clients(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
     counts = np.asarray(sizes, dtype=np.float64)
     if counts.ndim != 1 or counts.size == 0:
-        raise UserError("sizes must be a list with one number a client")
+        raise UserError("sizes must be a list with one number per client")
     if not (np.isfinite(counts).all() and (counts > 0).all()):
         raise UserError(f"sizes must be positive numbers, not {counts.tolist()}")
     values = np.ones(counts.size) if similarities is None else np.asarray(similarities, dtype=np.float64)
     if values.shape != counts.shape:
-        raise UserError(f"{values.size} similarities for {counts.size} clients: give one a client")
+        raise UserError(f"{values.size} similarities for {counts.size} clients: give one per client")
     if not (np.abs(values) <= 1.0).all():
         raise UserError(f"similarities are cosines, between -1 and 1, not {values.tolist()}")
     return counts, values

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 P = TypeVar("P")
 R = TypeVar("R")
-Floats = NDArray[Any]  # one vector, or one a client in a matrix
+Floats = NDArray[Any]  # one vector, or a matrix with one row per client
 Squares = NDArray[np.float64]  # by client
 Pass = Callable[[Floats, Floats, Floats, Floats | None], Squares]
 

@@ -219,7 +219,7 @@ def targets() -> list[Target]:
     reading = [getattr(intake, name) for name in inside.split()]
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)
-    counting = [histograms.pool, histograms._whole, strategy.weighted_means, strategy._weight, strategy._metrics]
+    counting = [histograms.add_up, histograms._whole, strategy.weighted_means, strategy._weight, strategy._metrics]
     asking = [site.read_job, site._vectors, site._model, site._config]
     return [
         Target(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from feddraw.errors import UserError
-from feddraw.schedules import BETA_MAX, ETA, LAM, schedule
+from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
 
 Option = typer.Option
 
@@ -19,7 +19,7 @@ def weights(
     similarity: Annotated[
         str, Option(help="One cosine a client (.91,.99,.99,.98), or a CSV file with a row a round. Left out: all 1.")
     ] = "",
-    rounds: Annotated[int, Option(help="Rounds of training, T.")] = 15,
+    rounds: Annotated[int, Option(help="Rounds of training, T.")] = ROUNDS,
     eta: Annotated[float, Option(help="How fast trust moves from size to similarity.")] = ETA,
     lam: Annotated[float, Option(help="How late the weights become equal.")] = LAM,
     beta_max: Annotated[float, Option(help="How sharply reputations become weights.")] = BETA_MAX,

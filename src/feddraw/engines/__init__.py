@@ -49,7 +49,7 @@ class Remembering:
 
 
 class Inbox:
-    """Where the updates of a round lie: one row a client in one matrix of each kind, so that sums need no copy."""
+    """Where the updates of a round lie: one row per client in one matrix of each kind, so that sums need no copy."""
 
     def __init__(self, layout: Layout, params: Vector, buffers: Vector, counters: Vector, extra: Mapping[str, Vector]):
         self.layout, self.params, self.buffers, self.counters, self.extra = layout, params, buffers, counters, extra

@@ -16,6 +16,7 @@ from feddraw.participation import Participation
 from feddraw.results.kept import Keep
 from feddraw.results.reading import read_toml
 from feddraw.scenarios.partition import complete_options, dataset_of, wanted
+from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import STREAM_WEIGHTS
@@ -45,7 +46,7 @@ class Experiment:
     gate: Gate = field(default_factory=Gate)  # which updates are let in
     policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
-    rounds: int = 15
+    rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
     folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed

@@ -25,6 +25,7 @@ from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.scenarios.by_site import MINIMUM
+from feddraw.schedules import ROUNDS
 from feddraw.system.workers import cores
 
 LABELS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
@@ -35,7 +36,7 @@ SAMPLE = 2000  # rows that guesses are based on
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
 STEP = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 BUDGET = 20 * 60  # seconds that a first run may take
-ROUNDS, EPOCHS = 15, 2  # the paper's
+EPOCHS = 2  # the paper's
 UNCLEAR = {BLANK: "blank", UNCERTAIN: "uncertain"}
 ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
 

@@ -17,10 +17,9 @@ from feddraw import __version__
 from feddraw.analysis.palette import variables
 from feddraw.errors import UserError
 from feddraw.scenarios.paper import PAPER, TITLES
-from feddraw.schedules import BETA_MAX, ETA, LAM
+from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
 
 MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
-ROUNDS = 15  # the paper's T
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"

@@ -64,11 +64,11 @@ def _own(run: str, own: str, node_id: int) -> Site:
     """A site with a folder of its own; nothing but its path is the site's to set."""
     node = json.loads(own)
     experiment = _experiment(run, node.get("trust") is True)
-    classes = settings.findings(experiment)
+    findings = settings.findings(experiment)
     options = experiment.section("data")[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
-    if list(dataset.findings) != classes:
-        raise UserError(f"{node['data']} has the findings {', '.join(dataset.findings)}, not {', '.join(classes)}")
+    if list(dataset.findings) != findings:
+        raise UserError(f"{node['data']} has the findings {', '.join(dataset.findings)}, not {', '.join(findings)}")
     rows = np.sort(dataset.rows["train"])
     trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
     name = str(node.get("client") or f"node {node_id}")

@@ -1,4 +1,4 @@
-"""Rounds that are counted on after a restart: Flower's own loop begins at 1 every time."""
+"""Round numbers that go on after a restart: Flower's own loop begins at 1 every time."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Counting(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Flower's loop over the rounds that are left; the first evaluation is that of the last round done."""
-        judge = None if evaluate_fn is None else self._counted(evaluate_fn)
-        found = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, judge)
+        counted = None if evaluate_fn is None else self._counted(evaluate_fn)
+        found = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, counted)
         parts = (found.train_metrics_clientapp, found.evaluate_metrics_clientapp, found.evaluate_metrics_serverapp)
         return Result(found.arrays, *({self.done + round: part[round] for round in part} for part in parts))
 

@@ -52,7 +52,7 @@ def _site_of(table: str, context: Context) -> Site:
 
 @lru_cache(maxsize=1)
 def _prepared(table: str) -> Setup:
-    """Once a worker process."""
+    """Prepared once per worker process."""
     return prepare(Experiment.of(json.loads(table)))
 
 

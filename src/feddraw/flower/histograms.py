@@ -1,7 +1,7 @@
 """Federated evaluation that merges: sites send counts of images by score, the server adds them up.
 
 A mean of the sites' AUCs is not the AUC of all their images. Counts of positive and negative images in fixed bins of
-the score can be added, and give AUC (ties within a bin count half), sensitivity and specificity of the pool.
+the score can be added, and give AUC (ties within a bin count half), sensitivity and specificity of all images together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from feddraw.analysis import metrics
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
-Counts = NDArray[np.int64]  # (2, classes, bins): negative and positive images
+Counts = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 
 EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
@@ -30,10 +30,10 @@ def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | n
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
-    classes = scores.shape[1]
+    findings = scores.shape[1]
     known = ~np.isnan(truth)
-    places = (np.where(known, truth, 0).astype(np.int64) * classes + np.arange(classes)) * BINS + bins
-    return np.bincount(places[known], minlength=2 * classes * BINS).reshape(2, classes, BINS)
+    places = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
+    return np.bincount(places[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 
 
 def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
@@ -47,22 +47,22 @@ def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[st
     return found | ({f"{part}-not-finite": list(broken)} if broken else {})
 
 
-def pool(contents: Sequence[RecordDict], part: str, classes: int) -> Counts:
+def add_up(contents: Sequence[RecordDict], part: str, findings: int) -> Counts:
     """The sites' counts added up; those of another form are left out."""
-    total = np.zeros(2 * classes * BINS, np.int64)
+    total = np.zeros(2 * findings * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
             places, counts = (_whole(record.get(f"{part}-{what}", [])) for what in ("places", "counts"))
-            if places.shape == counts.shape and (places < len(total)).all() and counts.sum() <= classes * MOST_IMAGES:
+            if places.shape == counts.shape and (places < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
                 np.add.at(total, places, counts)
-    return total.reshape(2, classes, BINS)
+    return total.reshape(2, findings, BINS)
 
 
-def broken(contents: Sequence[RecordDict], part: str, classes: int) -> list[int]:
+def broken(contents: Sequence[RecordDict], part: str, findings: int) -> list[int]:
     """The findings for which a site's scores were not finite numbers."""
     records = [record for content in contents for record in content.metric_records.values()]
     named = {int(place) for record in records for place in _whole(record.get(f"{part}-not-finite", []))}
-    return sorted(place for place in named if place < classes)
+    return sorted(place for place in named if place < findings)
 
 
 def _whole(given: Any) -> NDArray[np.int64]:
@@ -88,12 +88,14 @@ def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int
     return int(best[(len(best) - 1) // 2])
 
 
-def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int], broken: Sequence[int] = ()) -> dict[str, Any]:
-    """All metrics of the pool, in the form of `metrics.json`; broken findings have none."""
+def summary(
+    counts: Counts, findings: Sequence[str], edges: Sequence[int], broken: Sequence[int] = ()
+) -> dict[str, Any]:
+    """All metrics of the summed counts, in the form of `metrics.json`; broken findings have none."""
     counts = counts.copy()
     counts[:, list(broken)] = 0
-    areas = {name: auc(*counts[:, c]) for c, name in enumerate(classes)}
-    rates = {name: _rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(classes)}
+    areas = {name: auc(*counts[:, c]) for c, name in enumerate(findings)}
+    rates = {name: _rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
     means = {name: math.sqrt(se * sp) for name, (se, sp) in rates.items()}
     bounds = np.concatenate([[-np.inf], EDGES, [np.inf]])
     return {
@@ -101,9 +103,11 @@ def summary(counts: Counts, classes: Sequence[str], edges: Sequence[int], broken
         "gm": {"macro": metrics.macro(means.values()), "per_class": means},
         "sensitivity": {name: pair[0] for name, pair in rates.items()},
         "specificity": {name: pair[1] for name, pair in rates.items()},
-        "thresholds": {name: float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in zip(classes, edges, strict=True)},
-        "undefined": [name for name in classes if math.isnan(areas[name])],
-        "not_finite": [classes[c] for c in broken],
+        "thresholds": {
+            name: float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in zip(findings, edges, strict=True)
+        },
+        "undefined": [name for name in findings if math.isnan(areas[name])],
+        "not_finite": [findings[c] for c in broken],
     }
 
 
@@ -114,15 +118,15 @@ def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int
     return share(positives[edge:], positives), share(negatives[:edge], negatives)
 
 
-def merge(contents: list[RecordDict], classes: Sequence[str]) -> dict[str, Any]:
+def merge(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
     """Metrics of everything that the sites counted: thresholds from validation, and the test part where it was sent."""
-    validation = pool(contents, "validation", len(classes))
-    edges = [best_edge(*validation[:, c]) for c in range(len(classes))]
-    lost = broken(contents, "validation", len(classes))  # without thresholds there is no GM elsewhere either
-    found = {"validation": summary(validation, classes, edges, lost)}
-    test = pool(contents, "test", len(classes))
-    lost = sorted({*lost, *broken(contents, "test", len(classes))})
-    return found | ({"test": summary(test, classes, edges, lost)} if test.any() else {})
+    validation = add_up(contents, "validation", len(findings))
+    edges = [best_edge(*validation[:, c]) for c in range(len(findings))]
+    lost = broken(contents, "validation", len(findings))  # without thresholds there is no GM elsewhere either
+    found = {"validation": summary(validation, findings, edges, lost)}
+    test = add_up(contents, "test", len(findings))
+    lost = sorted({*lost, *broken(contents, "test", len(findings))})
+    return found | ({"test": summary(test, findings, edges, lost)} if test.any() else {})
 
 
 def flat(found: dict[str, Any]) -> MetricRecord:

@@ -73,7 +73,7 @@ def _reply(node: int, content: RecordDict) -> Reply:
 
 
 def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
-    """One reply a node. Equal copies count once; of two different ones, neither can be believed."""
+    """One reply per node. Equal copies count once; of two different ones, neither counts."""
     by_node: dict[int, Reply] = {}
     torn = {}
     for reply in replies:
@@ -97,7 +97,7 @@ def _equal(one: RecordDict, other: RecordDict) -> bool:
 
 
 def one_line(text: Any, most: int = 80) -> str:
-    """A stranger's words, fit for a log and a table."""
+    """Text from another machine, short and without control characters, for a log or a table."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()
 
 
@@ -106,7 +106,7 @@ def one_line(text: Any, most: int = 80) -> str:
 
 def decode(
     replies: Sequence[Reply],
-    places: Mapping[str, int],
+    numbers: Mapping[str, int],
     sent: Model,
     *,
     sends: Mapping[str, Extent],
@@ -125,18 +125,18 @@ def decode(
     matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
     assert matrices is not None
 
-    def attempt(number: int) -> Update | Refused:
-        reply, into = replies[number], row_of(matrices, number)
+    def attempt(row: int) -> Update | Refused:
+        reply, into = replies[row], row_of(matrices, row)
         try:
-            return _update(reply, places[reply.name], into, reader, sends, size_key, arrays_key, keep)
+            return _update(reply, numbers[reply.name], into, reader, sends, size_key, arrays_key, keep)
         except Refused as reason:
             return reason
         finally:
             if fresh and not keep:
                 _give_back()
 
-    numbers = range(len(replies))
-    found = [attempt(number) for number in numbers] if fresh else in_threads(attempt, numbers)
+    rows = range(len(replies))
+    found = [attempt(row) for row in rows] if fresh else in_threads(attempt, rows)
     refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
     updates = [one for one in found if isinstance(one, Update)]
     return _moved_up(updates, matrices) if refused else updates, refused, matrices

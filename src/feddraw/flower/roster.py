@@ -1,7 +1,7 @@
-"""Who is who: a name belongs to the node that first answered under it, until the operator says otherwise.
+"""Which client a node is: a name belongs to the node that first answered under it, unless the operator decides.
 
-A node is known by its registered key where the SuperLink tells it, else by its node id, and not by what it says of
-itself. The operator's list of sites, where there is one, decides alone.
+A node is identified by its registered key if the SuperLink has one, else by its node id, never by what it reports about
+itself. Where the operator gives a list of sites, only that list decides.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 
 from feddraw.errors import UserError
 from feddraw.flower.intake import Reply
+from feddraw.naming import line
 
 log = logging.getLogger("flwr")
 
@@ -42,7 +43,7 @@ class Roster:
     """Names, and the nodes they belong to."""
 
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
-        self.names: list[str] = []  # of clients that have answered; a client's place here is its number
+        self.names: list[str] = []  # of clients that have answered; the index is the client's number
         self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
         self._listed = _listed(sites or {})  # identity to name, by the operator's word
         self._owners: dict[str, str] = {}  # name to identity
@@ -81,31 +82,31 @@ class Roster:
     # ------------------------------------------------------------------------------------------ names
 
     def recognize(self, answers: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
-        """Answers under the names that belong to their nodes, and, by node, why others are not believed.
+        """Answers under the names that belong to their nodes, and, by node, why others are refused.
 
         New clients get their numbers in their own order.
         """
         names = {answer.node: self.name_of(answer.node) for answer in answers}
         alike = Counter((names[answer.node], names[answer.node] or answer.name) for answer in answers)
-        believed, refused = [], {}
+        recognized, refused = [], {}
         for answer in answers:
             own = names[answer.node]
-            if reason := self._doubt(answer, own, alike[own, own or answer.name]):
+            if reason := self._refusal(answer, own, alike[own, own or answer.name]):
                 refused[answer.node] = reason
             else:
-                believed.append(replace(answer, name=own or answer.name))
+                recognized.append(replace(answer, name=own or answer.name))
                 self.called[own or answer.name] = answer.name
-        for answer in believed:
+        for answer in recognized:
             self._bind(answer.name, self.identity(answer.node))
-        return believed, refused
+        return recognized, refused
 
     def _bind(self, name: str, identity: str) -> None:
         self._owners[name], self._named[identity] = identity, name
         if name not in self.names:
             self.names.append(name)
 
-    def _doubt(self, answer: Reply, own: str | None, nodes: int) -> str:
-        """Why an answer does not count; one that only calls itself by a new name is told and counts under the old."""
+    def _refusal(self, answer: Reply, own: str | None, nodes: int) -> str:
+        """Why an answer is refused; one that only uses a new name is logged and counts under the old name."""
         claimed, unnamed = answer.name, f"node {answer.node}"
         if own is None and self._listed:
             return f"its key {self.identity(answer.node)} is not on the operator's list of sites"
@@ -116,7 +117,7 @@ class Roster:
         if nodes > 1:
             return f"{nodes} nodes answer as {own or claimed}"
         if own is not None and claimed not in (own, unnamed):
-            log.warning("%s now calls itself %s: it counts as %s", own, claimed, own)
+            log.warning("%s now calls itself %s: it counts as %s", *map(line, (own, claimed, own)))
         return ""
 
     # ------------------------------------------------------------------------------------------ checkpoints

@@ -54,15 +54,15 @@ class ServerEvaluation:
         self.partition = Partition("sites", (), "")
         self.counted: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
-            self.classes = tuple(settings.findings(experiment))
-            build = partial(builder(experiment, len(self.classes)), pretrained=True)
+            self.findings = tuple(settings.findings(experiment))
+            build = partial(builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
                 options = experiment.section("data")[1] | {"path": validation}
                 self._take(open_dataset("folder", size=options.pop("size"), options=options))
         else:
             setup = prepare(experiment)
-            self.classes, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
+            self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
             self._take(setup.dataset)
         self.method.weighting.check(self.initial.layout)
 
@@ -73,7 +73,7 @@ class ServerEvaluation:
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted = histograms.merge(contents, self.classes)
+        self.counted = histograms.merge(contents, self.findings)
         return histograms.flat(self.counted)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:

@@ -92,7 +92,7 @@ def own_folders(experiment: Experiment) -> bool:
 
 
 def findings(experiment: Experiment) -> list[str]:
-    """The classes of sites with folders of their own: named, so that all mean the same."""
+    """The findings of sites with their own folders: named, so that all sites mean the same."""
     named = experiment.section("data")[1].get("findings", "all")
     listed = named.split(",") if isinstance(named, str) and named != "all" else named
     if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):

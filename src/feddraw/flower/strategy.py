@@ -32,11 +32,12 @@ from feddraw.flower.memory import alias
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.methods.feddraw import feddraw
+from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import MOST_IMAGES, Gate
-from feddraw.server.ledger import LedgerEntry
+from feddraw.server.ledger import NUMBERS, LedgerEntry
 from feddraw.server.policy import FEWEST, Policy
 from feddraw.server.round import RoundRecord, aggregate_round
 from feddraw.server.state_dict import doubt, layout_of_arrays
@@ -47,10 +48,7 @@ Merge = Callable[[list[RecordDict], str], MetricRecord]
 
 SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
 TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
-PARTS = (
-    *("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence"),
-    *("measured", "variance", "distance", "q", "q_expected", "rho"),
-)
+PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 class MethodStrategy(FedAvg):
@@ -436,7 +434,7 @@ class MethodStrategy(FedAvg):
         kept = sorted(there - part)
         log.warning(
             "all replies hold %d of %d tensors, without %s: only these are averaged, and sent from now on",
-            *(len(part), len(there), ", ".join(kept[:3]) + (" and others" if len(kept) > 3 else "")),
+            *(len(part), len(there), line(", ".join(kept[:3])) + (" and others" if len(kept) > 3 else "")),
         )
         self._tensors = [name for name in self._arrays if name in part]
         self._cut(self._arrays)
@@ -456,7 +454,7 @@ class MethodStrategy(FedAvg):
         if not self._idle:
             return
         several = Counter(entry.status for entry in ledger).most_common(3)
-        reasons = "; ".join(f"{count} {status}" for status, count in several) or "no node was asked"
+        reasons = "; ".join(f"{count} {line(status)}" for status, count in several) or "no node was asked"
         log.error("server round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
         if self._idle > 1:
             raise RunFailed(f"nobody counted in rounds {round} and {round + 1} ({reasons}): mend this, then go on")
@@ -469,7 +467,9 @@ class MethodStrategy(FedAvg):
         for update in updates:
             if update.size > SUSPECT * middle:
                 times = update.size / middle
-                log.warning("%s says %s images, %.0f × the median", self.clients[update.client], update.size, times)
+                log.warning(
+                    "%s reports %s images, %.0f × the median", line(self.clients[update.client]), update.size, times
+                )
 
     def _ledger(
         self,
@@ -508,11 +508,11 @@ class MethodStrategy(FedAvg):
         return metrics
 
     def _record(self, done: RoundRecord) -> None:
-        shares = "  ".join(f"{client} {weight:.3f}" for client, weight in done.weights.items())
+        shares = "  ".join(f"{line(client)} {weight:.3f}" for client, weight in done.weights.items())
         log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "nobody counted")
         for entry in done.ledger:
             if entry.status != "counted":
-                log.warning("server round %d: %s %s", done.round + 1, entry.client, entry.status)
+                log.warning("server round %d: %s %s", done.round + 1, line(entry.client), line(entry.status))
         self.history.append(done)
         self._unsaved = done.round + 1
         if self.folder is not None:
@@ -563,7 +563,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
         shapes = {np.shape(value) for _, value in good}
         if len(good) < len(column) or len(shapes) > 1:
             why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
-            log.warning("%s of %d clients: %s, left out of the mean", name, len(column), why)
+            log.warning("%s of %d clients: %s, left out of the mean", line(name), len(column), why)
         if len(shapes) == 1 and name not in (size_key, "partition-id"):
             mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
             means[name] = mean.tolist()

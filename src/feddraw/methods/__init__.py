@@ -1,1 +1,1 @@
-"""One file a published method, holding only what that paper adds; the file's name is the method's name."""
+"""One file per method, with only what its paper adds; the file's name is the method's name."""

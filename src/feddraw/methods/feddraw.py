@@ -27,7 +27,19 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import one_of
-from feddraw.schedules import BETA_MAX, ETA, LAM, Anatomy, Reading, beta, check_settings, compose, cosine, gamma
+from feddraw.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    Anatomy,
+    Reading,
+    beta,
+    check_settings,
+    compose,
+    cosine,
+    gamma,
+    reputation,
+)
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -65,11 +77,11 @@ class DualReputationAnnealing(Weighting):
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         gamma, beta = self.schedule(cohort.round, cohort.rounds)
         similarity = float(self.similarity(cohort)[0])
-        reputation = gamma * prior + (1.0 - gamma) * similarity
-        parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": reputation}
+        xi = reputation(prior, similarity, gamma)
+        parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": xi}
         if beta is None:
             return math.log(prior), parts
-        return beta * reputation, parts | {"beta": beta}
+        return beta * xi, parts | {"beta": beta}
 
 
 def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector) -> NDArray[np.float64]:

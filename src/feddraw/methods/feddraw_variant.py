@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from feddraw.core import Cohort, Local, Method, Server
 from feddraw.errors import one_of
 from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings
+from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, check_settings
 
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
 Clock = Literal["rounds", "fraction"]
 Signal = Literal["model", "move", "per_step"]
-
-ROUNDS = 15  # of the paper, whose settings the fraction of training refers to
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,7 @@ class Variant(DualReputationAnnealing):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         if self.clock == "fraction":
+            # the share of training done, as a round of the paper's T, which its settings refer to
             round, rounds = (ROUNDS - 1) * round / max(1, rounds - 1), ROUNDS
         gamma, beta = super().schedule(round, rounds)
         fixed = {"annealed": gamma, "size": 1.0, "similarity": 0.0, "half": 0.5}

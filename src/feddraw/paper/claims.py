@@ -16,9 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.schedules import READINGS, Reading, anatomy, beta, gamma, size_prior
+from feddraw.schedules import READINGS, ROUNDS, Reading, anatomy, beta, gamma, size_prior
 
-ROUNDS = 15
 Sizes = Sequence[float]
 Range = tuple[float, float]
 Outcome = Literal["always", "can", "never"]

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from feddraw.analysis.statistics import Comparison, Table, compare, critical_value, holm, rank, tabulate
-from feddraw.paper.claims import ROUNDS, Claim, Verdict, judge_all, similarity_gap
+from feddraw.paper.claims import Claim, Verdict, judge_all, similarity_gap
 from feddraw.scenarios.heterogeneity import measure_sizes
-from feddraw.schedules import READINGS, Reading, beta
+from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 METRICS = {"auc": "AUC", "gm": "GM"}
 ALPHA = 0.10  # the paper's

@@ -22,6 +22,7 @@ from feddraw.errors import UserError
 from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder, first_divergence
 from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.server.ledger import NUMBERS
 from feddraw.server.policy import CLAUSES
 
 Floats = NDArray[np.float64]
@@ -42,7 +43,6 @@ UNTESTED: dict[str, Any] = {
 CLIENT_SPLITS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 LATER = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")  # not in early ledgers
 
 

@@ -13,6 +13,9 @@ from feddraw.core import Aggregate, Piece, Update
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import remark
 
+# the columns of numbers that every version's ledger has
+NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+
 
 @dataclass(frozen=True)
 class LedgerEntry:
