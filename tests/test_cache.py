@@ -166,7 +166,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(own_cache):
 
 
 def test_a_worker_that_dies_is_told_and_the_rest_is_kept(own_cache):
-    with pytest.raises(RunFailed, match=r"was killed \(SIGKILL\).*; what is done is kept"):
+    with pytest.raises(RunFailed, match=r"was killed \(SIGKILL\).*; finished work is kept"):
         prepare(Numbers(dies_at=COUNT - 1), Recipe(16), "numbers", workers=2)
     assert not multiprocessing.active_children()
     assert not list(own_cache.glob("*/images.npy"))

@@ -67,11 +67,11 @@ def test_a_run_prints_a_line_a_round_and_the_test_metrics(tmp_path: Path) -> Non
     again = typed("run", *SMALL, "--out", "r", folder=tmp_path)
     assert again.returncode == 2
     assert again.stderr.strip() == (
-        "feddraw: r is already used: choose another folder with --out, or go on with --resume"
+        "feddraw: r is already used: choose another folder with --out, or continue with --resume"
     )
     finished = typed("run", "--out", "r", "--resume", folder=tmp_path)
     assert finished.returncode == 0
-    assert "r is finished already" in finished.stdout
+    assert "r is already finished" in finished.stdout
     other = typed("run", "--out", "r", "--resume", "--rounds", "3", folder=tmp_path)
     assert other.returncode == 2
     assert "was run with rounds = 2, not 3" in other.stderr
@@ -117,7 +117,7 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said.strip() == "feddraw: stopped; what was done is kept, go on with --resume"
+    assert said.strip() == "feddraw: stopped; finished rounds are kept: continue with --resume"
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
@@ -133,7 +133,7 @@ MISTAKES = {
     ("run", "--scale", "-1"): "scale must be a positive number",
     ("runn",): "No such command 'runn'",
     ("list", "method"): "no 'method' among the lists: did you mean methods?",
-    ("weights", "--sizes", "1,x"): "--sizes takes numbers with commas between them, not '1,x'",
+    ("weights", "--sizes", "1,x"): "--sizes takes numbers separated by commas, not '1,x'",
     ("weights", "--sizes", "0,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "nan,1"): "sizes must be positive numbers",
     ("weights", "--sizes", "1,1", "--similarity", "1"): "1 similarities for 2 clients",

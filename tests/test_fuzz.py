@@ -87,7 +87,7 @@ def refused(text: str, call, *arguments) -> None:
         ("training = {lr = 1" + "0" * 400 + "}", "training.lr must be a number"),
         ("training = 3", "training must be a table of settings, not 3"),
         ("data = '" + "n" * 300 + "'", "among the data sets"),
-        ("data = '~nobody of that name'", "~nobody of that name is nobody's home folder here"),
+        ("data = '~nobody of that name'", "no home folder ~nobody of that name on this machine"),
         ("a" + ".a" * 30_000 + " = 1", "is not valid TOML: it is nested too deeply"),
         ("'a' " + ". a" * 30_000 + " = 1", "is not valid TOML: it is nested too deeply"),
     ],

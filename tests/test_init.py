@@ -68,7 +68,7 @@ def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_finding
     before = (tmp_path / "ward 7.toml").read_bytes()
     again = typed("init", "ward 7.csv", folder=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.strip() == "feddraw: ward 7.toml exists: choose another name with --out, or delete it"
+    assert again.stderr.strip() == "feddraw: ward 7.toml already exists: choose another name with --out, or delete it"
     assert (tmp_path / "ward 7.toml").read_bytes() == before
 
 
@@ -136,7 +136,7 @@ def mistakes(folder: Path) -> dict[str, str]:
         "gone.csv": "none of its 2 images is there; tried a.png, empty/a.png: say where they are with",
         "train.csv": "is a known archive: feddraw run --data chexpert --set data.path=.",
         "empty": "0 classes in 0 labelled images",
-        "x.npz": "needs no file of settings: feddraw run --data x.npz",
+        "x.npz": "needs no experiment file: feddraw run --data x.npz",
     }
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 import pytest
@@ -118,6 +118,13 @@ def printers(path: Path, tree: ast.Module, function: str, text: str) -> set[str]
     return {name for name, callback in own.items() if callback in callers} or set(own)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_and_option_has_a_help_text(command: str) -> None:
+    hints = get_type_hints(COMMANDS[command].callback, include_extras=True)
+    named = {name: hint.__metadata__[-1] for name, hint in hints.items() if name != "return"}
+    assert [name for name, info in named.items() if not (info.help or info.hidden)] == []
+
+
 def test_every_option_that_a_message_names_is_one_of_the_command_that_prints_it() -> None:
     checked = 0
     for path in sorted(SOURCE.rglob("*.py")):
@@ -164,7 +171,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Pa
     words = [sys.executable, "-c", AT_AN_IMPORT, module, "run", "--out", "r"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 130
-    assert re.fullmatch(r"feddraw: stopped(; what was done is kept, go on with --resume)?\n", done.stderr)
+    assert re.fullmatch(r"feddraw: stopped(; finished rounds are kept: continue with --resume)?\n", done.stderr)
 
 
 def test_the_command_starts_without_anything_heavy() -> None:

@@ -89,8 +89,8 @@ def test_stragglers_are_some_of_those_asked_and_take_fewer_steps():
         (Participation("plan", plan="Nroth"), "did you mean North"),
         (Participation(joins="West"), "must read like"),
         (Participation(leaves="Wset=3"), "did you mean West"),
-        (Participation(leaves="North=0, East=0, South=0, West=2"), "nobody takes part in round 2"),
-        (Participation("plan", plan="North; East", joins="East=2"), "nobody takes part in round 1"),
+        (Participation(leaves="North=0, East=0, South=0, West=2"), "no client takes part in round 2"),
+        (Participation("plan", plan="North; East", joins="East=2"), "no client takes part in round 1"),
     ],
 )
 def test_a_mistake_is_one_line(wrong, word):

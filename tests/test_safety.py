@@ -140,7 +140,7 @@ def test_a_name_from_the_lists_of_chestxray14_stays_in_its_folder(tmp_path: Path
 
 def test_files_that_are_no_files_or_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
     for path in (Path("/dev/zero"), tmp_path):
-        with pytest.raises(UserError, match="it is no file"):
+        with pytest.raises(UserError, match="it is not a file"):
             read_text(path, 10)
     large = tmp_path / "large.json"
     with large.open("wb") as file:

@@ -176,7 +176,7 @@ def test_what_is_typed_is_imported_and_a_study_may_be_given_code_on_the_command_
     Path("s.toml").write_text("seed = [0, 1]\n")
     (planned, _) = read_study(Path("s.toml"), {"method": "canary:f"})
     assert planned.experiment.section("method")[0] == "canary:f"
-    assert "'canary:f' does not give a Method" in invoke("run", "--method", "canary:f", "--out", "out")
+    assert "'canary:f' must return a feddraw.core.Method" in invoke("run", "--method", "canary:f", "--out", "out")
     assert Path("imported").exists()
 
 

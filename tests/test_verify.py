@@ -91,4 +91,4 @@ def test_the_command_compares_under_other_thread_settings(finished: Path) -> Non
         capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **threads},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"verified: all 3 rounds of {finished} came out the same, bit for bit" in done.stdout
+    assert f"verified: all 3 rounds of {finished} are the same, bit for bit" in done.stdout

@@ -1,4 +1,4 @@
-"""The one exception that users see: a mistake they can mend, said in one line."""
+"""The one exception that users see: a mistake they can correct, said in one line."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home folder in the place of a leading ~."""
+    """The path with the home folder for a leading ~."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"{Path(path).parts[0]} is nobody's home folder here") from None
+        raise UserError(f"no home folder {Path(path).parts[0]} on this machine: give the whole path") from None
 
 
 def positive(name: str, value: float) -> float:

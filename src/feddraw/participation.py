@@ -1,7 +1,7 @@
 """Who is asked in a round: all clients, some drawn by chance, or those of a plan; who is there; who cannot keep up.
 
 Draws depend on the run's seed and the round only, so that every method and every engine asks the same clients, and a
-resumed run goes on with them. Keys come from the raw bits of PCG64, which are the same in every version of numpy.
+resumed run continues with them. Keys come from the raw bits of PCG64, which are the same in every version of numpy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Participation:
                 raise unknown("clients", client, clients)
         for round in range(rounds):
             if not self._there(clients, round):
-                raise UserError(f"nobody takes part in round {round}: see participation")
+                raise UserError(f"no client takes part in round {round}: change participation.plan, joins or leaves")
 
     def _there(self, clients: Sequence[str], round: int) -> list[int]:
         """Clients that could be asked: those that have joined and not left, in a plan those whose turn it is."""

@@ -132,5 +132,5 @@ def test_a_worker_that_dies_is_one_line_with_its_client_and_how_to_go_on(doomed:
     assert failed.returncode == 1, failed.stderr
     (said,) = failed.stderr.strip().splitlines()
     assert "a worker ended with code 9 while training client C" in said
-    assert said.endswith("go on with --resume, what was done is in r")
+    assert said.endswith("finished rounds are in r: continue with --resume")
     healed("hungry:death")

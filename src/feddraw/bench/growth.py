@@ -45,7 +45,7 @@ def measure(session: Session) -> dict[str, Any]:
 
 
 def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
-    """A run of the serial engine, a step of twenty images a client and round."""
+    """A run of the serial engine, one step of twenty images per client and round."""
     from feddraw.engines.serial import Serial
     from feddraw.experiment.preparation import initial_model
     from feddraw.federation import federate

@@ -1,4 +1,4 @@
-"""How many images a second are decoded, resized and equalised: phantoms, saved as JPEG files larger than wanted."""
+"""How many images per second are decoded, resized and equalised: phantoms, saved as JPEG files larger than wanted."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Session:
     pythons: Mapping[str, str] = field(default_factory=dict)  # a peer's own interpreter, by its name
 
     def interleave(self, what: str, works: Mapping[str, Timed], blocks: int = 0) -> Samples:
-        """Seconds of each work in every block, after one of each to warm up; nobody is always the first."""
+        """Seconds of each work in every block, after one of each to warm up; the order rotates."""
         blocks, names = blocks or self.blocks, list(works)
         samples: Samples = {name: [] for name in names}
         for block in range(blocks + 1):

@@ -1,4 +1,4 @@
-"""The command line: parse, call, show. A file a command; what is slow to import is imported by the command itself."""
+"""The command line: parse, call, show. One file per command, which imports what is slow only when it runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
     name="feddraw",
-    help="FedDRAW and its rivals: who counts how much when hospitals train one chest-radiograph model together.\n\n"
+    help="Federated learning with FedDRAW and other aggregation methods for chest radiographs.\n\n"
     "Research software, not a medical device.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -76,15 +76,15 @@ def callback(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Every command explains itself with --help."""
+    """Options of `feddraw` itself."""
 
 
 INTERRUPTED = 130
 AFTER_CTRL_C = {  # for the commands that keep what was done
-    "run": "; what was done is kept, go on with --resume",
-    "demo": "; what was done is kept, go on with --resume",
-    "study": "; what was done is kept, start again to go on",
-    "data prepare": "; what was done is kept, start again to go on",
+    "run": "; finished rounds are kept: continue with --resume",
+    "demo": "; finished rounds are kept: continue with --resume",
+    "study": "; finished work is kept: start again to continue",
+    "data prepare": "; finished work is kept: start again to continue",
 }
 
 
@@ -117,7 +117,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as trouble:
         if not isinstance(trouble, MemoryError) and "can't allocate memory" not in str(trouble):
             raise
-        code = _say("the memory is not enough for this: try smaller settings or fewer workers", 1)
+        code = _say("out of memory: try smaller settings or fewer workers", 1)
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
         _say(f"stopped{AFTER_CTRL_C.get(_command(sys.argv[1:]), '')}", INTERRUPTED)
     sys.exit(_flushed(code if isinstance(code, int) else 0))
@@ -131,7 +131,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _named(trouble: OSError) -> str:
-    """The file that made trouble, shortened where its name is the trouble; what has none is standard output."""
+    """The file behind an error, with a long name shortened; without a name it is standard output."""
     name = "the output" if trouble.filename is None else str(trouble.filename)
     return name if len(name) <= 100 else f"{name[:50]}…{name[-20:]}"
 

@@ -1,4 +1,4 @@
-"""`feddraw bench`: speed and memory beside a bare training loop and the peers that are installed."""
+"""`feddraw bench`: speed and memory compared with a bare training loop and with other systems that are installed."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ PEERS = ("flower", "pfl", "fedlab", "nvflare")
 
 def bench(
     quick: Annotated[
-        bool, Option("--quick", help="Fewer blocks, one setting a peer, no figure: within five minutes.")
+        bool, Option("--quick", help="Fewer repetitions, one task per system, no figure: within five minutes.")
     ] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     out: Annotated[Path | None, Option(help="Folder for bench.json, bench.md and the figure.")] = None,
     only: Annotated[
         list[str] | None,
         Option(
-            help="rounds, steps, server, memory, preparation, growth, paper, rivals, or one of flower, pfl, pfl_two, "
-            "fedlab, nvflare; repeatable. With --out, the other parts stay as they are in the folder."
+            help="Only these measurements (repeatable): rounds, steps, server, memory, preparation, growth, paper, "
+            "rivals, flower, pfl, pfl_two, fedlab, nvflare. With --out, the others stay as they are in the folder."
         ),
     ] = None,
     python_of: Annotated[
         list[str] | None,
         Option(
-            help="PEER=PATH, the Python that has flower, pfl, fedlab or nvflare; repeatable. Needs a source checkout."
+            help="SYSTEM=PATH (repeatable): the Python in which flower, pfl, fedlab or nvflare is installed. "
+            "Needs a source checkout."
         ),
     ] = None,
-    blocks: Annotated[int, Option(help="Alternating blocks a ratio (default: 20, or 6 with --quick).")] = 0,
+    blocks: Annotated[int, Option(help="Repetitions per ratio; 0: 20, or 6 with --quick.")] = 0,
 ) -> None:
-    """Measure rounds, training steps, the server and memory, as ratios from one run, beside other systems."""
+    """Measure the speed and memory of rounds, training steps and the server, compared with other systems."""
     from feddraw.bench import document
     from feddraw.bench.ratios import Session
 
@@ -48,7 +49,7 @@ def bench(
     pythons = interpreters(python_of or [])
     signal.signal(signal.SIGTERM, _stop)
     if (load := os.getloadavg()[0]) > QUIET:
-        warnings.warn(f"the machine is busy (load {load:.2f}): ratios will scatter", stacklevel=1)
+        warnings.warn(f"the machine is busy (load {load:.2f}): ratios will vary more", stacklevel=1)
     with progress() as report_progress:
         session = Session(blocks or (6 if quick else 20), quick, report_progress, pythons)
         found = document.measure(session, names, out)
@@ -70,9 +71,9 @@ def interpreters(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         peer, equals, path = text.partition("=")
         if peer not in PEERS:
-            raise unknown("peers", peer, PEERS)
+            raise unknown("systems", peer, PEERS)
         if not equals or not Path(path).is_file():
-            raise UserError(f"--python-of {text}: PEER=PATH of a Python that is there")
+            raise UserError(f"--python-of {text}: give SYSTEM=PATH of an existing Python")
         named[peer] = path
     return named
 

@@ -1,4 +1,4 @@
-"""`feddraw data`: prepare a data set's images once, and look at them."""
+"""`feddraw data`: prepare the images of a data set once, and show them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from feddraw.cli.echo import echo
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: prepare their images once, and look at them.")
+app = typer.Typer(no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
 
-Name = Annotated[str, typer.Argument(help="chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")]
-Where = Annotated[str | None, typer.Argument(help="The archive's folder or file.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
+]
+Where = Annotated[
+    str | None,
+    typer.Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
+]
 Size = Annotated[int, typer.Option(help="Height and width in pixels.")]
-Clahe = Annotated[bool, typer.Option("--clahe/--no-clahe", help="Equalise contrast as the paper does.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be used, and list it.")]
-Workers = Annotated[int, typer.Option(help="Processes that prepare images; 0 is one a core.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, a setting of the data set, repeatable.")]
+Clahe = Annotated[bool, typer.Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file.")
+]
+Workers = Annotated[int, typer.Option(help="Processes that prepare images; 0: one per core.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable).")
+]
 
 
 @app.command()
@@ -40,8 +49,8 @@ def prepare(
 ) -> None:
     """Decode, resize and equalise every image once, into the cache that runs read from.
 
-    The defaults are those of the paper preset; give the size and --no-clahe of your run otherwise. A preparation that
-    was stopped goes on where it was.
+    The defaults are those of the paper preset: for other runs give their --size, and --no-clahe. A stopped preparation
+    continues where it stopped.
     """
     from feddraw.cli.show import console, table
 
@@ -76,11 +85,11 @@ def show(
     settings: Settings = None,
     split: Annotated[str, typer.Option(help="Split to show: train, validation or test.")] = "train",
     part: Annotated[str | None, typer.Option(hidden=True)] = None,
-    rows: Annotated[int, typer.Option(help="Images down.")] = 4,
-    columns: Annotated[int, typer.Option(help="Images across.")] = 8,
-    out: Annotated[Path, typer.Option(help="The picture to write: .png, .pdf or .svg.")] = Path("contact-sheet.png"),
+    rows: Annotated[int, typer.Option(help="Rows of images.")] = 4,
+    columns: Annotated[int, typer.Option(help="Images per row.")] = 8,
+    out: Annotated[Path, typer.Option(help="Picture to write (.png, .pdf or .svg).")] = Path("contact-sheet.png"),
 ) -> None:
-    """A contact sheet: images with their findings, as training sees them."""
+    """Draw a contact sheet: images as training sees them, with their findings."""
     from dataclasses import replace
 
     from feddraw.data.dataset import SPLITS

@@ -1,4 +1,4 @@
-"""`feddraw demo`: FedDRAW beside FedAvg and uniform averaging on built-in phantoms, in under two minutes."""
+"""`feddraw demo`: FedDRAW, FedAvg and uniform averaging on built-in phantoms, in under two minutes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SETTINGS = {"scenario.scale": 0.02, "rounds": 10}
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was stopped.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
 ) -> None:
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
-        raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
+        raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     from feddraw.cli.run import carry_out
     from feddraw.cli.show import console, table
     from feddraw.experiment.preparation import open_data
@@ -43,7 +43,7 @@ def demo(
     rows = [[method, *map(_starred, values, best)] for method, values in found.items()]
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
-    say.print("* best of the column; one run each, so a small difference means nothing")
+    say.print("* best in this column; one run per method, so small differences mean nothing")
     say.print(f"report: {written.page}")
 
 

@@ -18,10 +18,10 @@ Option = typer.Option
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say in words and numbers who counted how much, when, and why."""
+    """Explain in words and numbers how much each client counted, when, and why."""
     from feddraw.analysis import explain as accounts
     from feddraw.results.runs import find, read_run
 
@@ -54,18 +54,20 @@ def show(found: Explanation) -> None:
     out.print(naming.line(f"{facts}; {state}"), "", sep="\n")
     for sentence in accounts.sentences(found):
         out.print(f"- {naming.line(sentence)}")
-    out.print("\nWho counted how much")
-    columns = ["client", "images", "of all", "first", "mean", "last", "most (round)", "influence"]
+    out.print("\nAggregation weights")
+    columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
     out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]))
-    out.print("Influence: mean share of the length of all weighted moves.\n")
+    out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
+    out.print("Influence: mean share of the length of all weighted updates.\n")
     if found.from_size is None:
         out.print(accounts.NO_SPLIT)
         return
-    out.print(f"Where it came from, against an equal share of {accounts.percent(1 / len(found.clients))}")
+    equal = accounts.percent(1 / len(found.clients))
+    out.print(f"Where the weights come from, compared with an equal share of {equal}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
     parts = [_contributions(client, sources) for client in accounts.document(found)["clients"]]
-    out.print(table(["client", "above or below", *(f"from {source}" for source in sources)], parts))
-    out.print(f"In points of a hundred. {accounts.SPLIT}")
+    out.print(table(["client", "difference", *(f"from {source}" for source in sources)], parts))
+    out.print(f"In percentage points. {accounts.SPLIT}")
 
 
 def _who(client: dict[str, float]) -> list[str]:

@@ -11,10 +11,10 @@ from feddraw.cli.echo import echo
 
 
 def explore(
-    out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
+    out: Annotated[Path, typer.Option(help="HTML page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
 ) -> None:
-    """Write a page on which to turn every knob of the weights; it needs a browser and no network."""
+    """Write an interactive page of the weight schedule. It needs a browser and no network."""
     from feddraw.explorer import write
 
     write(out)
-    echo(f"{out} is written: open it in any browser, or send it to someone; it asks no network for anything")
+    echo(f"wrote {out}: open it in a browser; it needs no network")

@@ -1,4 +1,4 @@
-"""`feddraw init`: an experiment file for data of one's own."""
+"""`feddraw init`: an experiment file for your own data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from feddraw.errors import UserError
 if TYPE_CHECKING:
     from feddraw.experiment.survey import Plan, Survey
 
-Where = Annotated[list[Path], typer.Argument(help="A CSV with image paths and labels, several, or a folder.")]
-Images = Annotated[str, typer.Option(help="The folder that the paths in the table start from.", show_default=False)]
-Out = Annotated[Path | None, typer.Option(help="The experiment file to write (default: NAME.toml here).")]
+Where = Annotated[
+    list[Path], typer.Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
+]
+Images = Annotated[str, typer.Option(help="Folder that the paths in the table start from.", show_default=False)]
+Out = Annotated[Path | None, typer.Option(help="Experiment file to write (default: NAME.toml in this folder).")]
 
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
-    """Look at tables or a folder of images and write a commented experiment file for it."""
+    """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.survey import document, look, plan
     from feddraw.system.files import write_whole
 
@@ -33,7 +35,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     found = look(paths, target, images)
     for file in [target, *(found.sheets if found.written else [])]:
         if file.exists():
-            raise UserError(f"{file} exists: choose another name with --out, or delete it")
+            raise UserError(f"{file} already exists: choose another name with --out, or delete it")
     chosen = plan(found)
     show(found, chosen)
     if found.written:
@@ -43,7 +45,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     write_whole(target, document(found, chosen, command, shown).encode())
-    echo(f"{target} is written: read it, then  feddraw run {shown}")
+    echo(f"wrote {target}: read it, then run  feddraw run {shown}")
 
 
 def show(found: Survey, chosen: Plan) -> None:
@@ -65,7 +67,7 @@ def show(found: Survey, chosen: Plan) -> None:
     out.print(table(["images with", "train", "validation", "test"], rows))
     out.print(f"clients: {clients_in_words(found, chosen)}")
     if unlabelled := list(found.unlabelled()):
-        out.print(f"note: not labelled at a site, so others teach it: {'; '.join(unlabelled)}")
+        out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
     if names := rare(found):
         out.print(f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for it there")
     for note in found.table.notes:

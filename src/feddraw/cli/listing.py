@@ -1,4 +1,4 @@
-"""`feddraw list`: what there is, one line each."""
+"""`feddraw list`: the methods, models, data sets or scenarios, one line each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("methods", "models", "data", "scenarios")
 
 
 def show(
-    kind: Annotated[str, typer.Argument(help="methods, models, data or scenarios.")],
+    kind: Annotated[str, typer.Argument(help="What to list: methods, models, data or scenarios.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the methods, models, data sets or scenarios."""

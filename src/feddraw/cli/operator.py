@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="For a federation's operator: make 
 
 @app.command()
 def key(
-    path: Annotated[Path, typer.Argument(help="The private key to write; PATH.pub beside it is for the sites.")],
+    path: Annotated[Path, typer.Argument(help="Private key to write; PATH.pub beside it is for the sites.")],
     passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
 ) -> None:
     """Make an Ed25519 key pair. Do it on a machine of your own: the private key must never be on the server."""
@@ -32,8 +32,10 @@ def key(
 def sign(
     bundle: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder, or its .fab from `flwr build`.")],
     key: Annotated[Path, Option(help="The private key of `feddraw operator key`.")],
-    days: Annotated[float, Option(help="Days that the signature counts.")] = 365.0,
-    out: Annotated[Path | None, Option(help="The signature to write (default: the app's name and hash, here).")] = None,
+    days: Annotated[float, Option(help="Days that the signature is valid.")] = 365.0,
+    out: Annotated[
+        Path | None, Option(help="Signature file to write (default: the app's name and hash, in this folder).")
+    ] = None,
 ) -> None:
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
     from feddraw.errors import UserError
@@ -48,4 +50,4 @@ def sign(
     text = sign(made, read_private(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
     write_whole(target, text.encode())
     typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
-    typer.echo(f"{target} is written: sites put it in the folder that `feddraw site start --signatures` names")
+    typer.echo(f"wrote {target}: sites put it in the folder that `feddraw site start --signatures` names")

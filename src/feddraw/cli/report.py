@@ -1,4 +1,4 @@
-"""`feddraw report`: run folders to one page."""
+"""`feddraw report`: one page about many runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Option = typer.Option
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs or studies.", metavar="DIR...")],
-    out: Annotated[Path | None, Option(help="Where to write; else to the first DIR.", metavar="DIR")] = None,
-    title: Annotated[str, Option(help="What stands on top of the page.")] = "",
+    out: Annotated[Path | None, Option(help="Folder for the report (default: the first DIR).", metavar="DIR")] = None,
+    title: Annotated[str, Option(help="Title of the page.")] = "",
     alpha: Annotated[float, Option(help="Significance level of the tests over scenarios.")] = 0.05,
-    replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0 for none.")] = 1000,
-    margin: Annotated[float, Option(help="How far below still counts as no worse, e.g. 0.01; 0: not asked.")] = 0.0,
+    replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0: none.")] = 1000,
+    margin: Annotated[float, Option(help="Non-inferiority margin, e.g. 0.01; 0: no such test.")] = 0.0,
 ) -> None:
-    """Write a page, its Markdown twin, LaTeX tables and figures about all runs below the folders."""
+    """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and figures."""
     not_negative("replicates", replicates)
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")

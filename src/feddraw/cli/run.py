@@ -1,4 +1,4 @@
-"""`feddraw run`: one experiment, a line a round."""
+"""`feddraw run`: one experiment, one line per round."""
 
 from __future__ import annotations
 
@@ -40,34 +40,44 @@ def offered(kind: str) -> Callable[[str], list[str]]:
     return beginning
 
 
-Data = Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered("data"))
-Scenario = Option(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …", autocompletion=offered("scenarios"))
-Rules = Option(help="A method, or A+B: the weighting of A, the training of B.", autocompletion=offered("methods"))
+Data = Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered("data"))
+Scenario = Option(
+    help="Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …",
+    autocompletion=offered("scenarios"),
+)
+Rules = Option(help="A method, or A+B: the weighting of A with the training of B.", autocompletion=offered("methods"))
 
 
 def run(
-    file: Annotated[Path | None, typer.Argument(help="An experiment file (TOML).", show_default=False)] = None,
-    preset: Annotated[str | None, Option(help="laptop (default) or paper.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
+    ] = None,
+    preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
     data: Annotated[str | None, Data] = None,
     scenario: Annotated[str | None, Scenario] = None,
     method: Annotated[str | None, Rules] = None,
-    model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
+    model: Annotated[str | None, Option(help="Network: compact, densenet121, or package.module:function.")] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
-    rounds: Annotated[int | None, Option(help="Rounds of training, T.")] = None,
-    epochs: Annotated[int | None, Option(help="Local epochs a round, E.")] = None,
-    batch_size: Annotated[int | None, Option(help="Images in a batch.")] = None,
+    rounds: Annotated[int | None, Option(help="Number of rounds, T.")] = None,
+    epochs: Annotated[int | None, Option(help="Local epochs per round, E.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images per batch.")] = None,
     lr: Annotated[float | None, Option(help="Local learning rate.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of the initial model and the batches.")] = None,
-    partition_seed: Annotated[int | None, Option(help="Seed of the partition (default: the seed).")] = None,
-    scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
-    engine: Annotated[str | None, Option(help="serial, processes or flower.")] = None,
-    workers: Annotated[int | None, Option(help="Worker processes (default: one a core).")] = None,
-    out: Annotated[Path | None, Option(help="Folder of the run (default: runs/SCENARIO-METHOD-SEED).")] = None,
-    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on with a run that was stopped.")] = False,
-    trust: Annotated[bool, Option("--trust", help="Import code that a file names.")] = False,
+    seed: Annotated[int | None, Option(help="Seed of the initial model and the batch order.")] = None,
+    partition_seed: Annotated[int | None, Option(help="Seed of the split between clients (default: --seed).")] = None,
+    scale: Annotated[float | None, Option(help="Number of images relative to the paper's scenario (1 = all).")] = None,
+    engine: Annotated[
+        str | None, Option(help="Where clients train: serial, processes, flower, or package.module:function.")
+    ] = None,
+    workers: Annotated[int | None, Option(help="Worker processes (default: one per core).")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")] = None,
+    set_: Annotated[
+        list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable).")
+    ] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue a run that was stopped.")] = False,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the experiment file names.")] = False,
 ) -> None:
-    """Train one federation and write all about it to a folder."""
+    """Train one federation and write its results to a folder."""
     typed = {
         "data": data, "scenario": scenario, "method": method, "model": model, "data.size": size, "rounds": rounds,
         "training.epochs": epochs, "training.batch_size": batch_size, "training.lr": lr, "seed": seed,
@@ -75,7 +85,7 @@ def run(
     }  # fmt: skip
     changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is already used: choose another folder with --out, or go on with --resume")
+        raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     from feddraw.cli.show import console
 
     say = console()
@@ -125,7 +135,7 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
     finished = RunFolder(folder).metrics
     if resume and finished.is_file():
         list(running.iterate(experiment, folder, resume=True))  # refuses other settings
-        console().print(f"{folder} is finished already")
+        console().print(f"{folder} is already finished")
         return
     with display(experiment) as (on_progress, on_update, on_round):
         arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
@@ -133,12 +143,12 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
             for result in running.iterate(experiment, folder, **arguments):
                 on_round(result)
         except RunFailed as failure:
-            raise RunFailed(f"{failure}; go on with --resume, what was done is in {folder}") from None
+            raise RunFailed(f"{failure}; finished rounds are in {folder}: continue with --resume") from None
 
 
 @contextmanager
 def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
-    """A bar that moves with every client while a round is under way, and a line for every round."""
+    """A bar that moves with every client while a round is running, and one line per round."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from feddraw.cli.show import console

@@ -1,4 +1,4 @@
-"""`feddraw scenario`: the ways to deal images to clients, and what each deals from a table of labels."""
+"""`feddraw scenario`: the ways to split images between clients, and what each gives for a table of labels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
 
 Option = typer.Option
-app = typer.Typer(no_args_is_help=True, help="Show and write how a scenario deals images to clients.")
+app = typer.Typer(no_args_is_help=True, help="Show, save and check how a scenario splits images between clients.")
 
 Name = Annotated[
     str, typer.Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")
 ]
-Table = Annotated[Path | None, Option("--labels", help="CheXpert's train.csv (also .gz), or a MedMNIST-layout .npz.")]
-Scale = Annotated[float, Option(help="Size of the scenario, 1 = as in the paper.")]
-Seed = Annotated[int, Option(help="Seed of the partition.")]
-Settings = Annotated[list[str] | None, Option("--set", help="KEY=VALUE, an option of the scenario.")]
+Table = Annotated[
+    Path | None,
+    Option("--labels", help="Label table: CheXpert's train.csv (also .gz), or an .npz in MedMNIST's layout."),
+]
+Scale = Annotated[float, Option(help="Number of images relative to the paper's scenario (1 = all).")]
+Seed = Annotated[int, Option(help="Seed of the split between clients.")]
+Settings = Annotated[
+    list[str] | None, Option("--set", help="KEY=VALUE: change an option of the scenario (repeatable).")
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 
 HOW_TO_COUNT = "add --labels FILE (CheXpert's train.csv, also .gz, or an .npz in MedMNIST's layout)"
@@ -51,9 +56,11 @@ def show(
     seed: Seed = 0,
     set_: Settings = None,
     json: Json = False,
-    plot: Annotated[Path | None, Option(help="Draw sizes and label mix to this file (.png, .svg or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Draw sizes and label distribution to this file (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
-    """Show counts per client and class, and how much the clients differ."""
+    """Show counts per client and finding, and how much the clients differ."""
     if labels is None:
         _show_sizes(name, scale, json, plot)
         return
@@ -81,14 +88,14 @@ def build(
     scale: Scale = 1.0,
     seed: Seed = 0,
     set_: Settings = None,
-    out: Annotated[Path | None, Option(help="The file (default: NAME.json in this folder).")] = None,
+    out: Annotated[Path | None, Option(help="File to write (default: NAME.json in this folder).")] = None,
 ) -> None:
-    """Write the image names of each client with their SHA-256; the file can be used as a scenario."""
+    """Write each client's image names and their SHA-256 to a file, which can be used as a scenario."""
     from feddraw.scenarios.index_list import write
     from feddraw.scenarios.partition import dataset_of
 
     if labels is None:
-        raise UserError(f"build needs the labels that are dealt: {HOW_TO_COUNT}")
+        raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder(partition.scenario.replace(':', '.'))}.json")
     settings = {"dataset": dataset_of(partition.scenario), "seed": seed, "scale": scale, "options": options(set_)}
@@ -101,16 +108,22 @@ def build(
 def check(
     name: Name,
     *,
-    data: Annotated[str, Option(help="phantom, chestmnist, chexpert, nih, folder, or a path.")] = "phantom",
+    data: Annotated[str, Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")] = "phantom",
     size: Annotated[int, Option(help="Height and width of the images in pixels.")] = 32,
-    scale: Annotated[float | None, Option(help="Size of the scenario (default: 0.045 for the paper's).")] = None,
-    steps: Annotated[int, Option(help="Optimiser steps of every client, and of all together.")] = 300,
+    scale: Annotated[
+        float | None, Option(help="Number of images relative to the scenario (default: 0.045 for the paper's).")
+    ] = None,
+    steps: Annotated[
+        int, Option(help="Optimiser steps of each client alone, and of all clients' images together.")
+    ] = 300,
     seed: Seed = 0,
-    workers: Annotated[int, Option(help="Worker processes (default: one a core).")] = 0,
-    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
+    workers: Annotated[int, Option(help="Worker processes; 0: one per core.")] = 0,
+    set_: Annotated[
+        list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. training.lr=1e-4 (repeatable).")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Train every client alone: does every small client beat every large one, as in the paper?"""
+    """Train every client alone: is every small client better than every large one, as in the paper?"""
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.cli.show import as_json, console
@@ -145,7 +158,7 @@ def _print_check(found: Check) -> None:
         echo("no small and large clients to compare")
     else:
         outcome = "accepted" if found.accepted else "not accepted"
-        echo(f"{outcome}: the worst small client is {found.margin:+.4f} from the best large one")
+        echo(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
 
 
 def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> dict[str, Any]:
@@ -203,7 +216,7 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
 
     scenario, sizes = known_sizes(name, scale)
     if plot:
-        raise UserError(f"--plot draws the label mix as well: {HOW_TO_COUNT}")
+        raise UserError(f"--plot needs a label table: {HOW_TO_COUNT}")
     clients = {f"C{number}": size for number, size in enumerate(sizes, start=1)}
     measures = measure_sizes(sizes)
     if json:
@@ -213,7 +226,7 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     echo(_heading(scenario, sizes))
     console().print(table(["client", "images", "share"], rows))
     echo(_sentence(measures))
-    echo(f"counts per class and the sha256: {HOW_TO_COUNT}")
+    echo(f"for counts per finding and the SHA-256, {HOW_TO_COUNT}")
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Heterogeneity) -> None:
@@ -228,14 +241,14 @@ def _print_partition(partition: Partition, labels: Labels, measures: Heterogenei
     ]
     drawn = table(["client", "images", *labels.findings, "none"], rows)
     for column in drawn.columns:
-        column.overflow = "fold"  # in a narrow terminal no class loses its name
+        column.overflow = "fold"  # in a narrow terminal no finding loses its name
     distances = [
         [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
         for (client, size), js, emd in zip(clients, measures.jensen_shannon, measures.earth_movers, strict=True)
     ]
     echo(_heading(partition.scenario, sizes))
     console().print(drawn)
-    echo("label mix of each client beside that of all clients together:")
+    echo("distance of each client's label distribution from that of all clients together:")
     console().print(table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances))
     echo(_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
@@ -252,6 +265,6 @@ def _heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
 
 def _sentence(measures: SizeMeasures) -> str:
     return (
-        f"largest to smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, "
+        f"largest / smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, "
         f"smallest share {measures.smallest_share:.1%}, effective clients {measures.effective_clients:.2f}"
     )

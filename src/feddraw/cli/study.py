@@ -27,19 +27,24 @@ Option = typer.Option
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="A study file (TOML): an experiment in which any value may be a list.")],
-    out: Annotated[Path | None, Option(help="Folder of the study (default: runs/<file name>).")] = None,
-    workers: Annotated[int, Option(help="Runs at a time (default: one a core).")] = 0,
-    shard: Annotated[str | None, Option(help="i/n: only every n-th run, from the i-th, for job arrays.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="Study file (TOML): an experiment file in which any value may be a list.")
+    ],
+    out: Annotated[Path | None, Option(help="Folder for the results (default: runs/<file name>).")] = None,
+    workers: Annotated[int, Option(help="Runs at the same time; 0: one per core.")] = 0,
+    shard: Annotated[str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")] = None,
     done: Annotated[
-        Path | None, Option(help="A table (CSV) of finished runs: those in it are skipped, new ones are added.")
+        Path | None, Option(help="CSV table of finished runs: they are skipped, and new ones are added to it.")
     ] = None,
-    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE for every run, e.g. data=FILE.npz.")] = None,
-    trust: Annotated[bool, Option("--trust", help="Import code that the file names.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        Option("--set", help="KEY=VALUE: change a setting of every run, e.g. data=FILE.npz (repeatable)."),
+    ] = None,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the study file names.")] = False,
 ) -> None:
-    """Run every combination of a file's lists; finished runs are skipped, so it can be stopped and started again."""
+    """Run every combination of a file's lists. Finished runs are skipped: stop and start again as you like."""
     if workers < 0:
-        raise UserError(f"--workers must be zero (one a core) or more, not {workers}")
+        raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.cli.show import console
     from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
     from feddraw.system.workers import limited
@@ -62,7 +67,7 @@ def study(
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
     if watch.failed:
-        raise RunFailed(f"{len(watch.failed)} of {len(runs)} runs failed: start again to retry them")
+        raise RunFailed(f"{len(watch.failed)} of {len(runs)} runs failed: start the study again to retry them")
 
 
 class _Watch:
@@ -97,7 +102,7 @@ class _Watch:
     def time_left(self) -> str:
         """From the finished runs' mean; nothing is known before there is one."""
         if not self.finished:
-            return "time left: unknown until the first run is finished"
+            return "time left unknown until the first run is finished"
         mean = self._busy / self.finished
         work = sum((1 - share) * mean for _, _, share in self.running.values())
         work += (self.left - len(self.running)) * mean

@@ -1,4 +1,4 @@
-"""`feddraw verify`: run it again and compare the hashes."""
+"""`feddraw verify`: repeat a run and compare the hashes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Option = typer.Option
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    rounds: Annotated[int, Option(help="Only its first rounds; these may also be those of an unfinished run.")] = 0,
-    engine: Annotated[str | None, Option(help="serial or processes (default: the run's own).")] = None,
-    workers: Annotated[int | None, Option(help="Worker processes (default: the run's own).")] = None,
-    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    rounds: Annotated[int, Option(help="Only the first rounds, also of an unfinished run; 0: all.")] = 0,
+    engine: Annotated[str | None, Option(help="Where clients train (default: as in the run).")] = None,
+    workers: Annotated[int | None, Option(help="Worker processes (default: as in the run).")] = None,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
 ) -> None:
-    """Carry out a run again and say whether model, ledger and metrics come out the same, bit for bit."""
+    """Repeat a run and check that model, ledger and metrics are the same, bit for bit."""
     from feddraw.cli.run import line
     from feddraw.cli.show import console
     from feddraw.experiment.verify import verify as compare
@@ -40,11 +40,11 @@ def _show(found: Comparison, run: Path) -> None:
 
     say = console()
     files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
-    say.print(table(["the same", "SHA-256, its first 16 digits"], files, left=2))
+    say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))
     if found.same:
         extent = "all" if found.finished else "the first"
-        say.print(f"verified: {extent} {found.rounds} rounds of {run} came out the same, bit for bit")
+        say.print(f"verified: {extent} {found.rounds} rounds of {run} are the same, bit for bit")
         return
-    reasons = f" (it was made with {'; '.join(found.other_environment)})" if found.other_environment else ""
+    reasons = f" (other environment: {'; '.join(found.other_environment)})" if found.other_environment else ""
     listed = ", ".join(found.different[:4]) + (", …" if len(found.different) > 4 else "")
-    raise RunFailed(f"{run} came out differently: {listed}{reasons}")
+    raise RunFailed(f"{run} is not reproduced; different: {listed}{reasons}")

@@ -15,24 +15,25 @@ Option = typer.Option
 
 
 def weights(
-    sizes: Annotated[str, Option(help="Images of each client, as 20000,5000,5000,5000.")],
+    sizes: Annotated[str, Option(help="Images of each client, e.g. 20000,5000,5000,5000.")],
     similarity: Annotated[
-        str, Option(help="One cosine a client (.91,.99,.99,.98), or a CSV file with a row a round. Left out: all 1.")
+        str,
+        Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1)."),
     ] = "",
-    rounds: Annotated[int, Option(help="Rounds of training, T.")] = ROUNDS,
-    eta: Annotated[float, Option(help="How fast trust moves from size to similarity.")] = ETA,
-    lam: Annotated[float, Option(help="How late the weights become equal.")] = LAM,
-    beta_max: Annotated[float, Option(help="How sharply reputations become weights.")] = BETA_MAX,
-    reading: Annotated[str, Option(help="reported, algorithm1 or equation.")] = "reported",
-    clients: Annotated[str, Option(help="Names of the clients, in the order of the sizes.")] = "",
+    rounds: Annotated[int, Option(help="Number of rounds, T.")] = ROUNDS,
+    eta: Annotated[float, Option(help="How fast the weights move from client size to similarity.")] = ETA,
+    lam: Annotated[float, Option(help="How late the weights become equal: larger is later.")] = LAM,
+    beta_max: Annotated[float, Option(help="How strongly reputations separate the weights.")] = BETA_MAX,
+    reading: Annotated[str, Option(help="Reading of the paper: reported, algorithm1 or equation.")] = "reported",
+    clients: Annotated[str, Option(help="Client names, in the order of the sizes.")] = "",
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-    plot: Annotated[Path | None, Option(help="Draw to this file (.png, .svg or .pdf).")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the weights to this file (.png, .svg or .pdf).")] = None,
 ) -> None:
     """Show how much each client counts in every round, and why."""
     numbers = parse_numbers(sizes, "--sizes")
     names = [name.strip() for name in clients.split(",")] if clients else None
     if names is not None and len(names) != len(numbers):
-        raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name a size")
+        raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per size")
     rows = schedule(
         rounds=rounds,
         sizes=[int(n) if n.is_integer() else n for n in numbers],
@@ -85,7 +86,7 @@ def parse_numbers(text: str, what: str) -> list[float]:
     try:
         return [float(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{what} takes numbers with commas between them, not '{text}'") from None
+        raise UserError(f"{what} takes numbers separated by commas, not '{text}'") from None
 
 
 def parse_similarity(text: str) -> Any:
@@ -106,7 +107,7 @@ def parse_similarity(text: str) -> Any:
     if lines and not _numeric(lines[0]):
         lines = lines[1:]  # a header
     if not lines or not all(map(_numeric, lines)):
-        raise UserError(f"{path} must hold numbers, a row a round and a column a client")
+        raise UserError(f"{path} must hold numbers: one row per round, one column per client")
     return [[float(cell) for cell in line] for line in lines]
 
 

@@ -226,7 +226,7 @@ def shifted(at: Body, by: Grey) -> Body:
 
 
 def radiographs(severity: NDArray[np.float32], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw an image for each row of severities: 0 is absent, 1 is severe, a column a finding.
+    """Draw an image for each row of severities: 0 is absent, 1 is severe, one column per finding.
 
     All else depends on `rng` alone: the same seed with and without a finding gives the same patient.
     """

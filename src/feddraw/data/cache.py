@@ -3,7 +3,7 @@
 An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the settings and of what
 identifies the sources: for image files the folder and each file's name, size and time of change; for arrays in an
 archive their checksums. While it is made, chunks of rows are written in place and logged in `progress.jsonl`, so that
-a killed preparation goes on where it stopped; the finished array gets its name by a rename.
+a killed preparation continues where it stopped; the finished array gets its name by a rename.
 """
 
 from __future__ import annotations

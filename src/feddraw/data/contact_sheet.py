@@ -21,7 +21,7 @@ def varied(values: NDArray[np.uint8], count: int) -> list[int]:
 
 
 def caption(present: NDArray[np.uint8], classes: tuple[str, ...]) -> str:
-    """The findings, one a line."""
+    """The findings, one per line."""
     return "\n".join(name for name, there in zip(classes, present, strict=True) if there) or "no finding"
 
 

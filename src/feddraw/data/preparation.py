@@ -34,7 +34,7 @@ class Preparation:
     clahe: bool = False
     normalize: str | Sequence[float] = "paper"  # "paper", "measured", or mean and standard deviation
     skip_bad: bool = False
-    workers: int = 0  # processes that prepare; 0 is one a core
+    workers: int = 0  # processes that prepare images; 0: one per core
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ def absent(root: Path, path: str) -> Problem:
 def refuse(name: str, problems: Sequence[Problem], total: int, how: Preparation) -> None:
     """Stop at rows that cannot be used, unless they are to be left out."""
     if problems and not how.skip_bad:
-        advice = "mend them, or leave them out with data.skip_bad = true (`feddraw data prepare --skip-bad`)"
+        advice = "correct them, or leave them out with data.skip_bad = true (`feddraw data prepare --skip-bad`)"
         raise UserError(f"{complaint(name, problems, total)}: {advice}")
 
 

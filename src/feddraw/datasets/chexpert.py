@@ -1,7 +1,7 @@
 """CheXpert (Irvin et al., 2019) from its own folder, the small or the full release: frontal radiographs only.
 
-Validation is `valid.csv`, the test split the radiologists' labels: `groundtruth.csv` has a row a study and
-`test_labels.csv` a row an image. Uncertain marks become 1 for Atelectasis and Edema and 0 for the others, as in the
+Validation is `valid.csv`, the test split the radiologists' labels: `groundtruth.csv` has one row per study and
+`test_labels.csv` one row per image. Uncertain marks become 1 for Atelectasis and Edema and 0 for the others, as in the
 paper; missing ones become 0.
 """
 

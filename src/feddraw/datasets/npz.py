@@ -159,8 +159,8 @@ class Archive:
         for one, size in zip(found, sizes, strict=True):
             if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:
                 raise UserError(
-                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; grey squares of one byte a pixel are needed: "
-                    f"({size}, side, side)"
+                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; "
+                    f"needed are square grey images of one byte per pixel: ({size}, side, side)"
                 )
         return found
 

@@ -19,7 +19,7 @@ from feddraw.datasets.folder import read_sheet
 from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError, expanded, unknown
 
-OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # a word or a list: who reads them checks them
+OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
 
 
 def names() -> dict[str, str]:
@@ -45,12 +45,12 @@ def open_dataset(name: str, *, size: int, options: Mapping[str, object], progres
         counter = {} if progress is None or name != "phantom" else {"progress": _drawing(progress, own | chosen)}
         dataset = function(size=size, **chosen, **counter)
     if not isinstance(dataset, Dataset):
-        raise UserError(f"{name} gave a {type(dataset).__name__}, not a feddraw.data.Dataset")
+        raise UserError(f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}")
     return dataset
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """What the options of a data set are unless they are given; none are known of somebody's own function."""
+    """The default options of a data set; none are known for a user's own function."""
     if ":" in name:
         return {}
     function, given = resolve(name)
@@ -74,7 +74,7 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
         kind = "npz" if path.suffix == ".npz" else "folder"
         return catalog.find("datasets", kind), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
-        raise UserError(f"no file or folder {name}")
+        raise UserError(f"no file or folder {name}: check the path")
     if ":" in name:
         return outside(name), {}
     raise unknown("data sets", name, catalog.names("datasets"))
@@ -103,7 +103,7 @@ def read_labels(path: Path | str) -> Labels:
     """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"no label table {path}: a CSV as CheXpert's train.csv, or an .npz in MedMNIST's layout")
+        raise UserError(f"no file {path}: give a CSV such as CheXpert's train.csv, or an .npz in MedMNIST's layout")
     if path.suffix == ".npz":
         table = Archive.open(path).table("paper")
     elif "Frontal/Lateral" in Sheet.of(path).header:

@@ -51,7 +51,7 @@ class Half:
     def make(self, settings: Section) -> Method:
         method = catalog.call(self.function, settings, "method")
         if not isinstance(method, Method):
-            raise UserError(f"'{self.name}' does not give a Method")
+            raise UserError(f"'{self.name}' must return a feddraw.core.Method, not a {type(method).__name__}")
         return method
 
 

@@ -101,12 +101,12 @@ def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
         missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
         taken += fresh[: max(0, missing)]
     if len(taken) < 2:
-        raise UserError(f"{images} validation image(s) for the server are too few: raise proxy")
+        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
     return np.asarray(rows[np.sort(taken)])
 
 
 def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
-    """The bench of some clients, by their rows in the data set."""
+    """What trains some clients, by their rows in the data set."""
     targets = dataset.labels.targets()
     groups = two_groups(dataset.labels) if "groups" in method.asks else None
     patients = numbered(dataset.labels.patients) if "gradient spread" in method.asks else None
@@ -158,7 +158,10 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         train.append(np.sort(rows[order[kept_back:]]))
         held.append(np.sort(rows[order[:kept_back]]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
-            raise UserError(f"client {shard.client} has {len(train[-1])} image(s): too few for a training step")
+            raise UserError(
+                f"client {shard.client} has {len(train[-1])} image(s), too few for a training step: "
+                "use more images or fewer clients"
+            )
         if not dataset.labels.known_counts(train[-1]).any():
             raise UserError(f"client {shard.client} has no known label in {len(train[-1])} images: leave it out")
     return tuple(train), tuple(held)

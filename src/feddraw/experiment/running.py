@@ -66,7 +66,7 @@ def run(
 ) -> RunResult:
     """Carry out an experiment to its end; gives its rounds, the last one with the test metrics.
 
-    With `out`, everything is written to that folder as it happens, and a killed run goes on with `resume`. The result
+    With `out`, everything is written to that folder as it happens, and a killed run continues with `resume`. The result
     holds every round's model: for many rounds of a large network, or to see each round when it is done, use `iterate`.
     """
     rounds = tuple(iterate(experiment, out, resume=resume, dataset=dataset, progress=progress, on_update=on_update))
@@ -86,7 +86,7 @@ def iterate(
 ) -> Iterator[RoundResult]:
     """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
 
-    Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it goes on later.
+    Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it continues later.
     """
     folder = None if out is None else RunFolder(Path(out))
     experiment = complete(experiment)
@@ -105,7 +105,7 @@ def iterate(
             folder.write_settings(wanted, partition=setup.partition, numbers=setup.numbers, dataset=setup.dataset)
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
-                raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings} says")
+                raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another folder")
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
         with opened_engine(setup) as engine, board(shown, start) as show:
@@ -250,7 +250,7 @@ def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tup
 def _workers(wanted: int, clients: int) -> int:
     """As many processes as there is work for; a number that makes no sense is lowered, and it is said."""
     if wanted > clients:
-        warnings.warn(f"{wanted} workers for {clients} client(s): one for each client starts", stacklevel=2)
+        warnings.warn(f"{wanted} workers for {clients} client(s): starting one per client", stacklevel=2)
     return limited(min(wanted or cores(), clients))
 
 

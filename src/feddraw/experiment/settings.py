@@ -49,13 +49,13 @@ class Experiment:
     rounds: int = ROUNDS
     seed: int = 0
     partition_seed: int = -1  # -1: the same as seed
-    folds: int = 0  # 0: the data's own split; else patients in so many parts, tested on the one of the seed
+    folds: int = 0  # 0: the data's own split; else cross-validation with this many folds of patients
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     stream: bool = False  # sum updates as they come, in client order: one model of memory, however many clients
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
     proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
-    workers: int = 0  # 0: one a core, but not more than clients
+    workers: int = 0  # 0: one per core, at most one per client
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
     is_complete: ClassVar[bool] = False  # whether `complete` has checked it and written out every default
 
@@ -120,10 +120,10 @@ class Experiment:
         return experiment.trusted(trust, f"{path} names")
 
     def trusted(self, trust: bool, source: str, permit: str = "add --trust if you trust it") -> Experiment:
-        """Itself, unless it names code and nobody here has allowed that.
+        """The experiment itself, unless it names code that the user has not allowed.
 
-        Every way in for settings that nobody typed here (files, run folders, Flower's run settings) asks this once,
-        before `complete` or anything else imports what a name says; making an `Experiment` imports nothing.
+        Settings that were not typed here (files, run folders, Flower's run settings) pass this check once,
+        before `complete` or anything else imports what they name; making an `Experiment` imports nothing.
         """
         named = {section: self.section(section)[0] for section in NAMED} | {"engine": self.engine}
         for section, name in named.items():

@@ -78,7 +78,7 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
-        raise UserError(f"{path}: a case is a table with two brackets: [[case]]")
+        raise UserError(f"{path}: write a case as a table with two brackets: [[case]]")
     chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
     for case, called in map(_called, cases):
         chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
@@ -117,7 +117,7 @@ def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[s
 
 def _require_few(runs: int) -> None:
     if runs > MOST_RUNS:
-        raise UserError(f"the study has {runs:,} runs or more: a file may have {MOST_RUNS:,}, so make several of it")
+        raise UserError(f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several files")
 
 
 def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
@@ -301,7 +301,7 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
 def _prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
     """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
 
-    Phantoms, and what somebody's own function makes, are not kept on disk: workers make their own.
+    Phantoms, and what a user's own function makes, are not kept on disk: workers make their own.
     """
     mistakes: dict[str, str] = {}
     unusable = {}
@@ -371,7 +371,7 @@ class _Crew:
             return Event("failed", planned.name, str(mistake))
 
     def _logged(self, planned: Planned, trace: str) -> str:
-        """Where the traceback is, or why it is nowhere: the failure itself is told in any case."""
+        """Where the traceback was written, or why it could not be."""
         log = self.out / "failures.log"
         try:
             with reporting(log):
@@ -401,7 +401,7 @@ class _Crew:
 
 
 def serve(pipe: Connection) -> None:
-    """A worker's life: one run after the other until the pipe closes."""
+    """The main loop of a worker process: one run after the other until the pipe closes."""
     belong_to_parent()
     warnings.simplefilter("ignore")  # what is undefined is in metrics.json, and said in the report
     opened: dict[str, Dataset] = {}

@@ -1,4 +1,4 @@
-"""Look at somebody's data and write an experiment file for it: columns guessed, rows counted, sizes for the machine.
+"""Inspect a user's data and write an experiment file for it: columns guessed, rows counted, sizes for the machine.
 
 A table with one column per finding is used as it is; several, one per site, are used together. A single column of class
 names, or a folder with one subfolder per class, is first written out as such a table beside the experiment file.
@@ -110,7 +110,7 @@ def look(paths: Path | Sequence[Path], out: Path, images: str = "") -> Survey:
         if not path.exists():
             raise UserError(f"no file or folder {path}")
         if path.suffix == ".npz":
-            raise UserError(f"{path} needs no file of settings: feddraw run --data {path} --scenario iid")
+            raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not tables_in(listed[0]):
             return survey([out.with_suffix(".csv")], str(listed[0]), as_table(classes_of(listed[0])))
@@ -333,7 +333,7 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
         setting("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
         "",
         "[training]",
-        setting("epochs", EPOCHS, "local epochs a round"),
+        setting("epochs", EPOCHS, "local epochs per round"),
         setting("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
         setting("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
         setting("augment", False, "turn, shift and scale each batch a little"),

@@ -45,7 +45,7 @@ def verify(
     changes: Mapping[str, Any] | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
 ) -> Comparison:
-    """Carry out a run again, or its first rounds, in a folder that is thrown away, and compare."""
+    """Repeat a run, or its first rounds, in a temporary folder, and compare."""
     there = RunFolder(path)
     experiment = Experiment.read(there.settings, trust=trust)
     done = len(read_jsonl(there.rounds))

@@ -71,7 +71,7 @@ class RunFolder:
         """
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if used and not resume:
-            raise UserError(f"{self.path} is already used: choose another folder with --out, or go on with --resume")
+            raise UserError(f"{self.path} is already used: choose another folder with --out, or continue with --resume")
         if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
             raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
         if self.settings.is_file():
@@ -137,7 +137,7 @@ class RunFolder:
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
-            raise UserError(f"{self.path} was run on other data: the clients' images are not the same now")
+            raise UserError(f"{self.path} was run on other data: use the same images, or choose another folder")
         about = environment() | {"sums": summed_by(numbers)}
         write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
@@ -148,7 +148,7 @@ class RunFolder:
             ledger = _before(round, self.ledger, LEDGER)
             pieces = _before(round, self.pieces, PIECES)
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder, start again") from None
+            raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder and start again") from None
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
         write_whole(self.ledger, csv_text([LEDGER, *ledger]).encode())
         if self.pieces.is_file():

@@ -120,7 +120,7 @@ class Deck:
 def shuffle(labels: Labels, seed: int, patient_disjoint: bool = False) -> Deck:
     """All images in an order that depends on their names and the seed only."""
     if patient_disjoint and labels.patients is None:
-        raise UserError("patient_disjoint needs to know whose each image is, and this data has no patients")
+        raise UserError("patient_disjoint needs the patient of each image, and this data has none: leave it out")
     stream = np.random.PCG64(seed)
     by_name = np.argsort(labels.names, kind="stable")
     keys = stream.random_raw(len(labels)).astype(np.uint64)

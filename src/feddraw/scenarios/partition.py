@@ -71,7 +71,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def complete_options(name: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """The options given, and the defaults of the others that apply; somebody's own scenario has none that we know."""
+    """The options given, and the defaults of the others that apply; none are known for a user's own scenario."""
     if name.endswith(".json") or ":" in name:
         return dict(options)
     known = options_of(name)

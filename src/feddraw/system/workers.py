@@ -26,7 +26,7 @@ def cores() -> int:
 
 
 def limited(workers: int) -> int:
-    """So many worker processes: 0 is one a core; more than a few a core are not started, and it is said."""
+    """The number of worker processes to start: 0 means one per core; too many are reduced with a warning."""
     most = MOST_PER_CORE * cores()
     if workers > most:
         why = f"{MOST_PER_CORE} for each of the {cores()} core(s) here"
@@ -86,7 +86,7 @@ def hear(pipe: Connection, process: SpawnProcess) -> tuple[int, Any] | None:
     except (EOFError, ConnectionResetError):
         how, advice = cause_of_death(process)
         raise RunFailed(
-            f"a worker that prepared images {how}{advice}; what is done is kept: start again to go on"
+            f"a worker that prepared images {how}{advice}; finished work is kept: start again to continue"
         ) from None
     if isinstance(reply, Exception):
         raise reply

@@ -20,7 +20,7 @@ SETTINGS = {
 
 @cache
 def keep_freed() -> bool:
-    """Tell the allocator, once a process; not where somebody has set its limits, nor where it is not glibc's."""
+    """Set the allocator's limits once per process, unless they are already set or it is not glibc's."""
     if sys.platform != "linux" or chosen_outside():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,7 +1,7 @@
 """Adam and SGD over a network's flat parameters, by torch's fused kernels.
 
 `torch.optim`'s classes load torch's compiler with the first that is made: as long as torch itself takes to load, and
-70 MB a process. The functions behind them do not.
+70 MB per process. The functions behind them do not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Training:
     label_smoothing: float = 0.0
     clip: float = 0.0  # largest norm of a gradient; 0 = no clipping
     augment: bool = False  # rotation, translation, scaling of each batch
-    steps: int = 0  # optimiser steps a round, instead of epochs, for clients that should all do the same work
+    steps: int = 0  # optimiser steps per round instead of epochs, so that all clients do the same work
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
     device: str = "cpu"  # or cuda, cuda:1, mps
     amp: Literal["off", "bf16", "fp16"] = "off"  # the network in half the precision; its parameters stay in float32
