@@ -250,6 +250,7 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Vector] = field(default_factory=dict)  # what the local rule sends beside the model
     labelled: NDArray[np.bool_] | None = None  # (outputs,), the findings that the client labels; None = all
+    seconds: float = math.nan  # how long the client worked, where it says so
 
 
 class Proxy(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +50,9 @@ def federate(
         broadcast = method.broadcast(state)
         asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
         jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
-        coming = _reported(engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True), round, on_update)
+        took: dict[str, float] = {}
+        arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
+        coming = _reported(_timed(arriving, clients, took), round, on_update)
         if sizes is None:
             updates = list(coming)
             trained = time.perf_counter()
@@ -62,7 +65,14 @@ def federate(
         model, state = result.next_model, result.state
         engine.commit([number for number, entry in enumerate(result.ledger[: len(clients)]) if entry.counted])
         seconds = {"training": trained - began, "aggregation": time.perf_counter() - trained}
-        yield replace(result, seconds=seconds)
+        yield replace(result, seconds=seconds, client_seconds=took)
+
+
+def _timed(updates: Iterable[Update], clients: Sequence[str], took: dict[str, float]) -> Iterator[Update]:
+    for update in updates:
+        if update.client < len(clients) and math.isfinite(update.seconds):
+            took[clients[update.client]] = update.seconds
+        yield update
 
 
 def _reported(

@@ -66,6 +66,7 @@ class Processes(Remembering):
         self._arrays: dict[str, NDArray[Any]] = {}
         self._handles: dict[str, Handle] = {}
         self._reserve()
+        self.steps_taken = self._arrays["steps_taken"]
         plan = self._plan()
         started = [start_worker(serve, plan) for _ in range(workers)]
         self._workers: list[tuple[SpawnProcess, Connection]] = [(process, pipe) for pipe, process in started]
@@ -81,6 +82,7 @@ class Processes(Remembering):
         for name, extent in memory_of(self.trainer.local, self.trainer.training).items():
             for when in ("memory", "learnt"):  # before the round under way, and after it
                 self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32)
+        self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
         self._handles["images"] = self._shared.publish(examples.images)
@@ -108,6 +110,7 @@ class Processes(Remembering):
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         self._publish(jobs[0].model)
+        self.steps_taken[:] = 0
         broadcast = self._broadcast(jobs[0])
         inbox = Inbox.of(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
@@ -123,7 +126,7 @@ class Processes(Remembering):
             self._learnt[client] = {name: self._arrays[f"learnt.{name}"][client] for name in reply["learnt"]}
             labelled = None if reply["labelled"] is None else np.array(reply["labelled"], bool)
             arguments = (reply["size"], reply["steps"], reply["metrics"], inbox.extras(row), labelled)
-            yield Update(client, inbox.model(row), *arguments)
+            yield Update(client, inbox.model(row), *arguments, seconds=reply["seconds"])
 
     def commit(self, clients: Collection[int]) -> None:
         super().commit(clients)
@@ -157,6 +160,7 @@ class Processes(Remembering):
         for process, _ in self._workers:
             process.join()
         self._workers.clear()
+        self.steps_taken = np.zeros(len(self.trainer.shards), np.int64)  # the shared one goes
         self._arrays.clear()
         self._shared.close()
 
@@ -276,6 +280,7 @@ class _Worker:
         pictures = self._arrays["images"], self._arrays["targets"]
         examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
         self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
+        self._trainer.steps_taken = self._arrays["steps_taken"]
         layout = self._trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
@@ -295,7 +300,8 @@ class _Worker:
             self._arrays[f"learnt.{name}"][job.client] = vector
         numbers = {"client": update.client, "size": update.size, "steps": update.steps}
         labelled = None if update.labelled is None else update.labelled.tolist()
-        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt), "labelled": labelled}
+        numbers |= {"seconds": update.seconds, "labelled": labelled}
+        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt)}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self._trainer.network.load(self._sent)

@@ -23,10 +23,12 @@ class Serial(Remembering):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.trainer = trainer
+        self.steps_taken = trainer.steps_taken
         self._inbox: Inbox | None = None
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         inbox = self._room_for(1 if in_turn else len(jobs))
+        self.steps_taken[:] = 0
         for number, job in enumerate(jobs):
             row = 0 if in_turn else number
             memory = self.memory.get(job.client, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from feddraw.core import Local, Model, Update, row_name
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
+from feddraw.experiment.meter import Meter
 from feddraw.experiment.preparation import Progress, Setup, prepare
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
@@ -109,8 +111,16 @@ def iterate(
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
         with opened_engine(setup) as engine, board(shown, start) as show:
-            count_update = _counting(setup, progress, on_update, start)
-            for result in _rounds(setup, engine, folder, checkpoint, count_update):
+            meter = Meter(setup, engine, start, progress)
+            meter.tell()
+
+            def count_update(round: int, update: Update) -> None:
+                meter.came(update.client)
+                if on_update is not None:
+                    on_update(round, update)
+
+            for result in meter.over(_rounds(setup, engine, folder, checkpoint, count_update)):
+                meter.finished(result.round)
                 show(result)
                 yield result
 
@@ -120,25 +130,6 @@ def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool)
     if folder is None:
         return False
     return folder.begin(wanted, resume=resume, defaults=unnamed_defaults()) == "finished"
-
-
-def _counting(setup: Setup, progress: Progress | None, on_update: OnUpdate | None, start: int) -> OnUpdate:
-    """Tell of every client that has trained, and how many are left in all rounds together."""
-    rounds = setup.experiment.rounds
-    jobs = [len(setup.efforts(round)) for round in range(rounds)]
-    done = sum(jobs[:start])
-    if progress is not None and start < rounds:
-        progress(f"round {start}", done, sum(jobs))
-
-    def count_update(round: int, update: Update) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(f"round {round}", done, sum(jobs))
-        if on_update is not None:
-            on_update(round, update)
-
-    return count_update
 
 
 def _rounds(
@@ -176,13 +167,16 @@ def _rounds(
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
+        began = time.perf_counter()
         scored, predictions = evaluate(setup, engine, plain.model, final=last)
         keeper.add(plain.round, plain.model, scored)
         kept = keeper.models(plain.model) if last else {}
         evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
+        seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
         result = replace(
             plain,
             metrics=scored,
+            seconds=seconds,
             pieces=_with_classes(plain.pieces, setup.dataset.findings),
             kept={name: one.model for name, one in kept.items()},
         )

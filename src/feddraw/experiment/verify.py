@@ -14,7 +14,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
-from feddraw.results.folder import RunFolder
+from feddraw.results.folder import CLOCK, RunFolder
 from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.round import RoundResult
@@ -86,7 +86,7 @@ def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
     with as_written(folder.path / name):
         for entry in entries:
-            said = {key: value for key, value in entry.items() if key != "seconds" and value != ""}
+            said = {key: value for key, value in entry.items() if key not in CLOCK and value != ""}
             found.setdefault(int(entry["round"]), []).append(said)
     return found
 

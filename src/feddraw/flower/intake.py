@@ -24,6 +24,7 @@ from feddraw.server.state_dict import blank, row_of
 from feddraw.sums import in_threads
 
 LOSSES = ("loss", "train_loss", "train-loss")
+SECONDS = "train-seconds"  # how long a client says that it worked
 STEPS = ("num-steps", "num_steps", "steps")
 
 
@@ -190,7 +191,8 @@ def _update(
     numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
     steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
-    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, _labelled(content))
+    seconds = numbers.pop(SECONDS, math.nan)
+    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, _labelled(content), seconds)
 
 
 def _labelled(content: RecordDict) -> NDArray[np.bool_] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -113,6 +114,7 @@ def _carry_out(
     keeper = Keeper(experiment.keep, experiment.rounds, folder)
     if folder is not None and federation.resume:
         keeper.resume()
+    strategy.logs_rounds = False  # a round's line has its evaluation
 
     def after_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         done = server_round - 1
@@ -165,15 +167,18 @@ def _conclude(
     assert strategy.state is not None
     final = done == strategy.rounds - 1
     shown = evaluation.method.shown(strategy.model, strategy.state)
+    began = time.perf_counter()
     scores, predictions = evaluation.evaluate(shown, final=final)
     keeper.add(done, shown, scores)
     kept = keeper.models(shown) if final else {}
     evaluate_kept(evaluation.evaluate_kept, kept, scores, predictions)
+    took = time.perf_counter() - began
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())
         if done not in [line["round"] for line in read_jsonl(folder.rounds)]:
             diverged, loss = replace(last, metrics=scores).diverged, last.metrics.get("loss", math.nan)
-            folder.add_line(done, loss, scores, last.seconds or {"aggregation": 0.0}, diverged=diverged)
+            seconds = {**(last.seconds or {"aggregation": 0.0}), "evaluation": took}
+            folder.add_line(done, loss, scores, seconds, last.client_seconds, diverged=diverged)
         if final:
             models = {name: one.model for name, one in kept.items()}
             folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)

@@ -19,7 +19,7 @@ from feddraw.errors import UserError
 from feddraw.federation import seed_of
 from feddraw.flower import orders
 from feddraw.flower.histograms import count, to_metrics
-from feddraw.flower.intake import one_line
+from feddraw.flower.intake import SECONDS, one_line
 from feddraw.flower.memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
 from feddraw.server.policy import Policy
@@ -87,6 +87,7 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     if not carried:
         kept.save(job.round, memory, counted)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
+    metrics[SECONDS] = update.seconds
     reply = RecordDict(
         {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
     )

@@ -46,6 +46,7 @@ log = logging.getLogger("flwr")
 
 Merge = Callable[[list[RecordDict], str], MetricRecord]
 
+MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
 TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
 PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
@@ -128,6 +129,8 @@ class MethodStrategy(FedAvg):
         self._driving = False  # our own loop calls us, and counts rounds over all restarts
         self._through: Strategy | None = None  # a wrapper between that loop and us
         self._entered = ExitStack()  # a loop of another's: the folder's lock
+        self._sent = time.perf_counter()  # when the last orders went out
+        self.logs_rounds = True  # whether `rounds.jsonl` is written here, and not by whoever evaluates
         self._ready = False  # the folder has been looked into
         self._unsaved: int | None = None  # rounds done that no checkpoint holds yet
         self._idle = 0  # rounds in a row in which nobody counted
@@ -297,6 +300,7 @@ class MethodStrategy(FedAvg):
         count = self._count(server_round)
         self._take(arrays)
         assert self.state is not None
+        self._sent = time.perf_counter()
         self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
         config["server-round"] = count
         numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
@@ -409,7 +413,9 @@ class MethodStrategy(FedAvg):
             self._arrays = self._made = to_arrays(result.next_model)
         ledger = self._ledger(round, result.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
-        about: dict[str, Any] = {"metrics": dict(metrics), "seconds": {"aggregation": time.perf_counter() - began}}
+        took = {self.clients[u.client]: u.seconds for u in updates if 0 <= u.seconds < MOST_SECONDS}
+        seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
+        about: dict[str, Any] = {"metrics": dict(metrics), "seconds": seconds, "client_seconds": took}
         self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=result.pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
@@ -516,6 +522,10 @@ class MethodStrategy(FedAvg):
         self.history.append(done)
         self._unsaved = done.round + 1
         if self.folder is not None:
+            if self.logs_rounds:
+                loss = done.metrics.get("loss")
+                loss = float(loss) if isinstance(loss, int | float) else math.nan
+                self.folder.add_line(done.round, loss, {}, done.seconds, done.client_seconds, rounds=self.rounds)
             self.folder.add_to_ledger(done.ledger, done.pieces)
         if self._unwrapped:
             self._save()
@@ -564,7 +574,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
         if len(good) < len(column) or len(shapes) > 1:
             why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
             log.warning("%s of %d clients: %s, left out of the mean", line(name), len(column), why)
-        if len(shapes) == 1 and name not in (size_key, "partition-id"):
+        if len(shapes) == 1 and name not in (size_key, "partition-id", intake.SECONDS):
             mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
             means[name] = mean.tolist()
     return means

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from feddraw.system.locks import lock_folder
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 NEW_COLUMNS = LEDGER[LEDGER.index("proposed") :]  # of a ledger: those of earlier versions lack some of them
+CLOCK = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
 EXECUTION_SETTINGS = ("engine", "workers", "tensorboard")  # they change how a run is carried out, not its outcome
 
 
@@ -155,7 +157,7 @@ class RunFolder:
             write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
-        outcome = (result.round, result.loss, result.metrics, result.seconds)
+        outcome = (result.round, result.loss, result.metrics, result.seconds, result.client_seconds)
         self.add_line(*outcome, digest=model_digest(result.model), diverged=result.diverged)
         self.add_to_ledger(result.ledger, result.pieces)
 
@@ -165,13 +167,18 @@ class RunFolder:
         loss: float,
         metrics: Mapping[str, Any],
         seconds: Mapping[str, float],
+        client_seconds: Mapping[str, float],
         *,
         digest: str = "",
         diverged: str = "",
+        rounds: int = 0,
     ) -> None:
+        """A round's line of the log; `rounds` is T, for a folder that has no settings to say it."""
         splits = {split: _of_split(metrics[split]) for split in ("validation", "test") if split in metrics}
         line = {"round": round, "loss": loss, **splits, "model": digest, "seconds": dict(seconds)}
         line |= {"diverged": diverged} if diverged else {}
+        line |= {"rounds": rounds} if rounds else {}
+        line |= {"client_seconds": dict(client_seconds), "time": datetime.now(UTC).isoformat(timespec="seconds")}
         append(self.rounds, json.dumps(clean(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:

@@ -31,6 +31,7 @@ class RoundRecord:
     ledger: tuple[LedgerEntry, ...]
     loss: float = math.nan  # mean training loss of the clients that counted
     seconds: Mapping[str, float] = field(default_factory=dict)  # training and aggregation
+    client_seconds: Mapping[str, float] = field(default_factory=dict, repr=False)  # how long each worked, if it says so
     pieces: tuple[PieceEntry, ...] = ()  # where a rule has weights for some parameters only
     metrics: Mapping[str, Any] = field(default_factory=dict)
 

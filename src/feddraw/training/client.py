@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -68,6 +69,7 @@ class Trainer:
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
         self.network = Network(*self.build(), self.training)
+        self.steps_taken = np.zeros(len(self.shards), np.int64)  # by client, of the work under way
         self._references: list[Network] = []  # made when a rule first asks for them
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -93,6 +95,7 @@ class Trainer:
 
     def work(self, job: Job, memory: Memory, into: Model | None = None) -> tuple[Update, Memory]:
         """One client's part of a round: begin, fit, end. The trained state is written to `into`, if given."""
+        began = time.perf_counter()
         client = _Client(self, job, memory)
         rows = self.shards[job.client]
         with seeded(job.seed, self.network.device), one_thread():
@@ -102,7 +105,8 @@ class Trainer:
             if self.training.persist_optimizer:
                 _restore(optimizer, self.network, memory)
             settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
-            steps, loss = fit(self.network, self.examples, rows, *settings)
+            taken = self.steps_taken[job.client : job.client + 1]
+            steps, loss = fit(self.network, self.examples, rows, *settings, steps_taken=taken)
             model = into or empty_model(self.network.layout)
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
@@ -112,7 +116,7 @@ class Trainer:
                 remembered |= _moments(optimizer, self.network)
         finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
         # a failed round must not spoil the client's next one
-        update = replace(update, extra=extra, labelled=self.labelled[job.client])
+        update = replace(update, extra=extra, labelled=self.labelled[job.client], seconds=time.perf_counter() - began)
         return update, remembered if finite else memory
 
 

@@ -91,6 +91,12 @@ def over_known(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
     return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
 
 
+def steps_of(images: int, training: Training, effort: float = 1.0) -> int:
+    """How many optimiser steps a client takes in a round."""
+    full = training.steps or training.epochs * steps_per_epoch(images, training.batch_size)
+    return max(1, math.floor(effort * full + 0.5))
+
+
 def fit(
     network: Network,
     examples: Examples,
@@ -101,10 +107,12 @@ def fit(
     loss: Loss,
     optimizer: Optimizer,
     effort: float = 1.0,
+    steps_taken: NDArray[np.int64] | None = None,
 ) -> tuple[int, float]:
     """Train the network in place; returns optimiser steps taken and the mean loss.
 
     A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
+    `steps_taken` is one number that is kept up to date for whoever watches from another thread or process.
     """
     epoch = steps_per_epoch(len(rows), training.batch_size)
     if not epoch:  # or training would never end
@@ -119,8 +127,7 @@ def fit(
     linear, shift, drift = (
         None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
     )
-    full = training.steps or training.epochs * epoch
-    limit = max(1, math.floor(effort * full + 0.5))
+    limit = steps_of(len(rows), training, effort)
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
@@ -149,6 +156,8 @@ def fit(
         if drift is not None:
             network.params.sub_(drift, alpha=training.lr)
         steps += 1
+        if steps_taken is not None:
+            steps_taken[...] = steps
     return steps, float(total) / steps
 
 

@@ -1,0 +1,150 @@
+"""How much of a run is done, told at least once a second, also while one client trains for minutes.
+
+Work is counted in images. A trained image counts three times as much as an evaluated one, because a training step costs
+about three forward passes. Engines that count the optimiser steps under way (`steps_taken`) are read as they work; for
+the others, and for evaluations, the work under way is estimated from the pace so far.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.core import Local
+from feddraw.engines import Engine
+from feddraw.experiment.preparation import Progress, Setup
+from feddraw.training.loop import steps_of
+
+TRAINED = 3  # cost of a trained image, where an evaluated one costs 1
+INTERVAL = 1.0  # seconds between two reports
+MOST_GUESSED = 0.95  # share of work that a guess may call done
+
+Item = TypeVar("Item")
+Steps = NDArray[np.int64]
+
+
+def training_cost(setting: Setup, client: int, effort: float) -> int:
+    """Of one client's work in a round."""
+    images, training = len(setting.training_rows[client]), setting.experiment.training
+    return TRAINED * steps_of(images, training, effort) * min(images, training.batch_size)
+
+
+def evaluation_cost(setting: Setup, *, final: bool) -> int:
+    """Of judging the model after a round, or each client's own model."""
+    rows, every_round = setting.dataset.rows, setting.experiment.test_every_round
+    personal = type(setting.method.local).personal is not Local.personal
+    images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
+    return images * (len(setting.clients) if personal else 1)
+
+
+class Meter:
+    """Follows one run: which round, which clients are back, how many of all images are done."""
+
+    def __init__(self, setting: Setup, engine: Engine, start: int, progress: Progress | None) -> None:
+        self._setting, self._engine, self._progress = setting, engine, progress
+        self._rounds = setting.experiment.rounds
+        by_round = [sum(self._training(round).values()) + self._evaluation(round) for round in range(self._rounds)]
+        self._before = list(accumulate(by_round, initial=0))
+        self.total = self._before[-1]
+        self._lock = threading.Lock()
+        self._began, self._first = time.monotonic(), self._before[start]
+        self._begin(start)
+
+    def _training(self, round: int) -> dict[int, int]:
+        """What each client's work costs."""
+        efforts = self._setting.efforts(round)
+        return {client: training_cost(self._setting, client, effort) for client, effort in efforts.items()}
+
+    def _evaluation(self, round: int) -> int:
+        return evaluation_cost(self._setting, final=round == self._rounds - 1)
+
+    def _begin(self, round: int) -> None:
+        self._round, self._back = round, set[int]()
+        self._costs = self._training(round) if round < self._rounds else {}
+        self._evaluating_since: float | None = None
+
+    def came(self, client: int) -> None:
+        """A client's update is there."""
+        self._back.add(client)
+        self._evaluating_since = time.monotonic() if len(self._back) == len(self._costs) else None
+        self.tell()
+
+    def finished(self, round: int) -> None:
+        """A round is trained, evaluated and written."""
+        self._begin(round + 1)
+        self.tell()
+
+    def tell(self) -> None:
+        if self._progress is not None and self._round < self._rounds:
+            with self._lock:
+                self._progress(self.now(), self.done(), self.total)
+
+    def now(self) -> str:
+        """What is under way, in words."""
+        asked = len(self._costs)
+        if self._evaluating_since is not None:
+            return f"round {self._round}: evaluating"
+        return f"round {self._round}: {len(self._back)} of {asked} client{'s' * (asked > 1)}"
+
+    def done(self) -> int:
+        steps: Steps = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
+        trained = self._before[self._round]
+        for client, cost in self._costs.items():
+            trained += cost if client in self._back else self._under_way(client, cost, steps)
+        return trained + self._evaluated(trained)
+
+    def _under_way(self, client: int, cost: int, steps: Steps) -> int:
+        if client >= len(steps):
+            return 0
+        images, training = len(self._setting.training_rows[client]), self._setting.experiment.training
+        return min(cost, TRAINED * int(steps[client]) * min(images, training.batch_size))
+
+    def _evaluated(self, done: int) -> int:
+        """Guessed from the pace of the training before it."""
+        if self._evaluating_since is None:
+            return 0
+        training_seconds = self._evaluating_since - self._began
+        pace = (done - self._first) / training_seconds if training_seconds > 0 else 0.0
+        guessed = pace * (time.monotonic() - self._evaluating_since)
+        return int(min(guessed, MOST_GUESSED * self._evaluation(self._round)))
+
+    def over(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The items, with a report every second while the next one is awaited."""
+        while True:
+            with self._ticking():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
+    @contextmanager
+    def _ticking(self) -> Iterator[None]:
+        if self._progress is None:
+            yield
+            return
+        enough, trouble = threading.Event(), list[BaseException]()
+
+        def tick() -> None:
+            try:
+                while not enough.wait(INTERVAL):
+                    self.tell()
+            except BaseException as error:
+                trouble.append(error)
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            enough.set()
+            thread.join()
+        if trouble:
+            raise trouble[0]
