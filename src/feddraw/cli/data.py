@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddraw import naming
 from feddraw.cli.echo import echo
 
 if TYPE_CHECKING:
@@ -119,12 +117,14 @@ def opened(
     name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
+    from feddraw.cli.progress import preparing
+    from feddraw.cli.show import console
     from feddraw.experiment.assignments import parse_settings
     from feddraw.experiment.data import open_dataset
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}
-    with progress() as report_progress:
+    with preparing(console()) as report_progress:
         return open_dataset(
             name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=report_progress
         )
@@ -134,25 +134,3 @@ def place(dataset: Dataset) -> str:
     """Where the images lie."""
     file = getattr(dataset.images, "filename", None)
     return f"in {Path(file).parent}" if file else "in memory"
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar in a terminal; elsewhere a line for each thing that is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from feddraw.cli.show import console
-
-    out = console()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    tasks = {}
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-
-        def report_progress(what: str, ready: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(naming.line(what), total=total)
-                if not out.is_terminal:
-                    out.print(what)
-            bar.update(tasks[what], completed=ready, total=total)
-
-        yield report_progress

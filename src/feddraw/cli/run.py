@@ -148,9 +148,8 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
 
 @contextmanager
 def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
-    """A bar that moves with every client while a round is running, and one line per round."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+    """A bar that moves with every step, with elapsed and remaining time, and a line for every round."""
+    from feddraw.cli.progress import bars
     from feddraw.cli.show import console
 
     out = console()
@@ -158,24 +157,26 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
     note = " (synthetic)" if name == "phantom" else ""
     extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
-    shown = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[note]}", markup=False)
-    columns = (*shown, TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("starting", total=None, note="")
-        phase = {"total": 0, "area": ""}
+    with bars(out, said=False) as shown:
+        shown.show("run", "starting", 0, 0)
+        prepared: list[str] = []
+        now = {"loss": "", "area": ""}
 
         def on_progress(what: str, ready: int, total: int) -> None:
-            if total != phase["total"]:  # from preparing the data to training: the clock starts anew
-                bar.reset(task, total=total)
-                phase["total"] = total
-            bar.update(task, description=naming.line(what), completed=ready)
+            if not what.startswith("round "):  # images
+                shown.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
+                prepared.append(what)
+                return
+            for key in (*prepared, "run"):
+                shown.done(key)
+            shown.show("training", what, ready, total, now["loss"] + now["area"])
 
         def on_update(round: int, update: Update) -> None:
-            bar.update(task, note=f"loss {update.metrics.get('loss', math.nan):.4f}{phase['area']}")
+            now["loss"] = f"loss {update.metrics.get('loss', math.nan):.4f}"
 
         def on_round(result: RoundResult) -> None:
-            phase["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
-            out.print(line(result))
+            now["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
+            shown.line(line(result))
 
         yield on_progress, on_update, on_round
 

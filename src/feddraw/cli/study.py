@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,15 +15,14 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.progress import TaskID
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from feddraw.experiment.preparation import Progress
     from feddraw.experiment.study import Event
+    from feddraw.experiment.tally import Tally
 
 Option = typer.Option
+SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
 
 
 def study(
@@ -47,6 +46,7 @@ def study(
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.cli.show import console
     from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
+    from feddraw.experiment.tally import Tally
     from feddraw.system.workers import limited
 
     runs = read_study(file, parse_settings(set_ or []), trust=trust)
@@ -60,122 +60,85 @@ def study(
     tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
-    watch = _Watch(len(runs), limited(workers))
-    for event in _shown(partial(conduct, runs, folder, watch.workers, tables), watch):
-        watch.note(event)
-    say.print(watch.summary())
+    tally = Tally([planned.name for planned in runs], limited(workers))
+    follow(
+        partial(
+            conduct, runs, folder, tally.workers, tables, plan=name.replace("runs", "plan").replace(".csv", ".json")
+        ),
+        tally,
+    )
+    say.print(summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
-    if watch.failed:
-        raise RunFailed(f"{len(watch.failed)} of {len(runs)} runs failed: start the study again to retry them")
+    if tally.failed:
+        raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start again to retry them")
 
 
-class _Watch:
-    """What is running, done and left."""
-
-    def __init__(self, total: int, workers: int) -> None:
-        self.total, self.workers = total, workers
-        self.finished, self.skipped = 0, 0
-        self.failed: dict[str, str] = {}
-        self.running: dict[str, tuple[float, str, float]] = {}  # began, what, share done
-        self.began = time.monotonic()
-        self._busy = 0.0  # seconds that finished runs took
-
-    def note(self, event: Event) -> None:
-        began, what, share = self.running.get(event.run, (time.monotonic(), "starting", 0.0))
-        if event.kind in ("started", "progress"):
-            self.running[event.run] = (began, event.text or what, event.done or share)
-            return
-        self.running.pop(event.run, None)
-        if event.kind == "finished":
-            self.finished += 1
-            self._busy += time.monotonic() - began
-        elif event.kind == "skipped":
-            self.skipped += 1
-        else:
-            self.failed[event.run] = event.text
-
-    @property
-    def left(self) -> int:
-        return self.total - self.finished - self.skipped - len(self.failed)
-
-    def time_left(self) -> str:
-        """From the finished runs' mean; nothing is known before there is one."""
-        if not self.finished:
-            return "time left unknown until the first run is finished"
-        mean = self._busy / self.finished
-        work = sum((1 - share) * mean for _, _, share in self.running.values())
-        work += (self.left - len(self.running)) * mean
-        return f"about {_duration(work / self.workers)} left"
-
-    def heading(self) -> str:
-        waiting = self.left - len(self.running)
-        counts = f"{self.finished + self.skipped} done, {len(self.running)} running, {waiting} left"
-        return counts + (f", {len(self.failed)} failed" if self.failed else "") + f"; {self.time_left()}"
-
-    def summary(self) -> str:
-        skipped = f", {self.skipped} were finished before" if self.skipped else ""
-        return f"{self.finished} runs finished in {_duration(time.monotonic() - self.began)}{skipped}"
-
-
-def _shown(conducted: Callable[[Progress], Iterator[Event]], watch: _Watch) -> Iterator[Event]:
-    """A live table in a terminal; elsewhere a line for every run that ends."""
+def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> None:
+    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
     from rich.live import Live
 
+    from feddraw.cli.progress import Bars
     from feddraw.cli.show import console
 
     out = console()
-    with Live(console=out, auto_refresh=False, transient=True) as live:
-        for event in conducted(_preparing(out, live)):
-            yield event
-            if event.kind in ("finished", "failed"):
-                out.print(_line(event, watch))
-            if out.is_terminal:
-                live.update(_table(watch), refresh=True)
+    images = Bars(out)
+    prepared: list[str] = []
+
+    def preparing(what: str, ready: int, total: int) -> None:
+        images.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
+        prepared.append(what)
+
+    def screen() -> RenderableType:
+        return images.progress if prepared and not tally.running else _table(tally)
+
+    spoken = time.monotonic()
+    with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
+        for event in conducted(preparing):
+            tally.note(event)
+            silent = not out.is_terminal and time.monotonic() - spoken > SILENCE
+            if event.kind in ("finished", "failed") or silent:
+                spoken = time.monotonic()
+                out.print(_line(event, tally) if event.kind != "progress" else heading(tally), markup=False)
 
 
-def _preparing(out: Console, live: Live) -> Progress:
-    """A bar for each data set whose images are prepared; elsewhere than in a terminal a line."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+def heading(tally: Tally) -> str:
+    """How it stands, in one line."""
+    from feddraw.cli.progress import times
 
-    bars = Bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out)
-    tasks: dict[str, TaskID] = {}
-
-    def report_progress(what: str, ready: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bars.add_task(f"data: {what}", total=total)
-            if not out.is_terminal:
-                out.print(f"data: {what}", markup=False)
-        bars.update(tasks[what], completed=ready, total=total)
-        if out.is_terminal:
-            live.update(bars, refresh=True)
-
-    return report_progress
+    counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
+    failed = f", {len(tally.failed)} failed" if tally.failed else ""
+    return f"{counts}{failed}; {times(tally.elapsed, tally.seconds_left())}"
 
 
-def _line(event: Event, watch: _Watch) -> str:
+def summary(tally: Tally) -> str:
+    from feddraw.cli.progress import duration
+
+    skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
+    return f"{tally.finished} runs finished in {duration(tally.elapsed)}{skipped}"
+
+
+def _line(event: Event, tally: Tally) -> str:
     if event.kind == "failed":
         return naming.line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
     values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
-    return f"{event.run}  {'  '.join(values)}  ({watch.heading()})"
+    return f"{event.run}  {'  '.join(values)}  ({heading(tally)})"
 
 
-def _table(watch: _Watch) -> Table:
-    from feddraw.cli.show import table
+def _table(tally: Tally) -> RenderableType:
+    """A line for every run under way, and a bar for all."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
 
-    rows: Sequence[Sequence[str]] = [
-        [name, what, f"{100 * share:.0f} %", _duration(time.monotonic() - began)]
-        for name, (began, what, share) in watch.running.items()
-    ]
-    drawn = table(["running", "now", "done", "for"], rows, left=2)
-    drawn.caption = watch.heading()
-    drawn.caption_justify = "left"
-    return drawn
+    from feddraw.cli.progress import clock
+    from feddraw.cli.show import table, words
 
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    now = time.monotonic()
+    rows = []
+    for name, run in list(tally.running.items()):
+        left = tally.run_left(name)
+        shown = (f"{100 * run.share:.0f} %", clock(now - run.began), "estimating" if left is None else clock(left))
+        rows.append([name, run.now, *shown])
+    drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
+    return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), words(heading(tally)))

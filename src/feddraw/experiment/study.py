@@ -13,7 +13,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
@@ -32,6 +32,7 @@ from feddraw.system.files import append, make_folder, refuse_link, reporting, wr
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
 
+PLAN = "plan.json"
 ALWAYS_NAMED = ("scenario", "method")
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
 
@@ -243,7 +244,7 @@ def _cell(value: Any) -> Any:
 class Event:
     """Something that happened in a study."""
 
-    kind: Literal["skipped", "started", "progress", "finished", "failed"]
+    kind: Literal["skipped", "started", "progress", "finished", "failed", "left out"]
     run: str
     text: str = ""
     done: float = 0.0  # share of the run
@@ -256,10 +257,14 @@ def conduct(
     workers: int,
     tables: Sequence[ResultTable],
     progress: Progress | None = None,
+    *,
+    admit: Callable[[Planned], bool] = lambda _: True,
+    plan: str = PLAN,
 ) -> Iterator[Event]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
 
-    `progress` is told of images that are prepared before the first run.
+    `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
+    that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come.
     """
     waiting = []
     for planned in runs:
@@ -268,12 +273,14 @@ def conduct(
             waiting.append(planned)
         else:
             yield event
-    unusable = _prepare_data(waiting, progress)
+    unusable = prepare_data(waiting, progress)
     yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]
+    record = _PlanFile(out / plan, runs, min(workers, len(waiting)))
     crew = _Crew(out, min(workers, len(waiting)))
     try:
-        for event in crew.carry_out(waiting):
+        for event in crew.carry_out(waiting, admit):
+            record.note(event)
             if event.row is not None:
                 for table in tables:
                     table.add([event.row])
@@ -298,7 +305,7 @@ def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Even
     return None if listed is None else Event("skipped", planned.name, row=listed)
 
 
-def _prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
+def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
     """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
 
     Phantoms, and what a user's own function makes, are not kept on disk: workers make their own.
@@ -329,6 +336,32 @@ def _data_key(experiment: Experiment) -> str:
     return json.dumps(experiment.data, sort_keys=True)
 
 
+class _PlanFile:
+    """What a study still has to do, for whoever watches its folder."""
+
+    def __init__(self, path: Path, runs: Sequence[Planned], workers: int) -> None:
+        self._path = path
+        self._plan: dict[str, Any] = {"runs": [planned.name for planned in runs], "workers": workers}
+        self._plan |= {"failed": {}, "left_out": []}
+        if workers:
+            with reporting(path):
+                make_folder(path.parent)
+            self._write()
+
+    def note(self, event: Event) -> None:
+        failed, left_out = self._plan["failed"], self._plan["left_out"]
+        if event.kind == "failed":
+            failed[event.run] = event.text
+        elif event.kind == "left out":
+            left_out.append(event.run)
+        else:
+            return
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self._path, (json.dumps(self._plan, indent=1) + "\n").encode())
+
+
 class _Crew:
     """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed."""
 
@@ -337,13 +370,14 @@ class _Crew:
         self._members = dict(start_worker(serve) for _ in range(workers))
         self._busy: dict[Connection, Planned] = {}
 
-    def carry_out(self, runs: Sequence[Planned]) -> Iterator[Event]:
+    def carry_out(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
         waiting = list(reversed(runs))
         while waiting or self._busy:
             for pipe in [p for p in self._members if p not in self._busy]:
-                if waiting:
-                    yield self._begin(pipe, waiting.pop())
-            for heard in wait(list(self._busy)):
+                while waiting and pipe not in self._busy:
+                    planned = waiting.pop()
+                    yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
+            for heard in wait(list(self._busy)) if self._busy else ():
                 assert isinstance(heard, Connection)
                 yield self._hear(heard)
 
@@ -419,7 +453,7 @@ def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, D
     def progress(what: str, ready: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > 0.5:
+        if now - last > 0.5 or not last:
             last = now
             pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
 

@@ -1,0 +1,107 @@
+"""Bars that always show how long something has taken and how long it will still take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from feddraw import naming
+
+SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
+
+
+def clock(seconds: float) -> str:
+    """As h:mm:ss."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """In words, as exactly as an estimate deserves."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def times(elapsed: float, left: float | None) -> str:
+    """Elapsed and remaining time, whatever is known."""
+    return f"{clock(elapsed)} elapsed, {'estimating' if left is None else f'{clock(left)} left'}"
+
+
+class Times(ProgressColumn):
+    """Elapsed and remaining; what was done before this start does not make it look faster."""
+
+    def render(self, task: Task) -> Text:
+        return Text(times(task.elapsed or 0.0, left_of(task)), style="progress.remaining")
+
+
+def left_of(task: Task) -> float | None:
+    first = task.fields.get("first", 0.0)
+    done, elapsed = task.completed - first, task.elapsed or 0.0
+    if not task.total or done <= 0:
+        return None
+    return elapsed * (task.total - task.completed) / done
+
+
+class Bars:
+    """One bar per thing that is done; elsewhere than in a terminal a line for each, and one after a silent minute."""
+
+    def __init__(self, out: Console, *, said: bool = True) -> None:
+        self.out, self._said = out, said
+        text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
+        self.progress = Progress(
+            text[0],
+            BarColumn(),
+            text[1],
+            Times(),
+            console=out,
+            transient=True,
+            refresh_per_second=4,
+            disable=not out.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._last_line = time.monotonic()
+
+    def show(self, key: str, what: str, ready: float, total: float, note: str | None = None) -> None:
+        """Move the bar of this key, and make it where there is none."""
+        if key not in self._tasks:
+            self._tasks[key] = self.progress.add_task(naming.line(what), total=total, note=note or "", first=ready)
+            if self._said and not self.out.is_terminal:
+                self.line(what)
+        task = self._tasks[key]
+        self.progress.update(task, description=naming.line(what), completed=ready, total=total)
+        if note is not None:
+            self.progress.update(task, note=naming.line(note))
+        if not self.out.is_terminal and time.monotonic() - self._last_line > SILENCE:
+            shown = next(one for one in self.progress.tasks if one.id == task)
+            self.line(f"{what}, {times(shown.elapsed or 0.0, left_of(shown))}")
+
+    def done(self, key: str) -> None:
+        """The bar of this key goes away."""
+        if key in self._tasks:
+            self.progress.remove_task(self._tasks.pop(key))
+
+    def line(self, words: str) -> None:
+        """A line above the bars."""
+        self._last_line = time.monotonic()
+        self.out.print(naming.line(words), markup=False)
+
+
+@contextmanager
+def bars(out: Console, *, said: bool = True) -> Iterator[Bars]:
+    shown = Bars(out, said=said)
+    with shown.progress:
+        yield shown
+
+
+@contextmanager
+def preparing(out: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """What `progress=` takes, for images that are prepared."""
+    with bars(out) as shown:
+        yield lambda what, ready, total: shown.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
