@@ -42,7 +42,7 @@ class Times(ProgressColumn):
 
 
 def left_of(task: Task) -> float | None:
-    first = task.fields.get("first", 0.0)
+    first: float = task.fields.get("first", 0.0)
     done, elapsed = task.completed - first, task.elapsed or 0.0
     if not task.total or done <= 0:
         return None

@@ -61,12 +61,8 @@ def study(
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     tally = Tally([planned.name for planned in runs], limited(workers))
-    follow(
-        partial(
-            conduct, runs, folder, tally.workers, tables, plan=name.replace("runs", "plan").replace(".csv", ".json")
-        ),
-        tally,
-    )
+    plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
+    follow(partial(conduct, runs, folder, tally.workers, tables, plan=plan), tally)
     say.print(summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
