@@ -69,6 +69,8 @@ class Meter:
         self._round, self._back = round, set[int]()
         self._costs = self._training(round) if round < self._rounds else {}
         self._evaluating_since: float | None = None
+        self._steps: Steps = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
+        self._steps[:] = 0
 
     def came(self, client: int) -> None:
         """A client's update is there."""
@@ -94,17 +96,16 @@ class Meter:
         return f"round {self._round}: {len(self._back)} of {asked} client{'s' * (asked > 1)}"
 
     def done(self) -> int:
-        steps: Steps = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
         trained = self._before[self._round]
         for client, cost in self._costs.items():
-            trained += cost if client in self._back else self._under_way(client, cost, steps)
+            trained += cost if client in self._back else self._under_way(client, cost)
         return trained + self._evaluated(trained)
 
-    def _under_way(self, client: int, cost: int, steps: Steps) -> int:
-        if client >= len(steps):
+    def _under_way(self, client: int, cost: int) -> int:
+        if client >= len(self._steps):
             return 0
         images, training = len(self._setting.training_rows[client]), self._setting.experiment.training
-        return min(cost, TRAINED * int(steps[client]) * min(images, training.batch_size))
+        return min(cost, TRAINED * int(self._steps[client]) * min(images, training.batch_size))
 
     def _evaluated(self, done: int) -> int:
         """Guessed from the pace of the training before it."""

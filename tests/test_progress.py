@@ -1,0 +1,107 @@
+"""Progress is told while a client trains, and time left follows from what has been done."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from feddraw.cli.progress import clock, duration, times
+from feddraw.core import Update
+from feddraw.engines.serial import Serial
+from feddraw.experiment import meter as metering
+from feddraw.experiment.running import iterate
+from feddraw.experiment.study import Event
+from feddraw.experiment.tally import Tally
+from feddraw.results.folder import RunFolder
+from feddraw.results.reading import read_jsonl
+from small import small
+
+
+def slow_engine(prepared, workers):
+    """Takes long over a step, as a large network would."""
+    engine = Serial(prepared.trainer)
+    loss = engine.trainer.loss
+
+    def slow_loss(logits, targets):
+        time.sleep(0.04)
+        return loss(logits, targets)
+
+    engine.trainer.loss = slow_loss
+    return engine
+
+
+def test_a_run_tells_of_steps_under_way_and_writes_how_long_clients_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(metering, "INTERVAL", 0.03)
+    told = []
+    experiment = small(rounds=2, engine=f"{__name__}:slow_engine")
+    rounds = list(iterate(experiment, tmp_path / "run", progress=lambda *news: told.append(news)))
+    told = [news for news in told if news[0].startswith("round")]
+    done, totals = [news[1] for news in told], {news[2] for news in told}
+    assert len(totals) == 1
+    assert done == sorted(done)
+    first = [news[1] for news in told if news[0] == "round 0: 0 of 3 clients"]
+    assert 0 < first[-1] < done[-1] < totals.pop()  # steps of the first client, before it was back
+    assert told[0][0] == "round 0: 0 of 3 clients"
+    assert any(news[0] == "round 1: evaluating" for news in told)
+    lines = read_jsonl(RunFolder(tmp_path / "run").rounds)
+    assert set(lines[1]["client_seconds"]) == {"C1", "C2", "C3"} == set(rounds[1].client_seconds)
+    assert set(lines[1]["seconds"]) == {"training", "aggregation", "evaluation"}
+    assert lines[1]["time"].endswith("+00:00")
+
+
+def test_a_mistake_in_the_callback_ends_the_run(monkeypatch):
+    monkeypatch.setattr(metering, "INTERVAL", 0.03)
+
+    def progress(what, ready, total):
+        if what.startswith("round") and ready:
+            raise RuntimeError("the terminal is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        list(iterate(small(rounds=1, engine=f"{__name__}:slow_engine"), progress=progress))
+
+
+def test_an_update_without_a_time_says_so():
+    assert np.isnan(Update(0, None, 1, 1).seconds)
+
+
+def told(tally, *events):
+    for event in events:
+        tally.note(event)
+
+
+def test_time_left_follows_from_finished_and_running_runs_and_goes_to_the_worker_that_is_free_first():
+    now = [0.0]
+    tally = Tally("abcd", 2, clock=lambda: now[0])
+    assert tally.seconds_left() is None
+    told(tally, Event("started", "a"), Event("started", "b"))
+    now[0] = 10.0
+    told(tally, Event("progress", "a", "round 1: 1 of 2 clients", 0.5), Event("progress", "b", "round 0", 0.0))
+    assert tally.seconds_left() is None  # what was done before a start says nothing about the pace
+    told(tally, Event("progress", "a", "round 1", 0.75), Event("progress", "b", "round 1", 0.25))
+    assert tally.pace == pytest.approx(20 / 0.5)
+    # a needs 10 s more, b 30 s; c begins after a, d after b
+    assert tally.seconds_left() == pytest.approx(70)
+    assert tally.run_left("b") == pytest.approx(30)
+    told(tally, Event("finished", "a", row={}), Event("left out", "d"))
+    assert (tally.finished, tally.left_out, list(tally.waiting)) == (1, ["d"], ["c"])
+
+
+def test_measured_times_say_what_one_run_costs_beside_another():
+    now = [0.0]
+    tally = Tally(["short", "long"], 1, {"short": 10.0, "long": 90.0}, clock=lambda: now[0])
+    assert tally.seconds_left() == 100
+    told(tally, Event("started", "short"))
+    now[0] = 20.0
+    told(tally, Event("finished", "short", row={}))
+    assert tally.seconds_left() == pytest.approx(180)  # this machine takes twice as long as measured
+    assert tally.seconds_left([]) == 0
+    assert tally.share == pytest.approx(0.1)
+
+
+def test_times_are_readable():
+    assert clock(3725) == "1:02:05"
+    assert [duration(seconds) for seconds in (5, 600, 9000)] == ["5 s", "10 min", "2.5 h"]
+    assert times(65, None) == "0:01:05 elapsed, estimating"
+    assert times(65, 5) == "0:01:05 elapsed, 0:00:05 left"
