@@ -300,8 +300,8 @@ class _Worker:
             self._arrays[f"learnt.{name}"][job.client] = vector
         numbers = {"client": update.client, "size": update.size, "steps": update.steps}
         labelled = None if update.labelled is None else update.labelled.tolist()
-        numbers |= {"seconds": update.seconds, "labelled": labelled}
-        return numbers | {"metrics": dict(update.metrics), "learnt": list(learnt)}
+        more = {"seconds": update.seconds, "labelled": labelled, "learnt": list(learnt)}
+        return numbers | more | {"metrics": dict(update.metrics)}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self._trainer.network.load(self._sent)
