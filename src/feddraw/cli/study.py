@@ -67,7 +67,7 @@ def study(
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
     if tally.failed:
-        raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start again to retry them")
+        raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
 
 
 def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> None:
