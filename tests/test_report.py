@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
@@ -22,8 +23,8 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import Written, markdown, write_report
-from feddraw.report.content import Report, compose, examine, main_results
-from feddraw.report.evidence import Draws, draw
+from feddraw.report.content import Report, compose, examine, first_table, main_results
+from feddraw.report.evidence import Draws, draw, over_trainings
 from feddraw.report.pictures import GRID, roc
 from feddraw.results.runs import collect, read_run
 from run_folders import FINDINGS, make_run, write_predictions
@@ -146,22 +147,64 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000 (C4)" in text
 
 
-def test_the_gist_counts_scenarios_in_which_methods_are_told_apart(tmp_path: Path) -> None:
+def test_a_win_needs_patients_and_trainings_and_one_seed_has_none(tmp_path: Path) -> None:
     for scenario, gap in (("CHM-1", 0.3), ("CHM-2", 0.0), ("CHM-3", -0.3)):
-        make_run(tmp_path / f"{scenario}-a", scenario=scenario, auc=0.7 + gap / 2, images=300)
-        make_run(tmp_path / f"{scenario}-b", scenario=scenario, method="fedavg", auc=0.7 - gap / 2, images=300)
-    report, _ = told(tmp_path, replicates=50)
-    said = " ".join(main_results(report))
-    assert "vs fedavg: 1 win, 1 loss, 1 undecided." in said
+        for seed in (0, 1):
+            for method, auc in (("feddraw", 0.7 + gap / 2), ("fedavg", 0.7 - gap / 2)):
+                folder = tmp_path / str(seed) / f"{scenario}-{method}"
+                make_run(folder, scenario=scenario, method=method, auc=auc + 0.001 * seed, images=300, seed=seed)
+    report, text = told(tmp_path, replicates=50)
+    assert "vs fedavg: 1 win, 1 loss, 1 undecided." in " ".join(main_results(report))
+    assert "CI over trainings: Student's t over paired seeds." in text
+    report, text = told(tmp_path / "0", replicates=50)
+    assert "win" not in " ".join(main_results(report))
+    assert "over trainings" not in text
+
+
+def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_path: Path) -> None:
+    rng, values = np.random.default_rng(0), {}
+    for seed in range(4):
+        for method in ("feddraw", "fedavg", "uniform"):
+            values[method, seed] = auc = round(float(rng.uniform(0.7, 0.8)), 4)
+            folder = tmp_path / f"{method}-{seed}"
+            make_run(folder, method=method, seed=seed, auc=auc, rounds=8, settings={"folds": 4})
+    report, text = told(tmp_path, replicates=0)
+    found = report.trainings["auc"]
+    one = found.found["CHM-2", "uniform"]
+    paired = np.array([values["feddraw", seed] - values["uniform", seed] for seed in range(4)])
+    assert (found.folds, found.split, one.mean) == (4, "validation", pytest.approx(paired.mean()))
+    reach = stats.t.ppf(0.975, 3) * paired.std(ddof=1) * np.sqrt(1 / 4 + 1 / 3)
+    assert (one.low, one.high) == pytest.approx((paired.mean() - reach, paired.mean() + reach))
+    assert f"[{one.low:+.4f}, {one.high:+.4f}]" in text
+    assert "widened because 4 folds share training images" in text
+    runs = {run.method: run for run in report.collection.runs if run.repeat == "0"}
+    late = [np.mean(run.curve("validation")[-5:]) for run in (runs["feddraw"], runs["uniform"])]
+    single = over_trainings(list(runs.values()), "auc", "feddraw").last_five["CHM-2", "uniform"]
+    assert single.mean == pytest.approx(late[0] - late[1])
+    assert "last five (validation)" in text
+
+
+def test_means_that_are_printed_alike_share_a_rank(tmp_path: Path) -> None:
+    for scenario in ("CHM-1", "CHM-2"):
+        for method, auc in (("feddraw", 0.75001), ("fedavg", 0.75003), ("uniform", 0.7)):
+            make_run(tmp_path / f"{scenario}-{method}", scenario=scenario, method=method, auc=auc)
+    report, _ = told(tmp_path, replicates=0)
+    comparison = report.rankings["auc"].comparison
+    assert comparison is not None
+    assert comparison.average_ranks == {"feddraw": 1.5, "fedavg": 1.5, "uniform": 3.0}
 
 
 def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
+    report = examine(collect([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1)
+    assert first_table(report, "CHM-2", "auc", "AUC").rows[1][-1].text == "one training"
+    for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
+        make_run(tmp_path / f"{method}-1", method=method, auc=auc + 0.001, images=300, seed=1)
     found = write_report([tmp_path], replicates=50, margin=0.1)
     text = found.markdown.read_text()
     lines = [line.strip("| ").split(" | ") for line in text[text.index("| method |") :].splitlines()]
-    rows = {cells[0]: cells[-1] for cells in reversed(lines) if len(cells) == 5}
+    rows = {cells[0]: cells[-1] for cells in reversed(lines) if len(cells) == 6}
     assert rows["fedavg"] == "yes"
     assert rows["uniform"] == "not shown"
     assert "feddraw is shown to be no worse than fedavg in 1 of 1 and uniform in 0 of 1 scenarios." in text
@@ -178,7 +221,7 @@ def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_interv
     assert headline.startswith("feddraw has the highest test AUC in CHM-2: 0.8000, +0.0050 vs uniform (95 % bootstrap")
     assert headline.endswith("no difference between the two is shown.")
     assert first.index(headline) < first.index("chm-2-feddraw-weights.svg") < first.index("| method | AUC |")
-    assert re.search(r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4} to [+-]0\.\d{4}\] \|", first)
+    assert re.search(r"\| uniform \| 0\.7950 \| [+-]0\.\d{4} \| \[[+-]0\.\d{4}, [+-]0\.\d{4}\] \|", first)
 
 
 def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) -> None:

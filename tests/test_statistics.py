@@ -17,7 +17,8 @@ from scipy import stats
 
 from feddraw import cli
 from feddraw.analysis import statistics
-from feddraw.analysis.statistics import Table, against, compare
+from feddraw.analysis.differences import against, repeats_needed
+from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
 
 SHAPES = [(3, 3), (5, 4), (12, 8), (20, 12), (60, 5)]
@@ -383,6 +384,51 @@ def test_differences_are_paired_by_seed_and_their_interval_is_students() -> None
     assert not any(method == "m0" for _, method in found)
 
 
+def test_holm_is_over_all_scenarios_shown_and_apart_over_their_means() -> None:
+    rng = np.random.default_rng(4)
+    rows = [(s, m, str(r), float(rng.normal())) for s in "pq" for m in "abc" for r in range(5)]
+    found = against(rows, "a")
+    for family in ([one for one in found if one.scenario], [one for one in found if not one.scenario]):
+        expected = pytest.importorskip("statsmodels.stats.multitest").multipletests(
+            [one.p for one in family], method="holm"
+        )
+        assert [one.holm_p for one in family] == pytest.approx(expected[1].tolist())
+    values = {(s, m): [v for s_, m_, _, v in rows if (s_, m_) == (s, m)] for s in "pq" for m in "abc"}
+    expected_p = {(s, m): stats.ttest_rel(values[s, m], values[s, "a"]).pvalue for s in "pq" for m in "bc"}
+    assert {(one.scenario, one.method): one.p for one in found if one.scenario} == pytest.approx(expected_p)
+
+
+def test_folds_that_share_images_widen_intervals_as_nadeau_and_bengio_have_it() -> None:
+    rows = [
+        ("s", m, str(r), v) for m, of in (("a", [0.0] * 5), ("b", [0.3, 0.1, 0.4, 0.1, 0.5])) for r, v in enumerate(of)
+    ]
+    (plain,), (corrected,) = against(rows, "a"), against(rows, "a", folds=5)
+    assert corrected.high - corrected.low == pytest.approx((plain.high - plain.low) * np.sqrt((1 / 5 + 1 / 4) * 5))
+    spread = np.std([0.3, 0.1, 0.4, 0.1, 0.5], ddof=1)
+    assert corrected.p == pytest.approx(2 * stats.t.sf(0.28 / (spread * np.sqrt(0.45)), 4))
+    with pytest.raises(UserError, match="folds must be at least 2"):
+        against(rows, "a", folds=1)
+
+
+@pytest.mark.parametrize(("difference", "spread"), [(0.5, 1.0), (0.01, 0.02), (2.0, 0.5), (0.1, 1.0)])
+def test_the_repeats_needed_are_those_of_a_paired_t_test(difference: float, spread: float) -> None:
+    power = pytest.importorskip("statsmodels.stats.power").TTestPower()
+    expected = power.solve_power(difference / spread, power=0.8, alpha=0.05)
+    assert repeats_needed(difference, spread) == math.ceil(expected)
+
+
+def test_a_tiny_difference_and_folds_that_share_too_much_need_more_than_anyone_trains() -> None:
+    assert repeats_needed(0.0, 1.0) == math.inf
+    assert repeats_needed(0.001, 1.0) == math.inf
+    assert repeats_needed(1.0, 0.0) == 2
+    assert (
+        repeats_needed(1.0, 1.0)
+        < repeats_needed(1.0, 1.0, overlap=0.1)
+        < math.inf
+        == repeats_needed(1, 1, overlap=0.25)
+    )
+
+
 def test_an_unfinished_study_is_compared_where_both_methods_were_run() -> None:
     rows = [("a", "x", "0", 0.7), ("a", "x", "1", 0.8), ("a", "y", "1", 0.7), ("b", "x", "1", 0.5)]
     (one,) = against(rows, "x")
@@ -391,6 +437,36 @@ def test_an_unfinished_study_is_compared_where_both_methods_were_run() -> None:
     assert one.low == -math.inf
     with pytest.raises(UserError, match="uniform"):
         against(rows, "uniform")
+
+
+def test_stats_shows_the_last_five_rounds_and_one_repeat_claims_nothing(
+    stats_of: Callable[..., tuple[int, str, str]],
+) -> None:
+    rounds = {"a": "0.1 0.5 0.5 0.5 0.5 0.5", "b": "0.1 0.6 0.5 0.5 0.5 0.9"}
+    lines = [f"p,{m},{r},{text.split()[-1]},{text}" for r in range(2) for m, text in rounds.items()]
+    header = "scenario,method,seed,auc,auc_by_round"
+    code, out, _ = stats_of("\n".join([header, *lines]), "--over", "seed", "--against", "a")
+    assert code == 0
+    assert "last 5" in out
+    assert "+0.1000" in out
+    _, out, _ = stats_of("\n".join([header, *lines[:2]]), "--over", "seed", "--against", "a")
+    assert "*" not in out
+    assert "One repeat per method" in out
+    document = json.loads(stats_of("\n".join([header, *lines[:2]]), "--over", "seed", "--against", "a", "--json")[1])
+    (one,) = document["values"]["auc"]
+    assert (one["low"], one["p"], one["more_repeats"]) == (None, None, None)
+    assert one["last_five"] == pytest.approx(0.1)
+
+
+def test_means_equal_at_the_digits_given_are_ties_and_others_are_named(
+    stats_of: Callable[..., tuple[int, str, str]],
+) -> None:
+    table = "scenario,method,auc\n" + "\n".join(
+        f"{s},{m},{v}" for s in "pq" for m, v in (("a", 0.70001), ("b", 0.70002))
+    )
+    assert "2 pairs" in stats_of(table)[1]
+    out = stats_of(table, "--digits", "4", "--json")[1]
+    assert json.loads(out)["values"]["auc"]["average_ranks"] == {"a": 1.5, "b": 1.5}
 
 
 def test_stats_against_a_method_prints_draws_and_documents_differences(
@@ -402,7 +478,7 @@ def test_stats_against_a_method_prints_draws_and_documents_differences(
     assert code == 0
     assert "auc minus that of a" in out
     assert out.count("+0.0100*") == 3
-    assert "3 of 3" in out
+    assert "3/3" in out
     assert "minus that of a" in picture.read_text()
     out = stats_of(table, "--over", "seed", "--against", "a", "--json")[1]
     assert [one["scenario"] for one in json.loads(out)["values"]["auc"]] == ["p", "q", ""]

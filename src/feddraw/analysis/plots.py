@@ -27,7 +27,7 @@ from feddraw.errors import UserError
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
-    from feddraw.analysis.statistics import Difference
+    from feddraw.analysis.differences import Difference
 
 STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from feddraw.errors import UserError, positive, unknown
+from feddraw.errors import UserError, positive
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
@@ -64,7 +64,12 @@ def steps_in_one(values: ArrayLike) -> float:
     return steps if np.abs(numbers).max(initial=0.0) * steps < 10.0**_PRINTED else 0.0
 
 
-def _rounded(values: Floats, steps: float) -> Floats:
+def to_digits(table: Table, digits: int) -> Table:
+    """Values with so many decimals: those that are printed alike are ties."""
+    return Table(table.scenarios, table.methods, rounded(table.values, 10.0**digits), 10.0**digits)
+
+
+def rounded(values: Floats, steps: float) -> Floats:
     """To multiples of 1/steps, the same float for the same number."""
     return np.rint(values * steps) / steps if steps else values
 
@@ -79,28 +84,28 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     _refuse("more than one row for", twice, "give one, such as the mean over seeds")
     _refuse("no row for", [(s, m) for s in scenarios for m in methods if (s, m) not in cells], "complete the table")
     _refuse("no finite number for", [cell for cell, value in cells.items() if not math.isfinite(value)], "mend these")
-    _enough("method", methods)
-    _enough("scenario", scenarios)
+    at_least_two("method", methods)
+    at_least_two("scenario", scenarios)
     values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)
     return Table(scenarios, methods, values, steps)
 
 
 def tabulate_repeats(rows: Iterable[tuple[str, str, str, float]]) -> Table:
     """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have the same repeats."""
-    cells = _by_repeat(rows)
+    cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
     missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
     _refuse("no row for", missing, "complete the table")
     steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
-    means = [(*names, _mean(list(cell.values()), steps)) for names, cell in cells.items()]
+    means = [(*names, mean_of_repeats(list(cell.values()), steps)) for names, cell in cells.items()]
     return tabulate(means, steps=steps * len(repeats))
 
 
-def _mean(values: Sequence[float], steps: float) -> float:
+def mean_of_repeats(values: Sequence[float], steps: float) -> float:
     return float(np.rint(sum(values) * steps) / (steps * len(values)) if steps else np.mean(values))
 
 
-def _by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, str], dict[str, float]]:
+def by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, str], dict[str, float]]:
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for scenario, method, repeat, value in rows:
         cell = cells.setdefault((scenario, method), {})
@@ -117,7 +122,7 @@ def _refuse(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None
         raise UserError(f"{trouble} {some}{more}: {remedy}")
 
 
-def _enough(what: str, names: Sequence[str]) -> None:
+def at_least_two(what: str, names: Sequence[str]) -> None:
     if len(names) < 2:
         have = f"one {what} only ({names[0]})" if names else f"no {what}"
         raise UserError(f"{have}: a comparison needs at least two")
@@ -217,7 +222,7 @@ class Pair:
 
 def wilcoxon(first: Floats, second: Floats, steps: float = 0.0) -> float:
     """p of the signed-rank test, two-sided; 1 where nothing differs. Values may be multiples of 1/steps."""
-    differences = _rounded(first - second, steps)
+    differences = rounded(first - second, steps)
     if len(differences) <= 13:
         return _exact_signed_rank(differences[differences != 0])
     return float(stats.wilcoxon(differences).pvalue) if differences.any() else 1.0
@@ -245,7 +250,7 @@ def holm(p: ArrayLike) -> Floats:
 
 def rank_biserial(first: Floats, second: Floats, steps: float = 0.0) -> float:
     """The matched-pairs effect size: share of ranks for the first minus share for the second, from -1 to 1."""
-    differences = _rounded(first - second, steps)
+    differences = rounded(first - second, steps)
     differences = differences[differences != 0]
     ranks = stats.rankdata(np.abs(differences))
     return float((ranks * np.sign(differences)).sum() / ranks.sum()) if len(differences) else 0.0
@@ -289,7 +294,7 @@ class Comparison:
 
 def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False) -> Comparison:
     """Rank, test, and compare every pair."""
-    _check_level(alpha)
+    check_level(alpha)
     ranks = rank(table.values, lower_is_better=lower_is_better)
     scenarios, methods = ranks.shape
     overall = friedman(ranks)
@@ -301,7 +306,7 @@ def compare(table: Table, *, alpha: float = 0.05, lower_is_better: bool = False)
     return Comparison(table, alpha, lower_is_better, ranks, overall, difference, names, pairs)
 
 
-def _check_level(alpha: float) -> None:
+def check_level(alpha: float) -> None:
     if positive("alpha", alpha) >= 1:
         raise UserError(f"alpha must be below 1, not {alpha}")
 
@@ -330,61 +335,6 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
             ties=len(ranks) - better - worse,
             losses=worse,
         )
-
-
-# ---------------------------------------------------------------------------------------------------- one against all
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What a method has over the reference in a scenario: the mean of paired differences over repeats (seeds)."""
-
-    scenario: str  # empty: the mean over all of several scenarios, repeat by repeat
-    method: str
-    mean: float
-    low: float  # Student's interval; infinite for a single repeat
-    high: float
-    wins: int
-    repeats: int
-
-
-def against(rows: Iterable[tuple[str, str, str, float]], reference: str, *, alpha: float = 0.05) -> list[Difference]:
-    """Every method minus the reference, from rows (scenario, method, repeat, value), by scenario and over all of them.
-
-    Each difference has a Student's interval, which five seeds suffice for where a bootstrap's is too narrow.
-    Repeats that only one of the two has are left out, so that an unfinished study can be looked at.
-    """
-    _check_level(alpha)
-    cells = _by_repeat(rows)
-    steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
-    scenarios = list(dict.fromkeys(scenario for scenario, _ in cells))
-    methods = list(dict.fromkeys(method for _, method in cells))
-    _enough("method", methods)
-    if reference not in methods:
-        raise unknown("methods", reference, methods)
-    found = []
-    for method in (name for name in methods if name != reference):
-        both = {s: (cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
-        by_scenario = {s: _paired(*pair, steps) for s, pair in both.items()}
-        whole = set.intersection(*(set(pairs) for pairs in by_scenario.values())) if len(scenarios) > 1 else ()
-        overall = {repeat: _mean([by_scenario[s][repeat] for s in scenarios], steps) for repeat in whole}
-        for scenario, pairs in {**by_scenario, "": overall}.items():
-            if pairs:
-                found.append(_difference(scenario, method, np.array(list(pairs.values())), alpha))
-    return found
-
-
-def _paired(first: Mapping[str, float], second: Mapping[str, float], steps: float) -> dict[str, float]:
-    shared = [repeat for repeat in first if repeat in second]
-    differences = _rounded(np.array([first[repeat] - second[repeat] for repeat in shared]), steps)
-    return dict(zip(shared, differences.tolist(), strict=True))
-
-
-def _difference(scenario: str, method: str, values: Floats, alpha: float) -> Difference:
-    mean, repeats, reach = float(values.mean()), len(values), math.inf
-    if repeats > 1:
-        reach = float(stats.t.ppf(1 - alpha / 2, repeats - 1) * stats.sem(values))
-    return Difference(scenario, method, mean, mean - reach, mean + reach, int((values > 0).sum()), repeats)
 
 
 # ---------------------------------------------------------------------------------------------------- bootstrap

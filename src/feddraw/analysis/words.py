@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
-from feddraw.analysis.statistics import Comparison
+from feddraw.analysis.differences import Difference
+from feddraw.analysis.statistics import Comparison, Table, to_digits
 
 
 def summary(comparison: Comparison) -> str:
@@ -32,6 +35,21 @@ def tests(comparison: Comparison) -> list[str]:
     return lines + [f"Not significantly different: {', '.join(group)}" for group in comparison.groups]
 
 
+def near_ties(table: Table, digits: int = 4) -> Iterator[str]:
+    """That values which would be printed alike have different ranks."""
+    shown = to_digits(table, digits).values
+    apart = sum(
+        bool(rows[a] == rows[b] and values[a] != values[b])
+        for values, rows in zip(table.values, shown, strict=True)
+        for a, b in combinations(range(len(rows)), 2)
+    )
+    if apart:
+        yield (
+            f"Near ties: {apart} pair{'s' * (apart > 1)} of values in one scenario differ only beyond {digits} "
+            f"decimals and are ranked as different; --digits {digits} makes them ties."
+        )
+
+
 def reach(comparison: Comparison) -> list[str]:
     """What so few scenarios can show at all."""
     scenarios, methods = comparison.ranks.shape
@@ -53,7 +71,34 @@ def reach(comparison: Comparison) -> list[str]:
     return lines
 
 
+def more_repeats(one: Difference) -> str:
+    """How many more repeats a difference would need; a dash where it needs none."""
+    if math.isnan(one.more_repeats):
+        return "unknown"
+    if math.isinf(one.more_repeats):
+        return ">1000"
+    return f"{one.more_repeats:.0f}" if one.more_repeats else "–"
+
+
+def about_differences(found: Sequence[Difference], alpha: float, folds: int, *, last: bool) -> str:
+    """What the columns of a table of differences over trainings mean."""
+    if all(one.repeats == 1 for one in found):
+        said = "One repeat per method: it cannot show whether a difference is more than noise between trainings."
+    else:
+        said = f"Intervals: {100 * (1 - alpha):g} % CI over repeats (Student's t"
+        said += f", widened for {folds} folds that share training images: Nadeau and Bengio). " if folds else "). "
+        overall = sum(not one.scenario for one in found)
+        said += f"* Holm p < {alpha:g}, corrected for the {len(found) - overall} differences by scenario"
+        said += f" and, separately, the {overall} over all. " if overall else ". "
+        said += "ahead: repeats in which the "
+        said += "difference is above 0. more: further repeats to find a difference of this size with a power of 80 %, "
+        said += "if it and its spread are as seen (– none, the CI excludes 0; unknown: fewer than three repeats)."
+    return said + (" last 5: the same difference for the mean of the last five rounds." if last else "")
+
+
 def p_text(p: float) -> str:
+    if math.isnan(p):
+        return "—"
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 

@@ -13,11 +13,12 @@ import typer
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.analysis.statistics import Comparison, Difference, Table
+    from feddraw.analysis.differences import Difference
+    from feddraw.analysis.statistics import Comparison, Table
     from feddraw.data.tables import Sheet
 
 Option = typer.Option
-SPREADS = ("_std", "_sd", "_sem", "_var")  # columns that describe another one
+DESCRIBING = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns that describe another one
 
 
 def stats(
@@ -33,21 +34,31 @@ def stats(
     against: Annotated[
         str, Option(help="Instead of ranks: each method minus this one, paired by --over, with intervals.")
     ] = "",
+    folds: Annotated[
+        int, Option(help="With --against: repeats are folds of so many, which share training images; 0: they are not.")
+    ] = 0,
+    digits: Annotated[
+        int | None, Option(help="Decimals that count in ranks: means equal after rounding are ties. Left out: all.")
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     plot: Annotated[
         Path | None, Option(help="Draw the critical difference, or the differences, to this file (.png, .svg, .pdf).")
     ] = None,
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
-    from feddraw.analysis.statistics import compare
+    from feddraw.analysis.statistics import compare, to_digits
     from feddraw.data.tables import Sheet
 
     sheet = Sheet.of(table)
     columns = value or _value_columns(sheet, {scenario, method, over})
     if against:
-        differences(sheet, (scenario, method, over), columns, against, alpha, json, plot)
+        differences(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
         return
+    if folds:
+        raise UserError("--folds widens the intervals of --against: give the method to compare with, too")
     tables = {column: read_table(sheet, scenario, method, column, over) for column in columns}
+    if digits is not None:
+        tables = {column: to_digits(one, digits) for column, one in tables.items()}
     found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
     if plot is not None:
         draw(found, plot)
@@ -62,7 +73,7 @@ def stats(
 
 
 def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
-    columns = [name for name in sheet.header if name not in names and not name.endswith(SPREADS)]
+    columns = [name for name in sheet.header if name not in names and not name.endswith(DESCRIBING)]
     if not columns:
         raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
     return columns
@@ -129,17 +140,19 @@ def differences(
     columns: Sequence[str],
     reference: str,
     alpha: float,
+    folds: int,
     json: bool,
     plot: Path | None,
 ) -> None:
     """Each method minus the reference, by scenario: printed, drawn, or as a document."""
-    from feddraw.analysis.statistics import against
+    from feddraw.analysis.differences import against
 
     scenario, method, over = names
     if not over:
         raise UserError("--against compares repeats in pairs: name their column with --over, for instance --over seed")
     rows = {column: read_rows(sheet, scenario, method, column, over) for column in columns}
-    found = {column: against(of, reference, alpha=alpha) for column, of in rows.items()}
+    found = {column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()}
+    late = {column: last_rounds(sheet, names, column, reference) for column in columns}
     if plot is not None:
         from feddraw.analysis.plots import differences_figure, save
 
@@ -147,38 +160,82 @@ def differences(
     if json:
         from feddraw.cli.show import as_json
 
-        documents = {column: [_finite(asdict(one)) for one in of] for column, of in found.items()}
-        as_json({"alpha": alpha, "against": reference, "values": documents})
+        documents = {
+            column: [_finite(asdict(one) | {"last_five": late[column].get((one.scenario, one.method))}) for one in of]
+            for column, of in found.items()
+        }
+        as_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
         return
     for column, of in found.items():
-        show_differences(column, of, reference, alpha)
+        show_differences(column, of, late[column], reference, alpha, folds)
+
+
+def last_rounds(sheet: Sheet, names: tuple[str, str, str], column: str, reference: str) -> dict[tuple[str, str], float]:
+    """The same differences of the means of the last five rounds, where the table has values by round for every row."""
+    from feddraw.analysis.differences import against, mean_of_last
+
+    by_round = f"{column}_by_round"
+    if by_round not in sheet.header:
+        return {}
+    places = [sheet.column(name) for name in (*names, by_round)]
+    rows: list[tuple[str, str, str, float]] = []
+    for line, fields in sheet.rows():
+        where, who, repeat, text = (fields[place].strip() for place in places)
+        values = [_number(word, f"{sheet.path}, line {line}: {by_round}") for word in text.split()]
+        rows.append((where, who, repeat, mean_of_last(values)))
+    if any(math.isnan(value) for *_, value in rows):
+        return {}
+    return {(one.scenario, one.method): one.mean for one in against(rows, reference)}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: null stands for the ends of an interval that a single repeat cannot have."""
-    return {name: None if value in (math.inf, -math.inf) else value for name, value in row.items()}
+    """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a thousand repeats."""
+    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
 
 
-def show_differences(column: str, found: Sequence[Difference], reference: str, alpha: float) -> None:
+def show_differences(
+    column: str,
+    found: Sequence[Difference],
+    late: Mapping[tuple[str, str], float],
+    reference: str,
+    alpha: float,
+    folds: int,
+) -> None:
+    from feddraw.analysis import words
     from feddraw.cli.show import console, table
 
     scenarios = dict.fromkeys(one.scenario for one in found if one.scenario)
     ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
-    rows = [_difference_row(one) for one in ordered]
+    rows = [_difference_row(one, late, alpha) for one in ordered]
+    columns = [
+        "scenario",
+        "method",
+        "difference",
+        "low",
+        "high",
+        "Holm p",
+        "ahead",
+        "more",
+        *(["last 5"] if late else []),
+    ]
     parts = [
         f"{column} minus that of {reference}",
-        compact(table(["scenario", "method", "difference", "low", "high", "ahead in"], rows, left=2)),
-        f"* the {1 - alpha:.0%} interval (Student's, over repeats) leaves out 0. Each interval stands for itself: of "
-        f"{len(rows)}, about {alpha * len(rows):.1f} would do so by chance alone.",
+        compact(table(columns, rows, left=2)),
+        words.about_differences(found, alpha, folds, last=bool(late)),
     ]
     for part in parts:
         console().print(part, "", sep="\n")
 
 
-def _difference_row(one: Difference) -> list[str]:
-    mark = "*" if one.low > 0 or one.high < 0 else " "
+def _difference_row(one: Difference, late: Mapping[tuple[str, str], float], alpha: float) -> list[str]:
+    from feddraw.analysis import words
+
+    mark = "*" if one.holm_p < alpha else " "
     ends = [f"{end:+.4f}" if math.isfinite(end) else "—" for end in (one.low, one.high)]
-    return [one.scenario or "all", one.method, f"{one.mean:+.4f}{mark}", *ends, f"{one.wins} of {one.repeats}"]
+    where = (one.scenario, one.method)
+    last = [f"{late[where]:+.4f}" if where in late else "—"] if late else []
+    numbers = [f"{one.mean:+.4f}{mark}", *ends, words.p_text(one.holm_p), f"{one.wins}/{one.repeats}"]
+    return [one.scenario or "all", one.method, *numbers, words.more_repeats(one), *last]
 
 
 # ---------------------------------------------------------------------------------------------------- as a document
@@ -215,7 +272,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 def show(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
-    from feddraw.analysis.words import summary, tests
+    from feddraw.analysis.words import near_ties, summary, tests
     from feddraw.cli.show import console, table
 
     values = comparison.table.values.mean(axis=0)
@@ -227,7 +284,7 @@ def show(name: str, comparison: Comparison) -> None:
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         summary(comparison),
         compact(table(["method", "average rank", "first in", "mean"], rows)),
-        "\n".join(tests(comparison)),
+        "\n".join([*tests(comparison), *near_ties(comparison.table)]),
         compact(table(PAIR_COLUMNS, pairs, left=2)),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "

@@ -19,7 +19,8 @@ from feddraw.errors import UserError
 from feddraw.naming import csv_text, distinct
 from feddraw.report import html, latex, markdown
 from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, inside
-from feddraw.report.content import Report, Say, command_line, compose, examine
+from feddraw.report.content import Report, Say, compose, examine
+from feddraw.report.record import command_line
 from feddraw.results.reading import read_json
 from feddraw.results.runs import Collection, collect
 from feddraw.system.files import make_folder, make_subfolder, refuse_link, write_whole

@@ -7,24 +7,24 @@ the statistics over scenarios, each scenario in detail, and how it was done. A s
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from feddraw.analysis import words
+from feddraw.analysis.differences import Difference
 from feddraw.analysis.explain import explain, listed, sentences
 from feddraw.analysis.plots import CROWD
-from feddraw.analysis.statistics import Interval, interval
+from feddraw.analysis.statistics import Interval
 from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import (
     Block,
     Bullets,
     Cell,
-    Code,
     Columns,
     Document,
     Fold,
@@ -35,7 +35,19 @@ from feddraw.report.blocks import (
     Text,
     numeral,
 )  # fmt: skip
-from feddraw.report.evidence import Draws, Gain, Mean, Ranking, draw, gains, mean, rank_methods
+from feddraw.report.evidence import (
+    Draws,
+    Gain,
+    Mean,
+    Ranking,
+    Trainings,
+    draw,
+    gains,
+    mean,
+    over_trainings,
+    rank_methods,
+)
+from feddraw.report.record import record, shown_path
 from feddraw.results.runs import METRICS, REFERENCES, UNTESTED, Collection, Run, number
 
 Say = Callable[[str], None]
@@ -54,6 +66,11 @@ class Report:
     margin: float = 0.0  # how far below another method still counts as no worse; 0: not asked
     folders: Sequence[Path] = ()  # where the runs were found
     replicates: int = 0  # of the bootstrap
+
+    @cached_property
+    def trainings(self) -> dict[str, Trainings]:
+        """By metric: the method in focus minus each other, over repeats."""
+        return {metric: over_trainings(self.collection.runs, metric, self.focus) for metric in METRICS}
 
     @property
     def focus(self) -> str:
@@ -99,7 +116,7 @@ def compose(report: Report, title: str, say: Say) -> Document:
     for scenario in report.collection.scenarios:
         say(f"drawing {scenario}")
         blocks.append(Only(list(_scenario(report, scenario)), scenario=scenario))
-    blocks += list(_record(report))
+    blocks += list(record(report.collection, report.command, report.folders))
     return Document(title, blocks, report.collection.scenarios)
 
 
@@ -153,9 +170,16 @@ def _result_in(report: Report, scenario: str, metric: str) -> str:
     draws = report.draws[scenario]
     if not (isinstance(draws, Draws) and {best, second} <= draws.methods[metric].keys()):
         return f"{said}."
-    found = draws.difference(metric, best, second)
-    open_ = " The interval includes 0: no difference between the two is shown." if found.low <= 0 <= found.high else ""
-    return f"{said} ({_interval_over(draws)}: {span(found)}).{open_}"
+    intervals: dict[str, Interval | Difference] = {_interval_over(draws): draws.difference(metric, best, second)}
+    trainings = over_trainings(report.collection.of(scenario), metric, best)
+    repeated = trainings.found.get((scenario, second))
+    if repeated is not None and repeated.repeats > 1:
+        intervals[f"over {repeated.repeats} trainings"] = repeated
+    said += f" ({'; '.join(f'{name}: {span(one)}' for name, one in intervals.items())})."
+    if any(one.low <= 0 <= one.high for one in intervals.values()):
+        which = "An" if len(intervals) > 1 else "The"
+        return f"{said} {which} interval includes 0: no difference between the two is shown."
+    return said if len(intervals) > 1 else f"{said} One training each: noise between trainings is not in the interval."
 
 
 def _interval_over(draws: Draws) -> str:
@@ -163,26 +187,38 @@ def _interval_over(draws: Draws) -> str:
 
 
 def _summary_of_pairs(report: Report) -> Iterator[str]:
-    """In how many scenarios the method in focus differs from each other on the same patients, or is no worse."""
+    """In how many scenarios the method in focus differs from each other, over patients and over trainings."""
     found = _paired(report)
     if not found:
         return
     units = {one.unit for one in report.draws.values() if isinstance(one, Draws)}
+    both = f"over the same test {' or '.join(sorted(units))} and over trainings"
     if len(report.collection.scenarios) > 1:
         said = []
-        for other, them in found.items():
-            won, lost = sum(one.low > 0 for one in them), sum(one.high < 0 for one in them)
-            counts = [_count(won, "win"), _count(lost, "loss"), f"{len(them) - won - lost} undecided"]
+        for other, pairs in found.items():
+            won, lost = sum(min(_lows(pair)) > 0 for pair in pairs), sum(max(_highs(pair)) < 0 for pair in pairs)
+            counts = [_count(won, "win"), _count(lost, "loss"), f"{len(pairs) - won - lost} undecided"]
             said.append(f"vs {other}: {', '.join(counts)}")
-        how = f"a 95 % bootstrap CI over the same test {' or '.join(sorted(units))} excludes 0, without correction"
+        how = f"both 95 % CIs, {both}, exclude 0; without correction"
         yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
     if report.margin:
         said = [
-            f"{other} in {sum(one.low > -report.margin for one in them)} of {len(them)}"
-            for other, them in found.items()
+            f"{other} in {sum(min(_lows(pair)) > -report.margin for pair in pairs)} of {len(pairs)}"
+            for other, pairs in found.items()
         ]
-        how = f"With a margin of {report.margin:g} in AUC (the 95 % CI lies above -{report.margin:g})"
+        how = f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {both}, lie above -{report.margin:g})"
         yield f"{how}, {report.focus} is shown to be no worse than {listed(said)} scenarios."
+
+
+Both = tuple[Interval, Difference]  # over patients, over trainings
+
+
+def _lows(pair: Both) -> tuple[float, float]:
+    return pair[0].low, pair[1].low
+
+
+def _highs(pair: Both) -> tuple[float, float]:
+    return pair[0].high, pair[1].high
 
 
 def _count(number: int, word: str) -> str:
@@ -190,15 +226,22 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word if number == 1 else plural}"
 
 
-def _paired(report: Report) -> dict[str, list[Interval]]:
-    """By other method, the differences in AUC of the method in focus, one for each scenario that can be drawn."""
-    drawn = [one.methods["auc"] for one in report.draws.values() if isinstance(one, Draws)]
-    found = {
-        other: [interval(of[report.focus] - of[other]) for of in drawn if {report.focus, other} <= of.keys()]
-        for other in report.collection.methods
-        if other != report.focus
-    }
-    return {other: them for other, them in found.items() if them}
+def _paired(report: Report) -> dict[str, list[Both]]:
+    """By other method, the differences in AUC of the method in focus in each scenario with more than one training."""
+    found: dict[str, list[Both]] = {}
+    for scenario, draws in report.draws.items():
+        drawn = draws.methods["auc"] if isinstance(draws, Draws) else {}
+        for other in report.collection.methods:
+            over = _over_trainings(report, scenario, "auc", other)
+            if over is not None and isinstance(draws, Draws) and {report.focus, other} <= drawn.keys():
+                found.setdefault(other, []).append((draws.difference("auc", report.focus, other), over))
+    return found
+
+
+def _over_trainings(report: Report, scenario: str, metric: str, other: str) -> Difference | None:
+    """The method in focus minus another over repeats, where there is more than one."""
+    found = report.trainings[metric].found.get((scenario, other))
+    return found if found is not None and found.repeats > 1 else None
 
 
 def _summary_of_references(report: Report) -> Iterator[str]:
@@ -233,7 +276,11 @@ def _gains(report: Report, scenario: str, metric: str, split: str = "test") -> l
     return list(gains(report.collection.of(scenario), metric, draws if isinstance(draws, Draws) else None, split))
 
 
-def span(found: Interval) -> str:
+def brackets(found: Interval | Difference) -> str:
+    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def span(found: Interval | Difference) -> str:
     return f"{found.low:+.4f} to {found.high:+.4f}"
 
 
@@ -268,12 +315,24 @@ def _caveats(report: Report) -> Iterator[Block]:
         yield Bullets(notes)
 
 
+def _paths(collection: Collection) -> list[Path]:
+    """All that a sentence may name, the longest first."""
+    found = [run.path for run in collection.runs] + [problem.path for problem in collection.problems]
+    return sorted(set(found), key=lambda path: -len(str(path)))
+
+
+def _without(places: Mapping[str, str], words: str) -> str:
+    for path, shown in places.items():
+        words = words.replace(path, shown)
+    return words
+
+
 # ---------------------------------------------------------------------------------------------------- the result
 
 
 def _first_screen(report: Report, scenario: str) -> Iterator[Block]:
     """The weights of the method in focus beside the table of one scenario."""
-    tables: list[Block] = [Only([_compared(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
+    tables: list[Block] = [Only([first_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
     weighed = _weighed(report.collection, scenario)
     focus = report.focus if report.focus in weighed else next(iter(weighed), "")
     if not focus:
@@ -289,53 +348,76 @@ def _weighed(collection: Collection, scenario: str) -> dict[str, list[Run]]:
     return {method: runs for method, runs in found.items() if any(len(run.ledger.clients) for run in runs)}
 
 
-def _compared(report: Report, scenario: str, metric: str, label: str) -> Table:
-    """One row per method: its mean, and the difference of the method in focus to it, with an interval."""
+def first_table(report: Report, scenario: str, metric: str, label: str) -> Table:
+    """One row per method: its mean, and the difference of the method in focus to it, with intervals."""
     collection, draws = report.collection, report.draws[scenario]
     there = [method for method in report.shown if collection.of(scenario, method)]
     means = _column({m: mean(collection.of(scenario, m), metric) for m in there}, collection.methods)
-    drawn = draws.methods[metric] if isinstance(draws, Draws) else {}
-    focus = report.focus if report.focus in drawn else ""
-    header = ["method", label]
-    if focus:
-        header += [f"{focus} − method", "95 % CI", *([f"no worse by {report.margin:g}"] if report.margin else [])]
+    drawn = draws.methods[metric] if isinstance(draws, Draws) and report.focus in draws.methods[metric] else {}
+    trained = {method: _over_trainings(report, scenario, metric, method) for method in there}
+    repeated = any(trained.values())
+    columns = {
+        "difference": bool(drawn) or repeated,
+        f"95 % CI, {draws.unit}" if isinstance(draws, Draws) else "": bool(drawn),
+        "95 % CI, trainings": repeated,
+        f"no worse by {report.margin:g}": bool(drawn) and bool(report.margin),
+    }
 
     def row(method: str) -> list[Cell]:
-        cells = [Cell(method), means[method]]
-        if not focus:
-            return cells
-        if method == focus or method not in drawn:
-            return cells + [Cell("")] * (len(header) - 2)
-        assert isinstance(draws, Draws)
-        return cells + _difference(draws.difference(metric, focus, method), report.margin)
+        over = None
+        if method in drawn and method != report.focus and isinstance(draws, Draws):
+            over = draws.difference(metric, report.focus, method)
+        cells = _difference(over, trained[method], report.margin)
+        return [
+            Cell(method),
+            means[method],
+            *(cell for cell, shown in zip(cells, columns.values(), strict=True) if shown),
+        ]
 
     one = len(collection.scenarios) == 1
     return Table(
-        f"Test {label} in {scenario}",
-        header,
+        f"Test {label} in {scenario}" + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
+        ["method", label, *(name for name, shown in columns.items() if shown)],
         [row(method) for method in there if method in collection.methods],
         [row(method) for method in there if method in collection.references],
-        f"{_note(collection)} {_interval_note(draws, report.margin)}",
+        f"{_note(collection)} {_interval_note(report, draws, metric)}",
         label=f"results-{metric}" if one else f"results-{slug(scenario)}-{metric}",
     )
 
 
-def _difference(found: Interval, margin: float) -> list[Cell]:
-    cells = [numeral(found.estimate, "+.4f"), Cell(f"[{span(found)}]", found.low)]
-    return cells + ([Cell("yes" if found.low > -margin else "not shown")] if margin else [])
+def _difference(patients: Interval | None, trainings: Difference | None, margin: float) -> list[Cell]:
+    """The difference, its interval over patients and over trainings, and whether both lie above the margin."""
+    estimate = patients.estimate if patients else trainings.mean if trainings else math.nan
+    known = [one for one in (patients, trainings) if one is not None]
+    shown = "yes" if all(one.low > -margin for one in known) else "not shown"
+    return [
+        numeral(estimate, "+.4f") if known else Cell(""),
+        *(Cell(brackets(one), one.low) if one else Cell("") for one in (patients, trainings)),
+        Cell("" if not known else shown if len(known) > 1 else "one training"),
+    ]
 
 
-def _interval_note(draws: Draws | str, margin: float) -> str:
+def _interval_note(report: Report, draws: Draws | str, metric: str) -> str:
     """What the intervals are made of, and what is not in them."""
+    trainings = report.trainings[metric]
     if isinstance(draws, str):
-        return draws
-    seeds = f"averaged over seeds {listed(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
-    said = f"{_interval_over(draws)}, paired, {seeds}; noise between trainings is not included."
+        return " ".join([draws, *([_trainings_note(trainings)] if trainings.repeats > 1 else [])])
+    said = f"{_patients_note(draws)} {_trainings_note(trainings) if trainings.repeats > 1 else ''}"
     if draws.left_out:
         said += f" Not compared, because scores of the same images are missing: {listed(draws.left_out)}."
-    if margin:
-        said += f" No worse: the whole interval lies above -{margin:g}."
+    if report.margin:
+        said += f" No worse: both intervals lie above -{report.margin:g}; one training cannot show it."
     return said
+
+
+def _patients_note(draws: Draws) -> str:
+    seeds = f"averaged over seeds {listed(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
+    return f"{_interval_over(draws)}, paired, {seeds}; noise between trainings is not included."
+
+
+def _trainings_note(trainings: Trainings) -> str:
+    wider = f", widened because {trainings.folds} folds share training images (Nadeau and Bengio)"
+    return f"CI over trainings: Student's t over paired seeds{wider if trainings.folds else ''}."
 
 
 def _results(report: Report) -> Iterator[Block]:
@@ -343,7 +425,7 @@ def _results(report: Report) -> Iterator[Block]:
         return
     yield Heading("All scenarios", anchor="results")
     for metric, label in METRICS.items():
-        yield Only([_table(report, metric, label)], metric=metric)
+        yield Only([_table(report, metric, label), *_differences(report, "", metric, label)], metric=metric)
 
 
 def _table(report: Report, metric: str, label: str) -> Table:
@@ -459,6 +541,7 @@ def _scenario(report: Report, scenario: str) -> Iterator[Block]:
     yield Gallery(list(pictures.clients(runs, slug(scenario))), "Client sizes and how common each finding is there.")
     for metric, label in METRICS.items():
         yield Only(list(_findings(report, scenario, metric, label)), metric=metric)
+        yield Only(list(_differences(report, scenario, metric, label)), metric=metric)
         yield Only(list(_other_pairs(report, scenario, metric, label)), metric=metric)
         yield Only(list(_client_gains(report, scenario, metric, label)), metric=metric)
     yield from _kept_models(report, scenario)
@@ -490,6 +573,43 @@ def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterato
     )
 
 
+def _differences(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+    """The method in focus minus the others over trainings, and how much it depends on the last round."""
+    trainings, where = report.trainings[metric], f"in {scenario}" if scenario else "over all scenarios"
+    there = [method for method in report.shown if (scenario, method) in trainings.found]
+    repeated = any(trainings.found[scenario, method].repeats > 1 for method in there)
+    if not there or not (repeated or trainings.split):
+        return
+    header = ["method"]
+    if repeated:
+        header += ["difference", "95 % CI, trainings", "Holm p", "ahead in", "more seeds"]
+    if trainings.split:
+        header += [f"last round ({trainings.split})", f"last five ({trainings.split})"]
+    rows = [[Cell(m), *_difference_cells(trainings, (scenario, m), repeated)] for m in there]
+    note = words.about_differences(list(trainings.found.values()), 0.05, trainings.folds, last=False)
+    if trainings.split:
+        note += f" last round, last five: the same difference on {trainings.split} data, after the last round and as "
+        note += "the mean of the last five rounds. If they disagree, the result depends on where training stopped."
+    yield Heading(f"{label}: {report.focus} vs the others {where}", 3)
+    yield Table(f"{label} of {report.focus} minus that of each method {where}", header, rows, (), note)
+
+
+def _difference_cells(trainings: Trainings, where: tuple[str, str], repeated: bool) -> list[Cell]:
+    one, cells = trainings.found[where], []
+    if repeated:
+        tested = [Cell(brackets(one), one.low), Cell(words.p_text(one.holm_p) + "*" * (one.holm_p < 0.05), one.holm_p)]
+        cells = [
+            numeral(one.mean, "+.4f"),
+            *(tested if one.repeats > 1 else [Cell("one seed")] * 2),
+            Cell(f"{one.wins} of {one.repeats}", one.wins / one.repeats),
+            Cell(words.more_repeats(one)),
+        ]
+    if trainings.split:
+        by_round = (trainings.last.get(where), trainings.last_five.get(where))
+        cells += [numeral(late.mean, "+.4f") if late else Cell("unknown") for late in by_round]
+    return cells
+
+
 def _other_pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
     """The pairs that the first screen leaves out."""
     draws = report.draws[scenario]
@@ -497,14 +617,13 @@ def _other_pairs(report: Report, scenario: str, metric: str, label: str) -> Iter
         return
     there = [method for method in report.shown if method in draws.methods[metric] and method != report.focus]
     rows = [
-        [Cell(first), Cell(second), *_difference(draws.difference(metric, first, second), report.margin)]
+        [Cell(first), Cell(second), *_difference(draws.difference(metric, first, second), None, 0.0)[:2]]
         for place, first in enumerate(there)
         for second in there[place + 1 :]
     ]
     if rows:
-        header = ["first", "second", "first − second", "95 % CI"]
-        header += [f"no worse by {report.margin:g}"] if report.margin else []
-        note = f"{_interval_note(draws, report.margin)} Intervals are not corrected for their number."
+        note = f"{_patients_note(draws)} No correction for {len(rows)} pairs."
+        header = ["first", "second", "first − second", f"95 % CI, {draws.unit}"]
         table = Table(f"{label} in {scenario}: paired differences", header, rows, (), note)
         yield Fold(f"Paired differences between the other methods ({label})", [table])
 
@@ -558,7 +677,7 @@ def _kept_models(report: Report, scenario: str) -> Iterator[Block]:
         by_name = {name: [replace(models[name], method=name) for models in kept] for name in names}
         drawn = draw([run for runs in by_name.values() for run in runs], report.replicates) if names[1:] else ""
         rows += [_model_row(method, name, by_name[name], drawn) for name in names]
-        notes += [] if isinstance(drawn, str) else [_interval_note(drawn, 0)]
+        notes += [] if isinstance(drawn, str) else [_patients_note(drawn)]
     if rows:
         yield Heading(f"Which model? {scenario}", 3)
         yield Text(
@@ -588,7 +707,7 @@ def _model_row(method: str, name: str, runs: Sequence[Run], draws: Draws | str) 
     validation = Mean.of([number(one.get("validation", UNTESTED)["auc"]["macro"]) for one in about])
     change = [Cell(""), Cell("")]
     if name != "last" and isinstance(draws, Draws) and {"last", name} <= draws.methods["auc"].keys():
-        change = _difference(draws.difference("auc", name, "last"), 0)
+        change = _difference(draws.difference("auc", name, "last"), None, 0.0)[:2]
     means = [_mean_cell(one, len(runs), False) for one in (validation, mean(runs, "auc"))]
     tested = _mean_cell(mean(runs, "gm"), len(runs), False)
     return [Cell(method), Cell(MODELS[name]), Cell(", ".join(rounds)), Cell(chosen), *means, *change, tested]
@@ -631,122 +750,3 @@ def _curves(report: Report, scenario: str) -> Iterator[Block]:
         if len(report.shown) > CROWD:
             note += f"In panels of many methods the thin line is {report.focus}; first rounds may lie below the frame. "
         yield Gallery(drawn, note + "Test curves are for reading only: nothing was chosen by them.")
-
-
-# ---------------------------------------------------------------------------------------------------- what was run
-
-
-def _record(report: Report) -> Iterator[Block]:
-    collection = report.collection
-    yield Heading("What was run", anchor="record")
-    yield Text(f"This report was made by the command below from {len(collection.runs)} runs.")
-    yield Code(report.command)
-    yield Fold(
-        "How to run it again",
-        [
-            Text("Each run is in a file of settings in its folder; where its data lie is for each machine to say:"),
-            Code(_again(collection.runs, report.folders)),
-        ],
-    )
-    yield Fold("Settings", [_settings_table(collection.runs)])
-    yield Fold("Partitions", [_partition_table(collection.runs)])
-    yield Fold("Versions", [_version_table(collection.runs)])
-    yield Fold("Every run", [_run_table(collection.runs, report.folders)])
-
-
-def shown_path(path: Path, folders: Sequence[Path]) -> str:
-    """Where a run is, from the folder that was named on: a page that people send on tells nothing of what is above."""
-    for folder in folders:
-        if path.is_relative_to(folder):
-            return str(Path(folder.absolute().name) / path.relative_to(folder))
-    return path.name
-
-
-def _paths(collection: Collection) -> list[Path]:
-    """All that a sentence may name, the longest first."""
-    found = [run.path for run in collection.runs] + [problem.path for problem in collection.problems]
-    return sorted(set(found), key=lambda path: -len(str(path)))
-
-
-def _without(places: Mapping[str, str], words: str) -> str:
-    for path, shown in places.items():
-        words = words.replace(path, shown)
-    return words
-
-
-def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
-    first = runs[:20]
-    lines = [
-        f"feddraw run {shlex.quote(f'{shown_path(run.path, folders)}/experiment.toml')} "
-        f"--out {shlex.quote(f'again/{run.path.name}')}"
-        for run in first
-    ]
-    return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
-
-
-def _settings_table(runs: Sequence[Run]) -> Table:
-    """Each setting with its value, or its values and who has them."""
-    keys = sorted({key for run in runs for key in run.flat})
-    rows = []
-    for key in keys:
-        values: dict[str, list[str]] = {}
-        for run in runs:
-            if key in run.flat:
-                values.setdefault(_shown(run.flat[key]), []).append(run.method)
-        rows.append([Cell(key), Cell("; ".join(_whose(value, names, len(values)) for value, names in values.items()))])
-    return Table("Settings of all runs", ["setting", "value"], rows)
-
-
-def _shown(value: object) -> str:
-    """A setting's value; where data or weights lie on somebody's machine is not for the readers of a page."""
-    return "(a path on the machine of the run)" if isinstance(value, str) and "/" in value else str(value)
-
-
-def _whose(value: str, methods: Sequence[str], values: int) -> str:
-    names = list(dict.fromkeys(methods))
-    return value if values == 1 or len(names) > 3 else f"{value} ({', '.join(names)})"
-
-
-def _partition_table(runs: Sequence[Run]) -> Table:
-    hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
-    rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
-    return Table("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
-
-
-def _version_table(runs: Sequence[Run]) -> Table:
-    found: dict[str, dict[str, None]] = {}
-    for run in runs:
-        about = run.environment
-        facts = {"python": about.get("python"), "system": about.get("system"), "processor": about.get("processor")}
-        for name, value in {**facts, "commit": about.get("commit"), **about.get("packages", {})}.items():
-            if value:
-                found.setdefault(name, {})[str(value)] = None
-    return Table(
-        "Versions and machines", ["what", "version"], [[Cell(n), Cell(", ".join(v))] for n, v in found.items()]
-    )
-
-
-def _run_table(runs: Sequence[Run], folders: Sequence[Path]) -> Table:
-    rows = [
-        [
-            Cell(shown_path(run.path, folders)),
-            Cell(run.scenario),
-            Cell(run.method),
-            Cell(run.repeat),
-            numeral(run.test("auc")),
-            numeral(run.test("gm")),
-        ]
-        for run in runs
-    ]
-    return Table("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
-
-
-def command_line(folders: Sequence[Path], options: Mapping[str, object]) -> str:
-    """The command, with folders by their last name where they are not below the current one."""
-    said = {name: _typed(value) if isinstance(value, Path) else str(value) for name, value in options.items()}
-    parts = [part for name, value in said.items() for part in (f"--{name}", value)]
-    return shlex.join(["feddraw", "report", *map(_typed, folders), *parts])
-
-
-def _typed(path: Path) -> str:
-    return path.absolute().name if path.is_absolute() or ".." in path.parts else str(path)

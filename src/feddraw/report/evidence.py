@@ -1,4 +1,4 @@
-"""What the runs show: means over repeats, ranks over scenarios, and paired differences on the same patients."""
+"""What the runs show: means over repeats, ranks over scenarios, and paired differences over patients and trainings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.analysis.differences import Difference, against, mean_of_last
 from feddraw.analysis.statistics import (
     Comparison,
     Interval,
@@ -17,6 +18,7 @@ from feddraw.analysis.statistics import (
     bootstrap,
     compare,
     interval,
+    to_digits,
     weighted_auc,
     weighted_gm,
 )
@@ -24,6 +26,7 @@ from feddraw.results.runs import Collection, Predictions, Run, number
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
+DIGITS = 4  # of every metric in a table; means that are printed alike share a rank
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def rank_methods(collection: Collection, metric: str, alpha: float) -> Ranking:
         few = f"{len(methods)} method{_s(methods)} in {len(kept)} scenario{_s(kept)}"
         return Ranking(None, f"Ranks need two methods and two scenarios; there are {few}.", tuple(left_out))
     table = [[float(np.mean([values[s, m, repeat] for repeat in common[s]])) for m in methods] for s in kept]
-    found = compare(Table(tuple(kept), tuple(methods), np.array(table)), alpha=alpha)
+    found = compare(to_digits(Table(tuple(kept), tuple(methods), np.array(table)), DIGITS), alpha=alpha)
     return Ranking(found, "", tuple(left_out))
 
 
@@ -201,6 +204,51 @@ def _calls(run: Run, found: Predictions) -> Floats:
         tables = [run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {}) for c in run.ledger.clients]
     limits = np.array([[number(table.get(name)) for name in found.classes] for table in tables])[:, None, :]
     return np.where(np.isnan(limits) | np.isnan(models), np.nan, (models >= limits).astype(np.float64))
+
+
+# ---------------------------------------------------------------------------------------------------- trainings
+
+ByPair = Mapping[tuple[str, str], Difference]  # by scenario (empty: over all of them) and method
+
+
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """A method minus each other one over repeats, and the same on other rounds than the last."""
+
+    found: ByPair
+    folds: int  # of how many the repeats are, and 0 where they share no training images by design
+    split: str  # that was evaluated in every round; empty where none was
+    last: ByPair  # on that split, after the last round
+    last_five: ByPair
+
+    @property
+    def repeats(self) -> int:
+        return max((one.repeats for one in self.found.values()), default=0)
+
+
+def over_trainings(runs: Sequence[Run], metric: str, first: str) -> Trainings:
+    """The first method minus every other one, over the repeats that both have."""
+    folds = {int(run.flat.get("folds", 0)) for run in runs}
+    several = folds.pop() if len(folds) == 1 else 0
+    methods = [run for run in runs if not run.reference]
+    curves = {s: [mean_of_last(run.curve(s, metric)) for run in methods] for s in ("test", "validation")}
+    split = next((s for s, means in curves.items() if np.isfinite(means).all()), "")
+    last, last_five = (
+        {run: value(run.curve(split, metric)) for run in runs} if split else {}
+        for value in (lambda curve: curve[-1] if curve else math.nan, mean_of_last)
+    )
+    test = {run: run.test(metric) for run in runs}
+    return Trainings(
+        _minus_others(test, first, several), several, split, _minus_others(last, first), _minus_others(last_five, first)
+    )
+
+
+def _minus_others(values: Mapping[Run, float], first: str, folds: int = 0) -> ByPair:
+    """With all signs turned, the others minus the first are the first minus the others."""
+    rows = [(run.scenario, run.method, run.repeat, -value) for run, value in values.items() if math.isfinite(value)]
+    if not {first} < {method for _, method, *_ in rows}:
+        return {}
+    return {(one.scenario, one.method): one for one in against(rows, first, folds=folds)}
 
 
 # ---------------------------------------------------------------------------------------------------- clients
