@@ -351,10 +351,10 @@ def test_when_nobody_counts_the_model_stays_and_a_second_round_of_it_ends_the_ru
     assert strategy.result.train_metrics_clientapp[1]["clients-refused"] == 3
     told = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert told == [
-        "server round 1: nobody counted, the model stays as it was "
+        "server round 1: no update counted, the model stays as it was "
         "(3 refused: 4 tensor(s) are not there, such as body.weight)"
     ]
-    with pytest.raises(RunFailed, match=r"nobody counted in rounds 1 and 2 \(3 refused: 4 tensor"):
+    with pytest.raises(RunFailed, match=r"no update counted in rounds 1 and 2 \(3 refused: 4 tensor"):
         once(empty, rounds=5)
 
 

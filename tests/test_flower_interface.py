@@ -454,7 +454,7 @@ def test_where_flower_gives_up_the_round_one_reply_is_refused(case: str) -> None
     status = [entry.status for entry in strategy.history[0].ledger]
     assert sum(one == "counted" for one in status) == 2
     assert any(one.startswith(f"refused: {why}") for one in status)
-    with pytest.raises(RunFailed, match="nobody counted"):  # where all do it, the run ends
+    with pytest.raises(RunFailed, match="no update counted"):  # where all do it, the run ends
         run(lambda reply, number: one_other(change)(reply, 1), rounds=2)
 
 

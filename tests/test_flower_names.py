@@ -188,7 +188,7 @@ def test_without_keys_new_ids_are_strangers_until_the_operator_binds_them_again(
     whole = trained(tmp_path / "whole")
     killed(tmp_path, InProcessGrid)
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    with pytest.raises(RunFailed, match="nobody counted"):
+    with pytest.raises(RunFailed, match="no update counted"):
         trained(tmp_path, folder=tmp_path / "run", resume=True, grid=NewIds)
     assert "none of the 4 connected nodes is one that took part before" in caplog.text
     bound = trained(tmp_path, folder=tmp_path / "again", resume=True, grid=NewIds, rebind=True)

@@ -123,8 +123,8 @@ def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCapture
     aggregator = FedDRAW(rounds=5)
     numpy_round(aggregator, 0, {"num_examples": 5})
     numpy_round(aggregator, 1, {"num_examples": 5}, {})
-    assert [r.levelname for r in caplog.records if "nobody counted" in r.message] == ["ERROR"]
-    with pytest.raises(RunFailed, match="nobody counted in two rounds in a row"):
+    assert [r.levelname for r in caplog.records if "no update counted" in r.message] == ["ERROR"]
+    with pytest.raises(RunFailed, match="no update counted in two rounds in a row"):
         numpy_round(aggregator, 2, {"num_examples": 5}, {})
 
 

@@ -66,7 +66,7 @@ def test_the_published_sizes_are_those_of_the_scenarios() -> None:
 def outcomes(reading: str) -> list[str]:
     return [
         "/".join(sorted({verdict.outcome for verdict in readings[reading].values()}))
-        for _, readings in published.dynamics()
+        for _, readings in published.claims_by_reading()
     ]
 
 

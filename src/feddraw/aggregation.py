@@ -132,8 +132,8 @@ def aggregate(
     model = flatten(arrays, layout)
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
-    came = [update for one in given if (update := _update(one, names, layout, rule, refused)) is not None]
-    result = aggregate_round(round, rounds, model, rule, values, came, names, gate, policy=limits)
+    readable = [update for one in given if (update := _update(one, names, layout, rule, refused)) is not None]
+    result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
     ledger = tuple(
         replace(entry, status=f"refused: {refused[entry.client]}") if entry.client in refused else entry
         for entry in result.ledger
@@ -212,17 +212,17 @@ def _names(
 ) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first."""
     known = () if state is None else state.clients
-    came = {update.client for update in updates}
+    answered = {update.client for update in updates}
     if clients is None:
-        if not known and not came:
+        if not known and not answered:
             raise UserError("no updates: give at least one, or the names of the clients that should have sent one")
-        return (*known, *sorted(came - set(known), key=_natural))
+        return (*known, *sorted(answered - set(known), key=_natural))
     names = tuple(map(str, clients))
     if len(set(names)) != len(names):
         raise UserError("two clients have the same name")
     if names[: len(known)] != known:
         raise UserError(f"clients must begin with those of the state, in their order: {', '.join(known)}")
-    for stranger in sorted(came - set(names)):
+    for stranger in sorted(answered - set(names)):
         raise unknown("clients", stranger, names)
     return names
 

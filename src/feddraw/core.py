@@ -169,7 +169,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network's state as three vectors, because the three kinds are never treated alike.
+    """A network's state as three vectors, because the three kinds are treated differently.
 
     Parameters are what a method moves. Floating buffers (batch-norm statistics) are only ever averaged: a server step
     beyond the clients' values could make a variance negative. Counters are integers and keep their maximum.
@@ -254,7 +254,7 @@ class Update:
 
 
 class Proxy(Protocol):
-    """Labelled images at the server, for rules that weigh clients by how they do there."""
+    """Labelled images at the server, for rules that weigh clients by their results on these images."""
 
     def loss(self, model: Model) -> float:
         """Mean loss over all the images, in evaluation mode."""
@@ -265,7 +265,7 @@ class Proxy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The updates of one round that count, in client order, beside the model that was sent."""
+    """The updates of one round that count, in client order, and the model that was sent."""
 
     round: int
     rounds: int
@@ -394,7 +394,7 @@ def _stack(rows: Sequence[Vector]) -> Matrix:
 
 
 def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
-    """The whole vector in order: the segments, and between them slices with the coefficients that hold elsewhere."""
+    """The whole vector in order: the segments, and the slices between them with the coefficients of the rest."""
     end = 0
     for span, own in sorted(segments, key=lambda segment: segment[0].start):
         if span.start > end:
@@ -435,7 +435,7 @@ def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """How a local rule bends each training step; `w` are the parameters now, `w0` those that were received.
+    """How a local rule changes each training step; `w` are the parameters now, `w0` those that were received.
 
     The loss gains `<linear, w> + pull/2 |w - w0|² + penalty(images, features)`, so these act before clipping.
     `shift` is added to the clipped gradient, and `drift` to the step itself: w <- w - lr · drift.
@@ -450,7 +450,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Solver:
-    """The clients' optimiser, as far as a rule needs to know it."""
+    """What a rule needs to know about the clients' optimiser."""
 
     optimizer: Literal["adam", "sgd"]
     lr: float
@@ -482,10 +482,10 @@ class Local:
     starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
     def check(self, solver: Solver) -> None:
-        """Refuse an optimiser that the rule does not make sense with."""
+        """Refuse an optimiser that does not fit the rule."""
 
     def start(self, job: Job, memory: Memory) -> Model:
-        """What the client trains on from."""
+        """The model from which training starts."""
         return job.model
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
@@ -496,7 +496,7 @@ class Local:
         return {}, {}
 
     def personal(self, shown: Model, memory: Memory) -> Model | None:
-        """The model that this client itself would use, where that is not the common one."""
+        """The model that this client uses itself, if that is not the global one."""
         return None
 
 
@@ -522,7 +522,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """How much each client of a cohort counts, a distribution, with the parts that explain it where there are some."""
+    """How much each client of a cohort counts, a distribution, and the parts of the formula that explain it."""
 
     values: NDArray[np.float64]  # (clients,)
     parts: Parts = field(default_factory=dict)
@@ -554,7 +554,7 @@ class Weighting(ABC):
     selects: ClassVar[bool] = False  # it leaves clients out on purpose, so no floor may bring them back
 
     def check(self, layout: Layout) -> None:
-        """Refuse a network that the rule does not fit."""
+        """Refuse a network that does not fit the rule."""
 
     def init(self) -> State:
         return {}
@@ -568,7 +568,7 @@ class Weighting(ABC):
         """Weights that sum to one, and the state for the next round."""
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
-        """The logarithm of a client's weight but for what all have in common, and the parts that explain it.
+        """The logarithm of a client's weight up to a constant that all share, and the parts that explain it.
 
         For rules that stream. The cohort has that one client; `prior` is its share of all asked clients' images.
         """
@@ -617,7 +617,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """What a round of aggregation gives."""
+    """What a method's rules make of a cohort."""
 
     model: Model
     weights: Weights
@@ -627,7 +627,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: three rules. A weighting goes with every local rule, and with every server rule that fits."""
+    """A federated method: three rules. A weighting fits any local rule, and the server rules that `misfit` accepts."""
 
     local: Local
     weighting: Weighting
@@ -659,7 +659,7 @@ class Method:
 
     @property
     def only_weighs(self) -> bool:
-        """Plain clients and a plain average: all that tells it from others is its weighting."""
+        """Plain clients and a plain average: only its weighting differs from other methods."""
         averages = type(self.server) is Server or not self.server.adds_to_average
         return type(self.local) is Local and averages and not self.centralised
 

@@ -38,11 +38,11 @@ def federate(
     sizes: Sequence[int] | None = None,
     on_update: Callable[[int, Update], None] | None = None,
 ) -> Iterator[RoundResult]:
-    """Train together for some rounds, or, with `start` and `state`, go on from where a checkpoint stands.
+    """Train for some rounds, or, with `start` and `state`, continue from a checkpoint.
 
     `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
-    `proxy` are labelled images at the server, for the methods that need some. With `sizes`, what each client will say
-    it has, updates are summed as they come (see `streaming`).
+    `proxy` are labelled images at the server, for the methods that need some. With `sizes`, the number of images that
+    each client will report, updates are summed as they come (see `streaming`).
     """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):

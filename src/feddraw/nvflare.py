@@ -98,7 +98,7 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         return FLModel(params_type=ParamsType.FULL, params=result.next_model.arrays())
 
     def _stop_without_sizes(self) -> None:
-        """What no client of the app sends will not come in a later round either."""
+        """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
         if self._models and not any(self._has_size(model) for model in self._models.values()):
             raise RunFailed(
                 f"no site sends {self.size_key} or {STEPS} in its model's meta, so none can be weighed: let the "
@@ -110,16 +110,16 @@ class FedDRAW(ModelAggregator):  # type: ignore[misc,unused-ignore]
         return self.size_key in model.meta or STEPS in model.meta
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
-        """One round in which nobody counts may be an accident; a second one in a row is not."""
+        """Stop after two rounds in a row in which nobody counts: one may be an accident."""
         if any(entry.counted for entry in ledger):
             return
         reasons = "; ".join(line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
-        log.error("round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
+        log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
-            raise RunFailed(f"nobody counted in two rounds in a row ({reasons}): mend this, then start again")
+            raise RunFailed(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
 
     def _update(self, name: str, sent: Arrays, layout: Layout) -> Update | None:
-        """A client's model, or nothing if it cannot be one."""
+        """A client's update, or nothing if its model cannot be read."""
         model = self._models[name]
         size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
         client = self._clients.index(name)

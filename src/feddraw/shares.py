@@ -1,8 +1,8 @@
-"""The share of all clients' sum that each client stands for, whether it takes part in a round or not.
+"""Standing shares: how much of the federation each client represents, whether it takes part in a round or not.
 
-SCAFFOLD's server and FedDyn's keep the mean of a vector that every client remembers. A round's weights say how the
+The servers of SCAFFOLD and FedDyn keep the mean of a vector that every client remembers. A round's weights say how the
 clients that are present count among themselves, and they change from round to round. So each client has a share: 1/K at
-the start, and after a round in which it counted, its weight times what those present stood for together. The shares of
+the start, and after a round in which it counted, its weight times the sum of the shares of those present. The shares of
 all clients sum to one at all times. They are the weights themselves when all are present, 1/K under uniform weights,
 and they approach the weights of all clients where the cohorts change but agree on the ratios.
 
@@ -23,20 +23,20 @@ Changes = Callable[[Column, slice], Vector]  # coefficients, a slice of the para
 Shares = Mapping[str, float]  # by client, in units of 1/K; one for a client that has not counted yet
 
 
-def nobody() -> State:
+def initial() -> State:
     """Before the first round."""
     return {"population": 0, "shares": {}, "pieces": {}}
 
 
-def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: Changes) -> tuple[Vector, State]:
+def update_mean(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: Changes) -> tuple[Vector, State]:
     """The mean over all clients after a round, and the state for the next one."""
-    everyone, known = cohort.population, nobody() | state  # a checkpoint of an older version has no shares
+    everyone, known = cohort.population, initial() | state  # a checkpoint of an older version has no shares
     total = mean * (known["population"] / everyone) if known["population"] else mean.copy()
     held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
     if held is None:  # the clients were not asked, because the weights are even: shares cannot change
-        weights = Weights(_dealt(known["shares"], cohort, weights.values)[0])
-    whole = _dealt(known["shares"], cohort, weights.values)
-    pieces = {p.name: _dealt(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
+        weights = Weights(_shifted(known["shares"], cohort, weights.values)[0])
+    whole = _shifted(known["shares"], cohort, weights.values)
+    pieces = {p.name: _shifted(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
     segments = [(span, pieces[piece.name]) for piece in weights.pieces for span in piece.spans]
     for span, (before, after) in all_segments(len(mean), whole, segments):
         total[span] += changes(after / everyone, span)
@@ -47,8 +47,8 @@ def moved(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes:
     return total, {"population": everyone, "shares": shares, "pieces": known["pieces"] | by_piece}
 
 
-def _dealt(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
-    """(2, clients): what each of those present stands for before the round, and after it. The sum stays."""
+def _shifted(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
+    """(2, clients): the shares of those present before the round and after it. Their sum stays."""
     before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
     total = weights.sum()  # zero where nobody present labels the piece's finding: then nothing is dealt anew
     return np.stack([before, before.sum() * weights / total if total else before])

@@ -1,4 +1,4 @@
-"""What a server reads all updates for, done in one pass: the weighted sum of the clients' moves, and each one's length.
+"""The weighted sum of the clients' moves and the length of each move, in one pass over all updates.
 
 Moves are differences from the sent model, so that float32 loses nothing that a float32 result could show; beyond fifty
 clients, sums of fifty are added in float64. A matrix that is large enough to matter goes through `sums.c`, compiled on
@@ -41,18 +41,18 @@ _CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
 def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Squares:
     """The squared length of each row's move from `sent`; into `out` goes `sent` plus the moves times their weights.
 
-    The columns are cut in the same places whatever the number of threads: the bits do not depend on it.
+    The columns are cut at the same positions for any number of threads, so the bits do not depend on it.
     """
-    places = [slice(start, start + _STRETCH) for start in range(0, len(sent), _STRETCH)]
+    spans = [slice(start, start + _STRETCH) for start in range(0, len(sent), _STRETCH)]
     single, given = weights.astype(rows.dtype), [rows, sent] if out is None else [rows, sent, out]
     plain = all(array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given)
     step = (compiled() if plain and rows.size >= WORTH_COMPILING else None) or _in_numpy
 
-    def work(place: slice) -> Squares:
-        return step(rows[:, place], sent[place], single, None if out is None else out[place])
+    def work(span: slice) -> Squares:
+        return step(rows[:, span], sent[span], single, None if out is None else out[span])
 
     squares = np.zeros(len(rows))
-    for part in in_threads(work, places):  # one after the other: `np.sum` has an order of its own
+    for part in in_threads(work, spans):  # one after the other: `np.sum` has an order of its own
         squares += part
     return squares
 
@@ -66,17 +66,17 @@ def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -
     squares = np.zeros(len(rows))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(sent), _CACHED):
-            place = slice(start, start + _CACHED)
-            total = np.zeros(len(sent[place]))
+            span = slice(start, start + _CACHED)
+            total = np.zeros(len(sent[span]))
             for first in range(0, len(rows), HAND):
-                moves = np.zeros_like(sent[place])
+                moves = np.zeros_like(sent[span])
                 for k in range(first, min(first + HAND, len(rows))):
-                    move = rows[k, place] - sent[place]
+                    move = rows[k, span] - sent[span]
                     squares[k] = _plus_squares(squares[k], move)
                     moves += np.multiply(move, weights[k], out=move)
                 total += moves
             if out is not None:
-                out[place] = sent[place] + total
+                out[span] = sent[span] + total
     return squares
 
 
@@ -104,7 +104,7 @@ def _squares(moves: Floats, blocks: int) -> list[float]:
 
 
 def summed_by(numbers: int) -> str:
-    """What sums updates of so many numbers here, for the record: `sums.c` and its compiler, or numpy and why."""
+    """For the record, what sums updates of this many numbers here: `sums.c` and its compiler, or numpy and why."""
     if numbers < WORTH_COMPILING:
         return f"numpy: fewer than {WORTH_COMPILING:,} numbers"
     if shutil.which("cc") is None:
@@ -117,7 +117,7 @@ def summed_by(numbers: int) -> str:
 
 @cache
 def compiled() -> Pass | None:
-    """The same by `sums.c`, if it can be compiled here."""
+    """`sums.c` as a function, if it can be compiled here."""
     compiler, source = shutil.which("cc"), Path(__file__).with_name("sums.c")
     options = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")  # no contraction: numpy rounds twice
     if compiler is None:
@@ -143,9 +143,9 @@ def compiled() -> Pass | None:
     return in_c
 
 
-def in_threads(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
-    """Several pieces at once, as numpy and C let go of the interpreter's lock; no piece may ask for threads itself."""
-    return [work(piece) for piece in pieces] if len(pieces) < 2 else list(_threads().map(work, pieces))
+def in_threads(work: Callable[[P], R], items: Sequence[P]) -> list[R]:
+    """Work on several items in parallel: numpy and C release the interpreter's lock. No item may use threads itself."""
+    return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))
 
 
 @cache

@@ -71,7 +71,7 @@ def document(found: Comparisons) -> dict[str, Any]:
     from feddraw.cli import stats
     from feddraw.paper import published
 
-    judged = published.dynamics()
+    judged = published.claims_by_reading()
     return {
         "source": SOURCE,
         "alpha": published.ALPHA,
@@ -104,8 +104,8 @@ def show(found: Comparisons) -> None:
     _show_ranks(out, found)
     _show_checks(out, found)
     _show_pairs(out, found)
-    judged = published.dynamics()
-    _show_dynamics(out, judged)
+    judged = published.claims_by_reading()
+    _show_claims(out, judged)
     _bullets(out, [f"{name}: {text}" for name, text in published.readings(judged).items()])
     findings = published.findings(found)
     out.print("\nWhat the published numbers show")
@@ -181,7 +181,7 @@ def _show_pairs(out: Console, found: Comparisons) -> None:
 Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
 
 
-def _show_dynamics(out: Console, judged: Judged) -> None:
+def _show_claims(out: Console, judged: Judged) -> None:
     from feddraw.cli.show import table
     from feddraw.cli.stats import compact
 

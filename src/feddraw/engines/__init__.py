@@ -1,4 +1,4 @@
-"""Engines: jobs in, updates out. The one door between the federated loop and the clients, wherever they run."""
+"""Engines: jobs in, updates out. The only interface between the federated loop and the clients, wherever they run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from feddraw.core import Extent, Job, Layout, Memory, Model, Update, Vector
 
 Rows = NDArray[np.intp]
-Scores = NDArray[np.float32]  # (images, classes), probabilities
+Scores = NDArray[np.float32]  # (images, findings), probabilities
 
 
 class Engine(Protocol):
@@ -20,15 +20,15 @@ class Engine(Protocol):
     memory: dict[int, Memory]  # by client; read for a checkpoint, set to resume from one
 
     def commit(self, clients: Collection[int]) -> None:
-        """These clients' updates of the last `train` have counted, so what they learnt there is what they remember.
+        """The updates of these clients in the last `train` have counted, so they remember what they learnt there.
 
-        Of the others nothing of that round is left: a client that moved on alone would no longer fit the server.
+        The others forget that round: otherwise their memory would no longer fit the server's state.
         """
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
-        """Updates as they come, in any order; they hold until the next call.
+        """Updates as they come, in any order, valid until the next call.
 
-        In turn, they come in the order of the jobs, and each holds only until the next: for sums that keep none.
+        With `in_turn` they come in the order of the jobs, each valid only until the next: for sums that keep none.
         """
 
     def predict(self, model: Model, rows: Rows) -> Scores: ...
@@ -36,8 +36,8 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Remembering:
-    """What clients remember; what they learn in a round lies beside it until it is known whose update counted."""
+class EngineWithMemory:
+    """What clients remember. What they learn in a round is kept apart until the server says whose update counted."""
 
     def __init__(self) -> None:
         self.memory: dict[int, Memory] = {}
@@ -49,7 +49,7 @@ class Remembering:
 
 
 class Inbox:
-    """Where the updates of a round lie: one row per client in one matrix of each kind, so that sums need no copy."""
+    """Memory for the updates of a round: one row per client in one matrix of each kind, so that sums need no copy."""
 
     def __init__(self, layout: Layout, params: Vector, buffers: Vector, counters: Vector, extra: Mapping[str, Vector]):
         self.layout, self.params, self.buffers, self.counters, self.extra = layout, params, buffers, counters, extra

@@ -1,8 +1,8 @@
 """The processes engine: persistent workers that share memory with this process.
 
-Models, updates and data lie in shared memory; pipes carry names and numbers only. Clients are dealt longest first to
-whoever is free. Seeds come with the jobs and every client trains on one thread, so the bits are those of the serial
-engine whatever the number of workers.
+Models, updates and data lie in shared memory; pipes carry names and numbers only. Clients with most images start first,
+each on the next free worker. Seeds come with the jobs and every client trains on one thread, so the bits are those of
+the serial engine for any number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from feddraw.core import Asked, Job, Local, Model, Update
-from feddraw.engines import Engine, Inbox, Remembering, Rows, Scores
+from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.shared_memory import Attached, Handle, Shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
@@ -36,7 +36,7 @@ CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All that a worker needs to know, once."""
+    """What a worker gets once, at its start."""
 
     build: Callable[[], tuple[nn.Module, str]]
     training: Training
@@ -54,8 +54,8 @@ def processes(prepared: Any, workers: int) -> Engine:
     return Processes(prepared.trainer, workers, prepared.clients, in_turn=prepared.experiment.stream)
 
 
-class Processes(Remembering):
-    """Workers under this process; the trainer here only serves as the pattern for theirs."""
+class Processes(EngineWithMemory):
+    """Workers of this process; each builds a trainer like the one here."""
 
     def __init__(self, trainer: Trainer, workers: int, names: Sequence[str], *, in_turn: bool = False) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Processes(Remembering):
                 self.memory[client][name] = row
 
     def _broadcast(self, job: Job) -> dict[str, Any]:
-        """Where workers find the vectors that go out beside the model; each gets a block when it first appears."""
+        """Where workers find the vectors that are sent beside the model; each gets its memory when it first appears."""
         for name, vector in job.broadcast.items():
             key = f"broadcast.{name}"
             if key not in self._arrays:
@@ -167,11 +167,11 @@ class Processes(Remembering):
     # ------------------------------------------------------------------------------------------ talking to workers
 
     def _ask(self, requests: Sequence[Mapping[str, Any]], window: int = 0) -> Iterator[dict[str, Any]]:
-        """Send the requests out, the next one to whoever is free, and yield the replies as they come.
+        """Send each request to the next free worker, and yield the replies as they come.
 
-        With a window the replies come in the order of the requests, and no request is sent out that lies so many
-        places behind the next reply: its row may still be in use. While there are many, a worker also gets the request
-        after the one it is at, so that it need not wait for us between two.
+        With a window, replies come in the order of the requests, and a request waits until fewer than so many replies
+        are missing before it: its row may still be in use. While there are many requests, a worker gets the next one
+        in advance, so that it need not wait between two.
         """
         busy: dict[Connection, list[int]] = {}
         replies: dict[int, dict[str, Any]] = {}
@@ -195,7 +195,7 @@ class Processes(Remembering):
     def _hear(
         self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]]
     ) -> dict[int, dict[str, Any]]:
-        """Wait for replies; the number of the request to each. A worker that has died is told of."""
+        """Wait for replies, by number of their request; a worker that has died ends the run."""
         sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
         ready = wait([*busy, *sentinels])
         replies = {}
@@ -207,20 +207,20 @@ class Processes(Remembering):
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
             process, pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
-                raise RunFailed(self._obituary(process, requests[busy[pipe][0]] if pipe in busy else None))
+                raise RunFailed(self._why_worker_died(process, requests[busy[pipe][0]] if pipe in busy else None))
         return replies
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
         try:
             pipe.send_bytes(json.dumps(request).encode())
         except OSError:
-            raise RunFailed(self._obituary(self._process(pipe), request)) from None
+            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
 
     def _receive(self, pipe: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise RunFailed(self._obituary(self._process(pipe), request)) from None
+            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
         if "mistake" in reply:
             raise UserError(reply["mistake"])
         if "error" in reply:
@@ -232,7 +232,7 @@ class Processes(Remembering):
     def _process(self, pipe: Connection) -> SpawnProcess:
         return next(process for process, other in self._workers if other is pipe)
 
-    def _obituary(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
+    def _why_worker_died(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
         how, advice = cause_of_death(process)
         return f"a worker {how} while {self._task(request)}{advice}"
 
@@ -248,7 +248,7 @@ class Processes(Remembering):
 
 
 def serve(pipe: Connection, plan: Plan) -> None:
-    """A worker's life: answer requests until the pipe closes."""
+    """What a worker does: answer requests until the pipe closes."""
     belong_to_parent()
     torch.set_num_threads(1)
     try:

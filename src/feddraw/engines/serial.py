@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Engine, Inbox, Remembering, Rows, Scores
+from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.training.client import Trainer
 from feddraw.training.loop import one_thread, predict
 
@@ -19,7 +19,7 @@ def serial(prepared: Any, workers: int) -> Engine:
     return Serial(prepared.trainer)
 
 
-class Serial(Remembering):
+class Serial(EngineWithMemory):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.trainer = trainer

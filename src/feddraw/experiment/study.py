@@ -277,16 +277,16 @@ def conduct(
     yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]
     record = _PlanFile(out / plan, runs, min(workers, len(waiting)))
-    crew = _Crew(out, min(workers, len(waiting)))
+    pool = _WorkerPool(out, min(workers, len(waiting)))
     try:
-        for event in crew.carry_out(waiting, admit):
+        for event in pool.carry_out(waiting, admit):
             record.note(event)
             if event.row is not None:
                 for table in tables:
                     table.add([event.row])
             yield event
     finally:
-        crew.dismiss()
+        pool.dismiss()
 
 
 def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
@@ -362,18 +362,18 @@ class _PlanFile:
         write_whole(self._path, (json.dumps(self._plan, indent=1) + "\n").encode())
 
 
-class _Crew:
+class _WorkerPool:
     """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed."""
 
     def __init__(self, out: Path, workers: int) -> None:
         self.out = out
-        self._members = dict(start_worker(serve) for _ in range(workers))
+        self._processes = dict(start_worker(serve) for _ in range(workers))
         self._busy: dict[Connection, Planned] = {}
 
     def carry_out(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
         waiting = list(reversed(runs))
         while waiting or self._busy:
-            for pipe in [p for p in self._members if p not in self._busy]:
+            for pipe in [p for p in self._processes if p not in self._busy]:
                 while waiting and pipe not in self._busy:
                     planned = waiting.pop()
                     yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
@@ -417,17 +417,17 @@ class _Crew:
         return f"; its traceback is in {log}"
 
     def _replace(self, pipe: Connection) -> Event:
-        planned, process = self._busy.pop(pipe), self._members.pop(pipe)
+        planned, process = self._busy.pop(pipe), self._processes.pop(pipe)
         how, advice = cause_of_death(process)
         member, replacement = start_worker(serve)
-        self._members[member] = replacement
+        self._processes[member] = replacement
         return Event("failed", planned.name, f"its worker {how}{advice}")
 
     def dismiss(self) -> None:
-        for pipe, process in self._members.items():
+        for pipe, process in self._processes.items():
             pipe.close()
             process.terminate()
-        for process in self._members.values():
+        for process in self._processes.values():
             process.join()
 
 

@@ -18,7 +18,7 @@ FIRST_NODE = 1001
 
 
 class InProcessGrid(Grid):
-    """Nodes in this process, one a mapping of settings. `arrive` may change what comes back, as a network would."""
+    """Nodes in this process, each given by its settings. `arrive` may change replies, as a network would."""
 
     def __init__(
         self,

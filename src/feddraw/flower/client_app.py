@@ -40,7 +40,7 @@ def open_site(context: Context) -> Site:
 
 @lru_cache(maxsize=1)
 def _setup(run: str, trust: bool) -> Setup:
-    """All of the scenario, once a process: in a simulation one process serves several clients."""
+    """The whole scenario, once per process: in a simulation one process serves several clients."""
     return prepare(_experiment(run, trust))
 
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from feddraw.catalog import installed
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Engine, Remembering, Rows, Scores
+from feddraw.engines import Engine, EngineWithMemory, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment.preparation import Setup, prepare
@@ -56,31 +56,31 @@ def _prepared(table: str) -> Setup:
     return prepare(Experiment.of(json.loads(table)))
 
 
-class OverGrid(Remembering):
-    """An engine whose clients sit behind a Grid."""
+class OverGrid(EngineWithMemory):
+    """An engine whose clients are reached over a Grid."""
 
     def __init__(self, grid: Grid, setup: Setup, simulation: Simulation | None = None) -> None:
         super().__init__()
         self._grid, self._setup, self._simulation = grid, setup, simulation
-        self._bench = Serial(setup.trainer)  # evaluation is the server's own
-        self._places = {name: number for number, name in enumerate(setup.clients)}
+        self._evaluation = Serial(setup.trainer)  # evaluation is the server's own
+        self._numbers = {name: number for number, name in enumerate(setup.clients)}
         self._room: Model | None = None
-        self._nodes = self._roll_call()
+        self._nodes = self._find_nodes()
 
-    def _roll_call(self) -> dict[int, int]:
+    def _find_nodes(self) -> dict[int, int]:
         """Client to node: simulated nodes get new ids with every start."""
         nodes = self._everyone()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
         replies, failures = intake.read(self._grid.send_and_receive(asked), nodes, "roll call")
-        self._complain(failures, {node: f"node {node}" for node in nodes})
-        return {self._places[reply.name]: reply.node for reply in replies}
+        self._stop_on(failures, {node: f"node {node}" for node in nodes})
+        return {self._numbers[reply.name]: reply.node for reply in replies}
 
     def _everyone(self) -> list[int]:
         """All nodes: simulated ones come up while the server already runs."""
         deadline = time.monotonic() + WAIT
-        while len(nodes := list(self._grid.get_node_ids())) < len(self._places):
+        while len(nodes := list(self._grid.get_node_ids())) < len(self._numbers):
             if time.monotonic() > deadline:
-                raise RunFailed(f"only {len(nodes)} of {len(self._places)} nodes came up within {WAIT:g} s")
+                raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT:g} s")
             time.sleep(0.05)
         return nodes
 
@@ -91,14 +91,14 @@ class OverGrid(Remembering):
         names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
         messages = [self._message(job, arrays, group) for job in jobs]
         replies, failures = intake.read(self._grid.send_and_receive(messages), list(names), group)
-        self._complain(failures, names)
-        self._complain(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
+        self._stop_on(failures, names)
+        self._stop_on(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
         for reply in replies:
             remembered = reply.content.array_records["memory"]
-            self._learnt[self._places[reply.name]] = arrays_to_vectors(remembered)
+            self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
         kinds: dict[str, Any] = {"sends": self._setup.method.sends}
         updates, refused, self._room = intake.decode(
-            replies, self._places, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
+            replies, self._numbers, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
         )
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
@@ -112,12 +112,12 @@ class OverGrid(Remembering):
             content["broadcast"] = vectors_to_arrays(job.broadcast)
         return Message(content, self._nodes[job.client], MessageType.TRAIN, group_id=group)
 
-    def _complain(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
+    def _stop_on(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
         for node, why in failures.items():
             raise RunFailed(f"training client {names.get(node, f'node {node}')} failed: {why}")
 
     def predict(self, model: Model, rows: Rows) -> Scores:
-        return self._bench.predict(model, rows)
+        return self._evaluation.predict(model, rows)
 
     def close(self) -> None:
         if self._simulation is not None:

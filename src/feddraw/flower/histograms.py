@@ -24,7 +24,7 @@ EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
 def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Counts:
-    """Images by label, finding and bin of their score, a probability; one that is no number is named elsewhere.
+    """Images by label, finding and bin of their score, a probability; a NaN counts as 0 (see `broken`).
 
     Labels that are not known (NaN) are not counted.
     """
@@ -37,7 +37,7 @@ def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | n
 
 
 def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
-    """As metrics that Flower carries: only bins that hold something, as (place, count).
+    """As metrics that Flower carries: only bins that hold something, as (index, count).
 
     `broken` are the findings with a score that is not a finite number.
     """
@@ -66,7 +66,7 @@ def broken(contents: Sequence[RecordDict], part: str, findings: int) -> list[int
 
 
 def _whole(given: Any) -> NDArray[np.int64]:
-    """Whole numbers that no sum can carry beyond 64 bits; of anything else an array that is as long as nothing."""
+    """Whole numbers that no sum can carry beyond 64 bits; for anything else an empty array."""
     numbers = given if isinstance(given, list) else [given]
     good = all(isinstance(number, int) and 0 <= number <= MOST_IMAGES for number in numbers)
     return np.array(numbers if good else [], np.int64)
@@ -119,7 +119,7 @@ def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int
 
 
 def merge(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
-    """Metrics of everything that the sites counted: thresholds from validation, and the test part where it was sent."""
+    """Metrics from all sites' counts: thresholds from the validation split, and the test split where it was sent."""
     validation = add_up(contents, "validation", len(findings))
     edges = [best_edge(*validation[:, c]) for c in range(len(findings))]
     lost = broken(contents, "validation", len(findings))  # without thresholds there is no GM elsewhere either
@@ -130,7 +130,7 @@ def merge(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]
 
 
 def flat(found: dict[str, Any]) -> MetricRecord:
-    """The numbers that belong into Flower's own log."""
+    """The numbers for Flower's own log."""
     pairs = {f"{part}-{kind}": found[part][kind]["macro"] for part in found for kind in ("auc", "gm")}
     areas = {f"{part}-auc.{name}": value for part in found for name, value in found[part]["auc"]["per_class"].items()}
     return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})

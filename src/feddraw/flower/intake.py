@@ -1,7 +1,7 @@
-"""From the messages that came back to updates in one matrix: who answered, who twice or late, what cannot be used.
+"""From replies to updates in one matrix: who answered, who answered twice or late, and what cannot be used.
 
 A node is known by the name that its client gives (or its partition number, else its node id), so neither the order of
-arrival nor a node id that changes with every start has a part in the outcome.
+arrival nor a node id that changes with every start changes the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reply:
 
 
 def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tuple[list[Reply], dict[int, str]]:
-    """Replies in the clients' own order, and, by node, why others are none."""
+    """Valid replies in client order, and, by node, why others are not valid."""
     replies, failures = [], {}
     for message in messages:
         node = message.metadata.src_node_id
@@ -116,11 +116,11 @@ def decode(
     keep: bool = False,
     room: Model | None = None,
 ) -> tuple[list[Update], dict[str, str], Model]:
-    """Updates whose models are rows of one matrix, and, by name, why others are none.
+    """Updates whose models are rows of one matrix, and, by name, why others cannot be read.
 
-    Unless they are to be kept, the tensors leave the messages as they are read, so that at no time all replies are
-    there twice. `room` is the matrix of the round before, if there is one: memory that is touched for the first time
-    is slow.
+    Unless `keep` is set, tensors are removed from the messages as they are read, so that replies never take twice
+    their memory. `room` is the matrix of the round before, if there is one: memory that is used for the first time is
+    slow.
     """
     fresh = room is None or len(room.params) != len(replies)
     matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
@@ -144,7 +144,7 @@ def decode(
 
 
 def _moved_up(updates: Sequence[Update], matrices: Model) -> list[Update]:
-    """In the first rows of the matrices, one after the other, so that no row of a refused reply is between them."""
+    """Moved to the first rows of the matrices, so that no row of a refused reply is between them."""
     moved = []
     for number, update in enumerate(updates):
         into = row_of(matrices, number)
@@ -214,7 +214,7 @@ def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
 
 
 def _size(metrics: MetricRecord, size_key: str) -> float:
-    """Any positive number; a whole one as such."""
+    """Any positive number, as an int if it is whole."""
     value = metrics[size_key]
     if isinstance(value, list) or not math.isfinite(value) or value <= 0:
         raise Refused(f"{size_key} = {value!s:.20} is not a positive number")

@@ -2,7 +2,7 @@
 
 A round's memory counts once the server has counted the round's update: with every job it says which round of this
 client that was, and the client goes on from there. So a client whose update was refused or lost, and one that is asked
-for a round again by a server that was killed, find what they found the first time. Two memories are kept for it.
+for a round again after the server was killed, start from the same memory as before. Two memories are kept for this.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from feddraw.system.files import make_folder, make_subfolder, write_whole
 
 
 def default_folder() -> Path:
-    """Where memory is kept unless a site says otherwise."""
+    """Where memory is kept by default."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
 
 
 def alias(run: str, client: str) -> str:
-    """A client's name where others can read it, and as a path: it tells nobody who does not know the name."""
+    """A client's name as a hash, for messages and paths: only who knows the name recognises it."""
     return hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
 
 

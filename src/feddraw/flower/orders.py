@@ -1,4 +1,4 @@
-"""What our server tells our clients beside the user's own configuration: one text under one key.
+"""What our server sends to our clients beside the user's own configuration: one text under one key.
 
 Every other key of the configuration is the user's. A record of its own would be simpler, but Flower's client-side
 mods refuse a message with two.

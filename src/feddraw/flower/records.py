@@ -57,7 +57,7 @@ def unpack(array: Array) -> NDArray[Any]:
 
 
 def _view(data: bytes) -> NDArray[Any]:
-    """Never `np.load`: it makes room for what a header promises, and opens archives."""
+    """Never `np.load`: it allocates what a header claims, and opens archives."""
     if data[:8] != PREFIX:
         raise ValueError("not in numpy's format, version 1")
     start = 10 + int.from_bytes(data[8:10], "little")
@@ -107,7 +107,7 @@ def to_model(arrays: ArrayRecord, layout: Layout) -> Model:
 
 
 class Reader:
-    """Copies state dicts of one layout from the wire into models; what their headers should be is worked out once."""
+    """Copies state dicts of one layout from messages into models; the expected headers are computed once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -137,7 +137,7 @@ def _expected(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
 
 
 def _other(array: Array, entry: Entry) -> NDArray[Any]:
-    """A tensor that is not as usual, if it can stand for the one that was sent."""
+    """A tensor with another header, if its shape and type fit the one that was sent."""
     values = unpack(array)
     if values.shape != entry.shape:
         raise Refused(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
@@ -165,7 +165,7 @@ def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
 
 
 def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
-    """Copies, because what lies in a message cannot be written to."""
+    """Copies, because the data of a message is read-only."""
     return {name: np.array(unpack(array)) for name, array in arrays.items()}
 
 

@@ -53,7 +53,7 @@ class Roster:
     # ------------------------------------------------------------------------------------------ nodes
 
     def meet(self, grid: Grid) -> None:
-        """Learn who the connected nodes are; one without a key is its number."""
+        """Read the keys of the connected nodes; a node without a key is identified by its number."""
         for info in grid.get_nodes():
             key = bytes(info.public_key)
             self._identities[info.node_id] = fingerprint(key) if key else f"node {info.node_id}"
@@ -68,7 +68,7 @@ class Roster:
         return self._named.get(self.identity(node))
 
     def label(self, node: int) -> str:
-        """How the ledger calls a node."""
+        """A node's name in the ledger."""
         return self.name_of(node) or f"node {node}"
 
     def number(self, node: int) -> int | None:

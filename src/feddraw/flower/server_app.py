@@ -1,6 +1,6 @@
 """The ready ServerApp: any experiment over a real federation, in a run's folder like that of `feddraw run`.
 
-Where the server has images of its own, it evaluates there; else the sites count and the counts are added up.
+If the server has its own images, it evaluates on these; otherwise the sites send counts, which are added up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Scores = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # as in metrics.json, a
 
 
 class ServerEvaluation:
-    """How the global model is evaluated: on the server's own images, or by what the sites count."""
+    """How the global model is evaluated: on the server's own images, or from the sites' counts."""
 
     def __init__(self, experiment: Experiment, validation: str) -> None:
         self.experiment, self.method = experiment, make_method(experiment)

@@ -87,7 +87,7 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_folders(experiment: Experiment) -> bool:
-    """Whether each site reads a folder of its own; else all deal the same data set by the scenario."""
+    """Whether each site reads its own folder; otherwise all split the same data set by the scenario."""
     return experiment.section("data")[0] == "folder"
 
 

@@ -30,7 +30,7 @@ BESIDE = ("broadcast", "memory")  # records of tensors that are not the model
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a client brings: its bench, its name, and the images it keeps back for evaluation."""
+    """What a client brings: its trainer, its name, and the holdout that it evaluates on."""
 
     trainer: Trainer
     name: str
@@ -125,7 +125,7 @@ def read_job(site: Site, content: RecordDict) -> Job:
 
 
 def _agree(agreed: Policy, servers: Any) -> None:
-    """Stop if the server follows another policy than the site's."""
+    """Stop if the server's policy differs from the site's."""
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
     other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
     if other:
@@ -134,7 +134,7 @@ def _agree(agreed: Policy, servers: Any) -> None:
 
 
 def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
-    """Counts of the site's own images by score; the test part only when the server says that it is the last time."""
+    """Counts of the site's own images by score; the test split only when the server says that it is the last time."""
     model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.holdout.items():

@@ -140,7 +140,7 @@ class MethodStrategy(FedAvg):
 
     @property
     def clients(self) -> list[str]:
-        """Names of those that have answered so far; a client's place here is its number."""
+        """Names of those that have answered so far; the index is the client's number."""
         return self.roster.names
 
     # ------------------------------------------------------------------------------------------ the whole
@@ -177,7 +177,7 @@ class MethodStrategy(FedAvg):
         done = self.round_offset
         left = min(num_rounds, self.rounds - done)
         if resumed and left <= 0:
-            log.info("all %d rounds were done before: nothing is left", self.rounds)
+            log.info("all %d rounds are done: nothing is left to do", self.rounds)
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
@@ -198,7 +198,7 @@ class MethodStrategy(FedAvg):
         return (self._restore() if self.folder is not None else None) or initial_arrays
 
     def _enter(self) -> None:
-        """What `start` would do first, where it is not our own loop that calls."""
+        """What `start` does first, for a loop that is not ours."""
         if not self.rounds:
             raise UserError(
                 "the number of rounds is not known: a wrapper or a loop of your own does not tell it. Give it to this "
@@ -227,12 +227,12 @@ class MethodStrategy(FedAvg):
 
     @property
     def _unwrapped(self) -> bool:
-        """Nobody else sees the replies, or can change the model that comes of them."""
+        """No wrapper or subclass sees the replies or can change the new model."""
         own = type(self).aggregate_train is MethodStrategy.aggregate_train
         return self._driving and self._through is None and own
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        """Take a model that is not the one we gave: what its tensors are, and a fresh state with the first one."""
+        """Take over a model that we did not make; with the first one, the state starts."""
         layout = layout_of_arrays(arrays, self.classifier)
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
@@ -249,7 +249,7 @@ class MethodStrategy(FedAvg):
             log.info("classifier: %s", layout.classifier)
 
     def _restore(self) -> ArrayRecord | None:
-        """Go on from the folder's checkpoint, if there is one; begin its ledger."""
+        """Continue from the folder's checkpoint, if there is one; start its ledger."""
         assert self.folder is not None
         assert self.model is not None
         self._ready = True
@@ -268,7 +268,7 @@ class MethodStrategy(FedAvg):
         self.roster.restore(about, rebind=self.rebind)
         self.run, self._population, self._counted = about["run"], about["population"], dict(about["counted"])
         self._arrays = self._made = to_arrays(self.model)
-        log.info("going on after %d rounds from %s", self.round_offset, self.folder.path)
+        log.info("continuing after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
 
     def _save(self) -> None:
@@ -327,7 +327,7 @@ class MethodStrategy(FedAvg):
         return self._messages(content, MessageType.EVALUATE, server_round, nodes)
 
     def _take(self, arrays: ArrayRecord) -> None:
-        """The model that goes on, which a wrapper or a subclass may have changed; only now it can be kept."""
+        """The model of the next round, which a wrapper or a subclass may have changed; only now it can be saved."""
         if arrays is not self._arrays:
             self._begin(arrays)
         self._save()
@@ -343,7 +343,7 @@ class MethodStrategy(FedAvg):
         return [Message(content, node, kind, group_id=str(server_round)) for node in nodes]
 
     def _choose(self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]) -> list[int]:
-        """A random part of the nodes, drawn with our own seed; the same nodes give the same choice."""
+        """A random sample of the nodes with our own seed; the same nodes give the same sample."""
         nodes = self._wait_for(grid, max(self.min_available_nodes, least))
         self._population = max(self._population, len(nodes))
         count = max(int(len(nodes) * share), least)
@@ -421,7 +421,7 @@ class MethodStrategy(FedAvg):
         return self._arrays if counted else None, metrics
 
     def _narrow(self, answers: Sequence[intake.Reply]) -> None:
-        """Where all clients keep the same tensors to themselves, as FedBN's do, the rest is the model from now on.
+        """If all clients keep the same tensors private, as with FedBN, the other tensors are the model from now on.
 
         Only before anything was averaged, and only if most of those asked agree: one client cannot cut the model.
         """
@@ -446,7 +446,7 @@ class MethodStrategy(FedAvg):
         self._cut(self._arrays)
 
     def _cut(self, arrays: ArrayRecord) -> None:
-        """Go on with the tensors that are shared, as if the others had never been there."""
+        """Continue with the shared tensors only."""
         classifier = self.model.layout.classifier if self.model else self.classifier
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
         layout = layout_of_arrays(shared, classifier)
@@ -455,18 +455,18 @@ class MethodStrategy(FedAvg):
         self.classifier, self.state = classifier, self.method.init(self.model)
 
     def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
-        """One round in which nobody counts may be an accident; a second one in a row is not."""
+        """Stop after two rounds in a row in which nobody counts: one may be an accident."""
         self._idle = 0 if any(entry.counted for entry in ledger) else self._idle + 1
         if not self._idle:
             return
         several = Counter(entry.status for entry in ledger).most_common(3)
         reasons = "; ".join(f"{count} {line(status)}" for status, count in several) or "no node was asked"
-        log.error("server round %d: nobody counted, the model stays as it was (%s)", round + 1, reasons)
+        log.error("server round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if self._idle > 1:
-            raise RunFailed(f"nobody counted in rounds {round} and {round + 1} ({reasons}): mend this, then go on")
+            raise RunFailed(f"no update counted in rounds {round} and {round + 1} ({reasons}): fix this, then resume")
 
     def _point_out_sizes(self, updates: list[Update]) -> None:
-        """Those that are out of all proportion."""
+        """Log sizes that are out of all proportion."""
         if len(updates) < FEWEST:
             return
         middle = median(update.size for update in updates)
@@ -499,7 +499,7 @@ class MethodStrategy(FedAvg):
         )
 
     def _report(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
-        """The clients' metrics in the mean, and the ledger's columns as lists."""
+        """The mean of the clients' metrics, and the ledger's columns as lists."""
         metrics = MetricRecord()
         if contents:
             metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
@@ -515,7 +515,7 @@ class MethodStrategy(FedAvg):
 
     def _record(self, done: RoundRecord) -> None:
         shares = "  ".join(f"{line(client)} {weight:.3f}" for client, weight in done.weights.items())
-        log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "nobody counted")
+        log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "no update counted")
         for entry in done.ledger:
             if entry.status != "counted":
                 log.warning("server round %d: %s %s", done.round + 1, line(entry.client), line(entry.status))
@@ -559,9 +559,9 @@ class FedDRAW(MethodStrategy):
 
 
 def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
-    """The clients' numbers, and lists number by number, in the mean weighted by size.
+    """The mean of each metric, weighted by size; of lists, number by number.
 
-    Each over the clients that give it and give finite numbers: one that does not costs the others nothing.
+    Each mean is over the clients that report the metric with finite numbers.
     """
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:

@@ -66,7 +66,7 @@ class DynamicServer(Server):
     streams = False
 
     def init(self, model: Model) -> State:
-        return {"h": np.zeros_like(model.params)} | shares.nobody()
+        return {"h": np.zeros_like(model.params)} | shares.initial()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """For those present standing for as much as the others do; the shares themselves are in the state."""
@@ -77,7 +77,7 @@ class DynamicServer(Server):
             moves = weighted_sum(by, cohort.params[:, span]) - float(by.sum()) * cohort.model.params[span]
             return -self.alpha * moves
 
-        h, standing = shares.moved(state["h"], state, cohort, weights, changes)
+        h, standing = shares.update_mean(state["h"], state, cohort, weights, changes)
         return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing
 
     def shown(self, model: Model, state: State) -> Model:

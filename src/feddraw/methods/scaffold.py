@@ -89,7 +89,7 @@ class ControlledServer(Server):
     streams = False
 
     def init(self, model: Model) -> State:
-        return {"control": np.zeros_like(model.params)} | shares.nobody()
+        return {"control": np.zeros_like(model.params)} | shares.initial()
 
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
@@ -101,7 +101,7 @@ class ControlledServer(Server):
         params, _ = super().step(cohort, weights, state)
         changes = cohort.extra("control_change")
         sums = (cohort, weights, lambda by, span: weighted_sum(by, changes[:, span]))
-        control, standing = shares.moved(state["control"], state, *sums)
+        control, standing = shares.update_mean(state["control"], state, *sums)
         return params, {"control": control} | standing
 
 

@@ -1,4 +1,4 @@
-"""Which printed weight dynamics can each reading of FedDRAW give? Decided by computing, for any similarities at all.
+"""Which printed statements about weights can each reading of FedDRAW give? Computed for any similarities at all.
 
 The paper prints weights but not the similarities behind them, so a statement about a round can hold if some
 similarities within [-1, 1] give it. A weight rises with its own similarity and falls with every other one: its range
@@ -70,10 +70,10 @@ def judge(claim: Claim, sizes: Sizes, reading: Reading) -> Verdict:
     ranges = {t: _range(claim, t, sizes, reading) for t in claim.rounds}
     value, margin = float(claim.value), claim.tolerance
     failing = [t for t, reach in ranges.items() if not _possible(reach, claim.relation, value, margin)]
-    failing += [t for t, relation in _elsewhere(claim) if not _can(claim, t, relation, sizes, reading)]
+    failing += [t for t, relation in _in_other_rounds(claim) if not _can(claim, t, relation, sizes, reading)]
     certain = all(_certain(reach, claim.relation, value, margin) for reach in ranges.values())
     low, high = ranges[failing[0] if failing and failing[0] in ranges else claim.rounds[0]]
-    outcome: Outcome = "never" if failing else "always" if certain and not _elsewhere(claim) else "can"
+    outcome: Outcome = "never" if failing else "always" if certain and not _in_other_rounds(claim) else "can"
     needs = {t: _needed(claim, t, sizes, reading) for t in claim.rounds} if outcome == "can" else {}
     return Verdict(outcome, low, high, tuple(sorted(failing)), {t: n for t, n in needs.items() if n is not None})
 
@@ -156,7 +156,7 @@ def _range(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> Range:
     return weight_range(round, sizes, clients[0], reading)
 
 
-def _elsewhere(claim: Claim) -> list[tuple[int, str]]:
+def _in_other_rounds(claim: Claim) -> list[tuple[int, str]]:
     """What a claim says about the other rounds: a maximum is nowhere exceeded, a first time was not before."""
     others = [t for t in range(ROUNDS) if t not in claim.rounds]
     if "maximum over rounds" in claim.quantity:

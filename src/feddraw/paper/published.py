@@ -139,12 +139,12 @@ def _counts(found: Comparisons) -> list[Check]:
         for row, rank in zip(read("results_bold_flags"), found[metric].ranks.flat, strict=True)
     ]
     gains = [_like(row["value"], _difference(row)) == row["value"] for row in read("differences_printed")]
-    told = {
+    counts = {
         "ranks of Table 6": np.array(ranks),
         "values in bold": np.array(best),
         "quoted differences": np.array(gains),
     }
-    return [Check("both", what, str(good.size), str(int(good.sum()))) for what, good in told.items()]
+    return [Check("both", what, str(good.size), str(int(good.sum()))) for what, good in counts.items()]
 
 
 def _difference(row: Mapping[str, str]) -> float:
@@ -165,8 +165,8 @@ def _in_order(text: str) -> str:
     return ", ".join(sorted(text.split()))
 
 
-def dynamics() -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
-    """Which of the printed weight dynamics each reading can give."""
+def claims_by_reading() -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
+    """Which of the printed statements about weights each reading can give."""
     return judge_all(claims(), client_sizes())
 
 

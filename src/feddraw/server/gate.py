@@ -28,7 +28,7 @@ MOST_IMAGES = 10**7
 
 @dataclass(frozen=True)
 class Gate:
-    """What to do about updates that are whole, but out of proportion."""
+    """What to do about updates that are well-formed but out of proportion."""
 
     norm: Literal["off", "warn", "refuse"] = "warn"  # where a client moved more than `factor` times the median
     factor: float = 10.0
@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """As the ledger says it."""
+        """The ledger's text."""
         return f"refused: {self.reason}" if self.reason else f"counted: {self.note}" if self.note else "counted"
 
 
@@ -157,7 +157,7 @@ def _first_bad(model: Model) -> str:
 
 
 def _statistics(model: Model, sent: Model) -> str:
-    """Batch norm's: a variance below zero makes the next model's outputs no numbers, a counter only goes up."""
+    """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes up."""
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
     taken = model.counters - sent.counters

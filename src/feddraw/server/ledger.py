@@ -50,7 +50,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class PieceEntry:
-    """One client's weight in one round for a piece of the model, where a rule weighs pieces by themselves."""
+    """One client's weight in one round for some parameters, where a rule has weights of their own for these."""
 
     round: int
     client: str
@@ -82,7 +82,7 @@ def remarks_of(
 
 
 def with_remarks(verdicts: dict[int, Verdict], remarks: Mapping[int, list[str]]) -> dict[int, Verdict]:
-    """The verdicts with these remarks behind the gate's own."""
+    """The verdicts with these remarks after those of the gate."""
     if not remarks:
         return verdicts
     notes = {c: "; ".join(filter(None, [verdicts[c].note, *said])) for c, said in remarks.items()}

@@ -113,7 +113,7 @@ class Policy:
     # ------------------------------------------------------------------------------------------ weights
 
     def limits(self, clients: Sequence[str]) -> Limits:
-        """What holds for the clients that count in a round."""
+        """The limits for the clients that count in a round."""
         equal = 1 / len(clients)
         floor, low = max((self.floor, "floor"), (self.floor_times * equal, "floor_times"))
         cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
@@ -122,7 +122,7 @@ class Policy:
         return Limits(np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high)
 
     def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
-        """What to do with the weights of a cohort, for the clients of a federation; None where nothing is limited."""
+        """The function that limits the weights of a cohort; None where nothing is limited."""
         if not self.limits_weights:
             return None
 
@@ -160,7 +160,7 @@ class Limits:
     def apply(self, values: Floats) -> tuple[Floats, Limited]:
         """The nearest weights within the limits, and what became of the ones before.
 
-        Where too few clients are there to keep the limits, all are eased by one factor, the smallest that will do.
+        Where too few clients are present to keep the limits, all limits are scaled by one factor, the mildest possible.
         """
         least, most = float(self.lower.sum()), float(self.upper.sum())
         if least > 1 or most < 1:
@@ -204,7 +204,7 @@ def project(point: Floats, lower: Floats, upper: Floats) -> Floats:
 
 
 def why_not(method: Method) -> str:
-    """Why limits on the weights would not limit what a client does under a method; empty where they do."""
+    """Why limits on the weights would not limit a client's influence under a method; empty where they do."""
     if not method.server.takes_weights:
         return "its server rule takes no weights"
     if not method.weighting.sums_to_one:
@@ -233,7 +233,7 @@ def _piece(limits: Limits, piece: Piece) -> Piece:
 
 
 def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
-    """A rule that says it is proportional and is not would go past the limits."""
+    """Refuse a rule that is declared proportional and is not: it would exceed the limits."""
     given = server.coefficients(cohort, replace(weights, pieces=()))
     total = given.sum()
     if np.isfinite(given).all() and not np.allclose(given, total * weights.values, atol=1e-9 * abs(total)):
@@ -258,11 +258,11 @@ def _shares_of(text: str) -> dict[str, float]:
 
 
 def times_median(times: float, sizes: Sequence[float]) -> float:
-    """So many medians; a whole number of images where sizes are that, and not some other weight."""
+    """This many medians; rounded to whole images if all sizes are whole numbers."""
     limit = times * float(np.median(sizes))
     return max(1.0, round(limit)) if all(size == int(size) for size in sizes) else limit
 
 
 def plain(size: float) -> float:
-    """A whole number as such."""
+    """An int if the number is whole."""
     return int(size) if size == int(size) else size

@@ -115,7 +115,7 @@ class _EarlySum:
 def _sum_before_accepting(method: Method, cohort: Cohort, state: State, bound: Bound | None) -> _EarlySum | None:
     """One pass over all updates for the sum and the distances; the sum holds if the gate then refuses nobody.
 
-    Only for rules that weigh each client by itself: an update that will be refused does no harm there but to the sum.
+    Only for rules that weigh each client by itself: there, an update that will be refused spoils nothing but the sum.
     """
     if not (method.streams and cohort.updates):
         return None

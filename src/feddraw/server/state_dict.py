@@ -1,6 +1,6 @@
-"""What a plain state dict says about itself: which tensors are parameters, which statistics, which is the classifier.
+"""A layout from a plain state dict: which tensors are parameters, which are statistics, which layer is the classifier.
 
-For servers that get tensors by name and type, and no network to ask.
+For servers that get tensors with names and types, but no network.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _layer(entry: Entry) -> str:
 
 
 def blank(layout: Layout, rows: int | None = None) -> Model:
-    """Room for one model, or for one a row; float64 where a tensor asks for it."""
+    """Memory for one model, or for one per row; float64 if a tensor has that type."""
     wide = any(entry.dtype == "float64" for entry in layout.entries)
     dtype = np.float64 if wide else np.float32
     shape = {

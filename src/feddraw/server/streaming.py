@@ -1,12 +1,12 @@
-"""Aggregation of updates as they come, in client order: one model of memory, however many clients there are.
+"""Aggregation of updates as they come, in client order: memory for one model, for any number of clients.
 
-Where a client's score follows from its own update, the sent model and the sizes announced before training, its update
-enters the sum at once and is forgotten. A softmax is carried with its running maximum: when a larger score comes, what
-was summed before is scaled down. The order is that of the clients, so the bits depend neither on who answers first nor
-on the number of workers; they differ from those of the sum of all at once in the last place.
+Where a client's score depends only on its own update, the sent model and the sizes announced before training, its
+update is added to the sum at once and forgotten. A softmax is carried with its running maximum: when a larger score
+comes, the sum so far is scaled down. The order is that of the clients, so the bits depend neither on who answers first
+nor on the number of workers; they differ from those of one sum over all updates in the last digit.
 
-The prior is over the clients that were asked. Who is refused after that is missing from the sum, but others' priors
-stay as they were; all at once, they would be over those that count.
+The prior is over the clients that were asked. A client that is refused later is missing from the sum, but the priors of
+the others stay; without streaming, the prior is over those that count.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunningSum:
 
 
 class Stream:
-    """One round: updates in, in client order, and what a server makes of them out."""
+    """The aggregation of one round, update by update, in client order."""
 
     def __init__(self, method: Method, cohort: Cohort, sizes: Mapping[int, float]) -> None:
         self._method, self._cohort, self._sizes = method, cohort, sizes
@@ -76,7 +76,7 @@ class Stream:
         self.updates: list[Update] = []  # taken so far, with the sent model in place of their own
 
     def take(self, update: Update) -> None:
-        """Weigh an update that the gate has let through, add it to the sum, forget its model."""
+        """Weigh an accepted update, add it to the sum, forget its model."""
         single = replace(self._cohort, updates=[update])
         score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
         self._sum.add(score, _learnt(single, update.model.params), update.model.buffers)

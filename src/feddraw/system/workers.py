@@ -34,23 +34,23 @@ def limited(workers: int) -> int:
     return min(workers or cores(), most)
 
 
-def in_workers(job: Callable[[int], Any], pieces: Iterable[int], workers: int) -> Iterator[tuple[int, Any]]:
-    """(piece, job(piece)) as they get ready; whatever the job raises is raised here."""
-    waiting = iter(pieces)
-    crew = dict(start_worker(work, job) for _ in range(workers))
+def in_workers(job: Callable[[int], Any], items: Iterable[int], workers: int) -> Iterator[tuple[int, Any]]:
+    """(item, job(item)) as they get ready; whatever the job raises is raised here."""
+    waiting = iter(items)
+    running = dict(start_worker(work, job) for _ in range(workers))
     try:
-        while crew:
-            for pipe in wait(list(crew)):
+        while running:
+            for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
-                reply = hear(pipe, crew[pipe])
-                piece = next(waiting, None)
-                pipe.send(piece)
-                if piece is None:
-                    crew.pop(pipe).join()
+                reply = hear(pipe, running[pipe])
+                item = next(waiting, None)
+                pipe.send(item)
+                if item is None:
+                    running.pop(pipe).join()
                 if reply is not None:
                     yield reply
     finally:
-        for process in crew.values():
+        for process in running.values():
             process.terminate()
             process.join()
 
