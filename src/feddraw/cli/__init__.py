@@ -24,6 +24,7 @@ from feddraw.cli import (
     listing,
     operator,
     paper,
+    predict,
     report,
     run,
     scenario,
@@ -53,6 +54,7 @@ app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
+app.command("predict")(predict.predict)
 app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)
 app.command("verify")(verify.verify)

@@ -22,11 +22,11 @@ class PlainConsole(Console):
         return super().render_str(naming.text(text), **how)
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """A console that never breaks lines of a file or pipe."""
-    terminal = sys.stdout.isatty()
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width, colour = (None, None) if terminal else (200, True)
-    return PlainConsole(highlight=False, markup=False, emoji=False, width=width, no_color=colour)
+    return PlainConsole(highlight=False, markup=False, emoji=False, width=width, no_color=colour, stderr=stderr)
 
 
 def words(text: str) -> Text:

@@ -80,13 +80,13 @@ class Sheet:
     delimiter: str
 
     @classmethod
-    def of(cls, path: Path) -> Sheet:
-        """The file with the separator that its first line has most of."""
+    def of(cls, path: Path, columns: int = 2) -> Sheet:
+        """The file with the separator that its first line has most of; with at least so many columns."""
         with open_text(path) as file:
             first = next(limited(file, path), "")
         delimiter = max(",;\t", key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
-        if len(header) < 2:
+        if len(header) < columns:
             raise UserError(f"{path} is no table: its first line should name columns, with commas between")
         return cls(path, tuple(from_cell(name.strip()) for name in header), delimiter)
 

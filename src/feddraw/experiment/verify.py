@@ -68,7 +68,9 @@ def verify(
 def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
     """What is compared, with its hash in the one folder and in the other; the earliest round first."""
     parts = [read_toml(folder.settings).get("partition") for folder in (there, here)]
-    yield "the clients' images", _hash(parts[0]), _hash(parts[1])
+    first, second = (part if isinstance(part, dict) else {} for part in parts)
+    both = sorted(first.keys() & second.keys())  # runs of earlier versions say less
+    yield "the clients' images", _hash([first[key] for key in both]), _hash([second[key] for key in both])
     for name in ("rounds.jsonl", "weights.csv"):
         lines = [_lines(folder, name) for folder in (there, here)]
         for round in range(rounds):

@@ -273,6 +273,7 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     if dataset is not None:
         labels = dataset.training_labels()
         found["findings"] = list(dataset.findings)
+        found["normalization"] = [dataset.mean, dataset.std]
         found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
         rows = {shard.client: shard.rows for shard in partition.shards}
         found["positives"] = {client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()}

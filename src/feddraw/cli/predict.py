@@ -1,0 +1,61 @@
+"""`feddraw predict`: scores and calls of a run's model for new images."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddraw.errors import RunFailed
+
+Option = typer.Option
+SHOWN = 10  # unreadable files that are named one by one
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.", metavar="IMAGES…"
+        ),
+    ],
+    model: Annotated[
+        str, Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
+    ] = "last",
+    out: Annotated[Path | None, Option(help="The CSV to write (default: standard output).")] = None,
+    root: Annotated[Path | None, Option(help="The folder that a table's paths start from (default: its own).")] = None,
+    column: Annotated[str, Option(help="The table's column of paths (default: found by name or content).")] = "",
+    workers: Annotated[int, Option(help="Processes that decode and score; 0 is one per core.")] = 0,
+    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+) -> None:
+    """Score new images with a run's model, prepared as in its training.
+
+    The CSV has one row per image: for each finding the probability and the call (1 or 0) at the run's threshold. An
+    image that cannot be read is named, its row says why, the others are done, and the exit code is 1.
+
+    Research software, not a medical device.
+    """
+    from feddraw.cli.progress import preparing
+    from feddraw.cli.show import console
+    from feddraw.experiment.prediction import find_images, predict_images
+    from feddraw.system.files import write_whole
+
+    found = find_images(images, root, column)
+    begun = time.perf_counter()
+    with preparing(console(stderr=True)) as report_progress:
+        done = predict_images(run, found, model, trust=trust, workers=workers, progress=report_progress)
+    seconds = time.perf_counter() - begun
+    if out is None:
+        typer.echo(done.csv(), nl=False)
+    else:
+        write_whole(out, done.csv().encode())
+    say = console(stderr=True)
+    where = "" if out is None else f", written to {out}"
+    say.print(f"{len(found) - len(done.problems):,} of {len(found):,} images scored in {seconds:.1f} s{where}")
+    for place, why in list(done.problems.items())[:SHOWN]:
+        say.print(f"not read: {done.images[place].name}: {why}")
+    if done.problems:
+        raise RunFailed(f"{len(done.problems)} of {len(found)} images could not be read")

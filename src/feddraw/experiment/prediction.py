@@ -1,0 +1,163 @@
+"""New images through a trained model: found in folders and tables, decoded and scored by several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.data.cache import Progress, silent
+from feddraw.data.imaging import BadImage, decode
+from feddraw.data.preparation import check_pydicom
+from feddraw.data.tables import Sheet
+from feddraw.datasets.folder import SUFFIXES, USUAL, holding_paths, inside, place_of
+from feddraw.errors import UserError
+from feddraw.experiment.trained import TrainedModel, load_trained
+from feddraw.naming import csv_text
+from feddraw.system.workers import in_workers, limited
+
+CHUNK = 64  # images that a worker takes at a time
+TABLES = (".csv", ".csv.gz", ".tsv")
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image to score, by the name it has in the output."""
+
+    name: str
+    path: Path | None  # none where a table's row has no usable path
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Scores of images, and why some have none."""
+
+    images: tuple[ImageFile, ...]
+    findings: tuple[str, ...]
+    scores: NDArray[np.float32]  # (images, findings), not a number where an image cannot be read
+    calls: NDArray[np.float64]  # 1, 0, or not a number
+    problems: dict[int, str]
+
+    def csv(self) -> str:
+        """One row per image: each finding's score and call, and in the last column why there is none."""
+        header = ["image", *(word for name in self.findings for word in (name, f"{name} call")), "problem"]
+        return csv_text([header, *map(self._row, range(len(self.images)))])
+
+    def _row(self, place: int) -> list[object]:
+        cells: list[object] = []
+        for score, call in zip(self.scores[place], self.calls[place], strict=True):
+            cells += ["" if np.isnan(score) else str(score), "" if np.isnan(call) else int(call)]
+        return [self.images[place].name, *cells, self.problems.get(place, "")]
+
+
+def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageFile]:
+    """Image files as they were named: files themselves, all in a folder and below it, or the rows of a table."""
+    found: list[ImageFile] = []
+    for path in inputs:
+        if path.is_dir():
+            found += [ImageFile(str(file), file) for file in _in_folder(path)]
+        elif path.name.lower().endswith(TABLES):
+            found += _in_table(path, root, column)
+        elif path.exists():
+            found.append(ImageFile(str(path), path))
+        else:
+            raise UserError(f"no file or folder {path}")
+    if not found:
+        raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
+    if any(image.name.lower().endswith((".dcm", ".dicom")) for image in found):
+        check_pydicom()
+    return found
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    for place, below, files in os.walk(folder):
+        below.sort()
+        yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(SUFFIXES))
+
+
+def _in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
+    """The images that a table names, none of them outside its folder."""
+    sheet = Sheet.of(path, columns=1)
+    rows = [fields for _, fields in sheet.rows()]
+    place = place_of(sheet, column, USUAL["path"])
+    place = next(holding_paths(sheet, rows), None) if place is None else place
+    if place is None:
+        raise UserError(
+            f"{path} has no column of image paths; it has {', '.join(sheet.header)} (name it with --column)"
+        )
+    folder = path.parent if root is None else root
+    for fields in rows:
+        name = inside(fields[place], folder)
+        yield ImageFile(fields[place], None if name is None else folder / name)
+
+
+def predict_images(
+    run: Path,
+    images: Sequence[ImageFile],
+    model: str = "last",
+    *,
+    trust: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Prediction:
+    """Score images as the run's evaluation does; one that cannot be read is told, and the others are done."""
+    trained, say = _loaded(run, model, trust), progress or silent
+    job = Scoring(run, model, trust, tuple(image.path for image in images))
+    scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
+    problems: dict[int, str] = {}
+    done = 0
+    say("scoring images", 0, len(images))
+    for start, (block, bad) in job.chunks(range(0, len(images), CHUNK), limited(workers)):
+        scores[start : start + len(block)] = block
+        problems |= {start + row: why for row, why in bad.items()}
+        done += len(block)
+        say("scoring images", done, len(images))
+    return Prediction(tuple(images), trained.findings, scores, trained.calls(scores), dict(sorted(problems.items())))
+
+
+@lru_cache(maxsize=1)
+def _loaded(run: Path, model: str, trust: bool) -> TrainedModel:
+    return load_trained(run, model, trust=trust)
+
+
+Scored = tuple[NDArray[np.float32], dict[int, str]]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """All that a worker needs to score chunks of images; it loads the model itself."""
+
+    run: Path
+    model: str
+    trust: bool
+    paths: tuple[Path | None, ...]
+
+    def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, Scored]]:
+        """Each chunk's start with its scores, as they get ready; few images are not worth other processes."""
+        if workers > 1 and len(starts) > workers and not multiprocessing.current_process().daemon:
+            yield from in_workers(self, starts, workers)
+        else:
+            yield from ((start, self(start)) for start in starts)
+
+    def __call__(self, start: int) -> Scored:
+        """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""
+        trained = _loaded(self.run, self.model, self.trust)
+        paths = self.paths[start : start + CHUNK]
+        images = np.zeros((len(paths), trained.recipe.size, trained.recipe.size), np.uint8)
+        bad: dict[int, str] = {}
+        for row, path in enumerate(paths):
+            try:
+                if path is None:
+                    raise BadImage("not a path inside the table's folder")
+                images[row] = trained.recipe.apply(decode(path))
+            except BadImage as why:
+                bad[row] = str(why)
+        scores = trained.scores(images)
+        scores[list(bad)] = np.nan
+        return scores, bad

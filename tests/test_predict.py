@@ -1,0 +1,128 @@
+"""`feddraw predict`: the scores of a run's own evaluation for the same pixels in files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from feddraw.cli import app
+from feddraw.errors import UserError
+from feddraw.experiment import prediction
+from feddraw.experiment.preparation import open_data
+from feddraw.experiment.running import run
+from feddraw.experiment.trained import load_trained
+from feddraw.results.runs import read_run
+from small import small
+
+EXPERIMENT = small(rounds=2, **{"keep.tail": 2})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and its test images as files."""
+    place = tmp_path_factory.mktemp("predict")
+    run(EXPERIMENT, place / "run")
+    dataset = open_data(EXPERIMENT)
+    (place / "images" / "below").mkdir(parents=True)
+    for number, row in enumerate(dataset.rows["test"]):
+        Image.fromarray(dataset.images[row]).save(place / "images" / "below" / f"{number:03d}.png")
+    return place
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def typed(*words: object):
+    return CliRunner().invoke(app, ["predict", *map(str, words)])
+
+
+@pytest.mark.parametrize("model", ["last", "tail"])
+def test_files_get_the_scores_that_the_run_itself_gave_these_images(folder: Path, model: str) -> None:
+    done = typed(folder / "run", folder / "images", "--model", model, "--out", folder / f"{model}.csv")
+    assert done.exit_code == 0, done.output
+    rows = table((folder / f"{model}.csv").read_text())
+    found = read_run(folder / "run").models[model]
+    scores = np.array([[float(row[name]) for name in found.findings] for row in rows])
+    assert np.allclose(scores, found.predictions().scores, atol=1e-6)
+    limits = [float(found.metrics["test"]["thresholds"][name]) for name in found.findings]
+    calls = [[int(row[f"{name} call"]) for name in found.findings] for row in rows]
+    assert np.array_equal(calls, scores >= limits)
+    assert rows[0]["image"].endswith("below/000.png")
+    assert not any(row["problem"] for row in rows)
+
+
+def test_an_image_that_cannot_be_read_is_named_and_the_others_are_done(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    good = folder / "images" / "below" / "000.png"
+    done = typed(folder / "run", tmp_path / "broken.png", good, "--out", tmp_path / "scores.csv")
+    assert isinstance(done.exception, Exception)
+    assert "1 of 2 images could not be read" in str(done.exception)
+    bad, fine = table((tmp_path / "scores.csv").read_text())
+    assert bad["problem"] == "not a PNG, JPEG or DICOM image"
+    assert not any(value for key, value in bad.items() if key not in ("image", "problem"))
+    assert fine["Edema"]
+    assert not fine["problem"]
+    assert "not read:" in done.stderr
+    assert "broken.png" in done.stderr
+
+
+def test_a_table_names_images_of_its_own_folder_only(folder: Path) -> None:
+    for content in ("path\nbelow/001.png\n../../secret.png\n", "id,file\n7,below/001.png\n8,/etc/passwd\n"):
+        sheet = folder / "images" / "table.csv"
+        sheet.write_text(content)
+        inside, outside = prediction.find_images([sheet])
+        assert inside.path == folder / "images" / "below" / "001.png"
+        assert outside.path is None
+        found = prediction.predict_images(folder / "run", [inside, outside])
+        assert found.problems == {1: "not a path inside the table's folder"}
+        sheet.unlink()
+
+
+def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pydicom")
+    from test_imaging import save_dicom
+
+    big = Image.open(folder / "images" / "below" / "000.png").resize((200, 240))
+    big.save(tmp_path / "big.jpg", quality=95)
+    save_dicom(tmp_path / "big.dcm", np.asarray(big).astype(np.uint16))
+    found = prediction.predict_images(folder / "run", prediction.find_images([tmp_path]))
+    assert not found.problems
+    assert np.isfinite(found.scores).all()
+
+
+def test_several_processes_give_the_same_scores(folder: Path) -> None:
+    images = 3 * prediction.find_images([folder / "images"])
+    alone, together = (prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2))
+    assert np.array_equal(alone.scores, together.scores)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "nowhere"), "no file or folder nowhere"),
+        (("run", "images", "--model", "best"), "kept no model 'best'"),
+        (("run", "images", "--model", "first"), "must be one of last, best, tail"),
+        (("", "images"), "is not the folder of a run: there are 1 below it"),
+        (("run", "empty"), "no PNG, JPEG or DICOM file in"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, words: tuple[str, ...], says: str) -> None:
+    (folder / "empty").mkdir(exist_ok=True)
+    paths = [folder / words[0], Path(words[1]) if words[1] == "nowhere" else folder / words[1], *words[2:]]
+    done = typed(*paths)
+    assert isinstance(done.exception, UserError)
+    assert says in str(done.exception)
+
+
+def test_the_normalisation_of_the_training_is_written_down_and_used(folder: Path) -> None:
+    dataset = open_data(EXPERIMENT)
+    found = load_trained(folder / "run")
+    assert (found.mean, found.std) == (dataset.mean, dataset.std)
+    assert found.run.partition["normalization"] == [dataset.mean, dataset.std]
