@@ -70,6 +70,11 @@ def guess(sheet: Sheet, named: Mapping[str, str], findings: Findings, *, may_lac
     return Layout(path, **places, findings=chosen, columns=own, others=others)
 
 
+def path_column(sheet: Sheet, named: str = "") -> int | None:
+    """The column of image paths, by the name that is given, its usual name or its content."""
+    return _place(sheet, named, "path", profile(sheet))
+
+
 def profile(sheet: Sheet) -> list[Column]:
     """What every column of a table holds."""
     names = [name for name in sheet.header if name]

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.cache import Progress, silent
+from feddraw.data.columns import SUFFIXES, path_column
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.preparation import check_pydicom
 from feddraw.data.tables import Sheet
-from feddraw.datasets.folder import SUFFIXES, USUAL, holding_paths, inside, place_of
+from feddraw.datasets.folder import inside
 from feddraw.errors import UserError
 from feddraw.experiment.trained import TrainedModel, load_trained
 from feddraw.naming import csv_text
@@ -84,15 +85,13 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 def _in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
     """The images that a table names, none of them outside its folder."""
     sheet = Sheet.of(path, columns=1)
-    rows = [fields for _, fields in sheet.rows()]
-    place = place_of(sheet, column, USUAL["path"])
-    place = next(holding_paths(sheet, rows), None) if place is None else place
+    place = path_column(sheet, column)
     if place is None:
         raise UserError(
             f"{path} has no column of image paths; it has {', '.join(sheet.header)} (name it with --column)"
         )
     folder = path.parent if root is None else root
-    for fields in rows:
+    for _, fields in sheet.rows():
         name = inside(fields[place], folder)
         yield ImageFile(fields[place], None if name is None else folder / name)
 
