@@ -195,6 +195,13 @@ class Model:
         return Model(vector[:split], vector[split:], self.counters, self.layout)
 
 
+def empty_model(layout: Layout, rows: int | None = None, dtype: Any = np.float32) -> Model:
+    """Memory for one model, or for one per row."""
+    shape = () if rows is None else (rows,)
+    params, buffers = (np.empty((*shape, layout.length(kind)), dtype) for kind in ("param", "buffer"))
+    return Model(params, buffers, np.empty((*shape, layout.length("counter")), np.int64), layout)
+
+
 # ---------------------------------------------------------------------------------------------------- what travels
 
 

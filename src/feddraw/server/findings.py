@@ -58,7 +58,7 @@ def _with_row(
 
 
 def _without(span: slice, row: slice) -> list[slice]:
-    """What is left of a stretch of parameters without a row in it."""
+    """What is left of a span without a row in it."""
     if row.start < span.start or span.stop < row.stop:
         return [span]
     return [part for part in (slice(span.start, row.start), slice(row.stop, span.stop)) if part.start < part.stop]
@@ -71,8 +71,8 @@ def _divided(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArr
     return kept * (values.sum() / total) if total else np.zeros_like(kept)
 
 
-def settle_rows(aggregate: Aggregate, cohort: Cohort, method: Method, state: State) -> Aggregate:
-    """With the rows that no weights settle: of findings that nobody labels, and of rules without weights."""
+def with_unweighted_rows(aggregate: Aggregate, cohort: Cohort, method: Method, state: State) -> Aggregate:
+    """With the rows that weights do not decide: of findings that nobody labels, and of rules without weights."""
     if cohort.labelled is None:
         return aggregate
     params = aggregate.model.params.copy()
@@ -86,7 +86,7 @@ def settle_rows(aggregate: Aggregate, cohort: Cohort, method: Method, state: Sta
 
 
 def _by_rule(cohort: Cohort, piece: Piece, span: slice, method: Method, state: State) -> Vector:
-    """A stretch of the parameters by a rule that takes no weights, over the clients that label its finding."""
+    """A span of the parameters by a rule that takes no weights, over the clients that label its finding."""
 
     def cut(model: Model) -> Model:
         return replace(model, params=model.params[span])

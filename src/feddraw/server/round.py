@@ -11,7 +11,7 @@ import numpy as np
 
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
-from feddraw.server.findings import among_labelling, settle_rows
+from feddraw.server.findings import among_labelling, with_unweighted_rows
 from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, remarks_of, with_remarks
 from feddraw.server.policy import Policy
@@ -97,7 +97,7 @@ def aggregate_round(
         cohort = replace(cohort, updates=accepted)
         aggregate = method.aggregate(cohort, state, bound) if accepted else None
     if aggregate is not None:
-        aggregate = settle_rows(aggregate, cohort, method, state)
+        aggregate = with_unweighted_rows(aggregate, cohort, method, state)
     verdicts = with_remarks(verdicts, remarks_of(sizes, limited, accepted, aggregate))
     ledger = ledger_of(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
     return _result(method, cohort, state, aggregate, ledger, accepted, clients)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Entry, Kind, Layout, Model
+from feddraw.core import Entry, Kind, Layout, Model, empty_model
 from feddraw.errors import UserError, unknown
 
 Arrays = dict[str, NDArray[Any]]
@@ -87,13 +87,7 @@ def _layer(entry: Entry) -> str:
 def blank(layout: Layout, rows: int | None = None) -> Model:
     """Memory for one model, or for one per row; float64 if a tensor has that type."""
     wide = any(entry.dtype == "float64" for entry in layout.entries)
-    dtype = np.float64 if wide else np.float32
-    shape = {
-        kind: (() if rows is None else (rows,)) + (layout.length(kind),) for kind in ("param", "buffer", "counter")
-    }
-    return Model(
-        np.empty(shape["param"], dtype), np.empty(shape["buffer"], dtype), np.empty(shape["counter"], np.int64), layout
-    )
+    return empty_model(layout, rows, np.float64 if wide else np.float32)
 
 
 def row_of(matrices: Model, row: int) -> Model:

@@ -31,7 +31,7 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import UserError
-from feddraw.server.findings import divided, settle_rows
+from feddraw.server.findings import divided, with_unweighted_rows
 
 _BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
@@ -101,7 +101,7 @@ class Stream:
         model = Model(params, buffers, self._counters, self._cohort.model.layout)
         coefficients = self._method.server.coefficients(cohort, weights)
         aggregate = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
-        return settle_rows(aggregate, cohort, self._method, state)
+        return with_unweighted_rows(aggregate, cohort, self._method, state)
 
 
 def _learnt(single: Cohort, params: Vector) -> Vector:

@@ -25,6 +25,7 @@ from feddraw.core import (
     Solver,
     Update,
     Vector,
+    empty_model,
     extras_of,
 )
 from feddraw.training.allocator import keep_freed
@@ -43,7 +44,7 @@ from feddraw.training.loop import (
     seeded,
 )
 from feddraw.training.measurement import batch_gradients, summary
-from feddraw.training.network import Network, empty_model
+from feddraw.training.network import Network
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
 

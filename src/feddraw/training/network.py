@@ -12,13 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddraw.core import (
-    Entry,
-    Kind,
-    Layout,
-    Model,
-    Vector,
-)
+from feddraw.core import Entry, Kind, Layout, Model, Vector, empty_model
 from feddraw.errors import UserError
 from feddraw.training.settings import Training
 
@@ -39,7 +33,7 @@ class Network:
         self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
         self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
         self._half = HALVES.get(how.amp)
-        self._pieces = _pieces([entry for entry in self.layout.entries if entry.kind == "param"])
+        self._blocks = _blocks([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: Tensor | None = None
         self._adopt()
         module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
@@ -88,8 +82,8 @@ class Network:
     def _both(self, flat: Tensor, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
         """What belongs together in a tensor beside `params` and in a vector of natural order, piece by piece."""
         natural = torch.from_numpy(values)
-        for place, shape in self._pieces:
-            yield _view(flat, place, shape), natural[place].view(shape)
+        for span, shape in self._blocks:
+            yield _view(flat, span, shape), natural[span].view(shape)
 
     def read(self) -> Model:
         model = empty_model(self.layout)
@@ -126,29 +120,23 @@ def layout_of_module(module: nn.Module, classifier: str) -> Layout:
     return Layout.of(tensors, classifier)
 
 
-def empty_model(layout: Layout) -> Model:
-    lengths = {kind: layout.length(kind) for kind in ("param", "buffer", "counter")}
-    floats = np.empty(lengths["param"], np.float32), np.empty(lengths["buffer"], np.float32)
-    return Model(*floats, np.empty(lengths["counter"], np.int64), layout)
-
-
-def _view(flat: Tensor, place: slice, shape: tuple[int, ...]) -> Tensor:
-    """A tensor's place in the flat one; images' kernels with the channels last, as the convolutions want them."""
-    piece = flat[place]
+def _view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
+    """A tensor's view of the flat one; images' kernels with the channels last, as the convolutions want them."""
+    values = flat[span]
     if len(shape) != 4:
-        return piece.view(shape)
+        return values.view(shape)
     out, channels, height, width = shape
-    return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return values.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _pieces(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
-    """The parameters as few pieces: kernels that lie otherwise in natural order, and all that is between them."""
-    pieces: list[tuple[slice, tuple[int, ...]]] = []
+def _blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+    """The parameters as few blocks: kernels with their channels last, and all that is between two kernels."""
+    blocks: list[tuple[slice, tuple[int, ...]]] = []
     for entry in entries:
         kernel = len(entry.shape) == 4 and entry.shape[1] > 1 and entry.shape[2:] != (1, 1)
-        if pieces and not kernel and len(pieces[-1][1]) == 1:
-            start, stop = pieces.pop()[0].start, entry.span.stop
+        if blocks and not kernel and len(blocks[-1][1]) == 1:
+            start, stop = blocks.pop()[0].start, entry.span.stop
         else:
             start, stop = entry.span.start, entry.span.stop
-        pieces.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
-    return pieces
+        blocks.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
+    return blocks
