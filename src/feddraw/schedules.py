@@ -56,6 +56,13 @@ def beta(
     return beta_max * -math.expm1(-lam * left)
 
 
+def annealing(
+    round: float, rounds: int, eta: float, lam: float, beta_max: float, reading: Reading
+) -> tuple[float, float | None]:
+    """gamma and beta of a round."""
+    return gamma(round, eta=eta, reading=reading), beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading)
+
+
 def size_prior(sizes: ArrayLike) -> Floats:
     """Each client's share of the images."""
     counts = np.asarray(sizes, dtype=np.float64)
@@ -96,8 +103,7 @@ def anatomy(
     reading: Reading = "reported",
 ) -> Anatomy:
     """The weights of round t of T and all that they are made of."""
-    trust = gamma(round, eta=eta, reading=reading)
-    return compose(sizes, similarities, trust, beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading))
+    return compose(sizes, similarities, *annealing(round, rounds, eta, lam, beta_max, reading))
 
 
 def compose(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float | None) -> Anatomy:

@@ -13,19 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    Cohort,
-    LayerPart,
-    Layout,
-    Local,
-    Matrix,
-    Method,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-)
+from feddraw.core import Cohort, LayerPart, Layout, Local, Matrix, Method, Server, State, Vector, Weighting, Weights
 from feddraw.errors import one_of
 from feddraw.schedules import (
     BETA_MAX,
@@ -33,11 +21,10 @@ from feddraw.schedules import (
     LAM,
     Anatomy,
     Reading,
-    beta,
+    annealing,
     check_settings,
     compose,
     cosine,
-    gamma,
     reputation,
 )
 
@@ -67,8 +54,7 @@ class DualReputationAnnealing(Weighting):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
-        trust = gamma(round, eta=self.eta, reading=self.reading)
-        return trust, beta(round, rounds, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        return annealing(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         parts = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))

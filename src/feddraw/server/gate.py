@@ -174,10 +174,8 @@ def check_each(
     times = Counter(update.client for update in updates)
     found = {}
     for update in updates:
-        reason = _sender(update.client, times, clients)
-        found[update.client] = (
-            Verdict(reason, math.nan) if reason else check_contents(update, sent, sends, gate.max_size)
-        )
+        refused = _sender(client := update.client, times, clients)
+        found[client] = Verdict(refused, math.nan) if refused else check_contents(update, sent, sends, gate.max_size)
     return found
 
 

@@ -17,19 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feddraw.core import (
-    Aggregate,
-    Cohort,
-    Column,
-    Method,
-    Model,
-    Segment,
-    State,
-    SummedCohort,
-    Update,
-    Vector,
-    Weights,
-)
+from feddraw.core import Aggregate, Cohort, Column, Method, Model, Segment, State, SummedCohort, Update, Vector, Weights
 from feddraw.errors import UserError
 from feddraw.server.findings import divided, with_unweighted_rows
 
