@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 import feddraw
+from feddraw.cli import main
 
 SMALL = (
     "--scenario", "quantity", "--set", "scenario.clients=3", "--size", "28", "--set", "data.train=240", "--set",
@@ -22,8 +27,21 @@ SMALL = (
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feddraw", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    """A command as typed, in this process: starting Python takes longer than most commands do."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, showing = patch.object(sys, "argv", ["feddraw", *words]), patch.object(warnings, "showwarning")
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err), argv, showing, patch.dict(os.environ):  # noqa: SIM117
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert isinstance(left.value.code, int)
+    return subprocess.CompletedProcess(words, left.value.code, out.getvalue(), err.getvalue())
+
+
+def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "feddraw", "weights", "--sizes", "1,x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "feddraw: --sizes takes numbers separated by commas, not '1,x'\n"
 
 
 def test_weights_prints_every_round_and_part(tmp_path: Path) -> None:

@@ -45,18 +45,18 @@ def said(*words: str | Path) -> str:
 # ---------------------------------------------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize(
-    "name", ["report.html", "report.md", "report.csv", "tables.tex", "figures/figures.json", "figures/chm-2-sizes.svg"]
-)
-def test_a_report_writes_through_no_link(tmp_path: Path, outside: Path, name: str) -> None:
-    make_run(tmp_path / "stranger")
-    (tmp_path / "stranger" / "figures").mkdir()
-    for planted in (name, f"{name}.part"):
-        (tmp_path / "stranger" / planted).symlink_to(outside / ".bashrc")
-    assert f"{Path(name).name} is a link and may lead out of its folder" in said("report", tmp_path / "stranger")
-    assert untouched(outside)
-    (tmp_path / "stranger" / name).unlink()
-    assert said("report", tmp_path / "stranger") == ""
+def test_a_report_writes_through_no_link(tmp_path: Path, outside: Path) -> None:
+    stranger = make_run(tmp_path / "stranger", rounds=2)
+    (stranger / "figures").mkdir()
+    names = ["report.html", "report.md", "report.csv", "tables.tex", "figures/figures.json", "figures/chm-2-sizes.svg"]
+    for name in names:
+        for planted in (name, f"{name}.part"):
+            (stranger / planted).unlink(missing_ok=True)
+            (stranger / planted).symlink_to(outside / ".bashrc")
+        assert f"{Path(name).name} is a link and may lead out of its folder" in said("report", stranger)
+        assert untouched(outside)
+        (stranger / name).unlink()
+    assert said("report", stranger) == ""  # past all that is left behind under temporary names
     assert untouched(outside)
 
 
@@ -71,16 +71,19 @@ def test_a_report_neither_writes_to_a_linked_folder_nor_deletes_what_its_markdow
 
 
 def test_only_figures_that_a_manifest_says_are_ours_and_unchanged_are_removed(tmp_path: Path, outside: Path) -> None:
-    make_run(tmp_path / "runs" / "a", scenario="CHM-1")
-    make_run(tmp_path / "runs" / "b", scenario="CHM-2")
+    make_run(tmp_path / "runs" / "a", scenario="CHM-1", rounds=2)
+    make_run(tmp_path / "runs" / "b", scenario="CHM-2", rounds=2)
     assert said("report", tmp_path / "runs", "--out", tmp_path / "page") == ""
     figures = tmp_path / "page" / "figures"
     (figures / "chm-2-sizes.svg").write_text("<svg>mine now</svg>")
     (figures / "chm-2-sizes.png").unlink()
     (figures / "chm-2-sizes.png").symlink_to(outside / ".bashrc")
-    (tmp_path / "page" / "report.md").write_text("![](figures/mine.svg)")
+    (tmp_path / "page" / "report.md").write_text(  # also names that no file can have
+        f"![](figures/mine.svg) ![](figures/\0.svg) ![](figures/{'x' * 5000}.svg) ![](figures/..svg)"
+    )
     (figures / "mine.svg").write_text("<svg/>")
     assert said("report", tmp_path / "runs" / "a", "--out", tmp_path / "page") == ""
+    assert list(figures.glob("chm-1-*"))
     left = {path.name for path in figures.iterdir() if not path.name.startswith("chm-1")}
     assert left == {"figures.json", "chm-2-sizes.svg", "chm-2-sizes.png", "mine.svg"}
     assert untouched(outside)

@@ -77,16 +77,17 @@ def test_scores_and_an_old_page_that_are_too_large_are_not_read(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("line", [b"\n", b",\n", b"a,b\n" * 2])
-def test_a_small_gz_that_unpacks_to_a_gigabyte_is_refused_in_a_moment(tmp_path: Path, line: bytes) -> None:
-    with gzip.open(tmp_path / "t.csv.gz", "wb") as file:
-        file.write(b"a,b\n")
-        block = line * ((1 << 22) // len(line))
-        for _ in range(32):
-            file.write(block)
+def test_a_small_gz_that_unpacks_to_millions_of_lines_is_refused(
+    tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if line != b"\n":  # blank lines are the cheapest to read: with them the limit is the real one
+        monkeypatch.setattr(tables, "MAX_LINES", 1 << 18)
+    with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as file:
+        file.write(b"a,b\n" + line * ((3 << 21) // len(line)))
     began = time.process_time()
     with pytest.raises(UserError, match="is no table: a line or the whole of it is too long"):
         list(tables.Sheet.of(tmp_path / "t.csv.gz").rows())
-    assert time.process_time() - began < 30
+    assert time.process_time() - began < 15
 
 
 def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:

@@ -137,7 +137,7 @@ def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- pages
 
 
-@settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(anything, min_size=4, max_size=4, unique=True))
 @example(["[/x]", "\x1b[31mred", "=cmd|'/c calc'!A1", "\x00"])
 @example(["\ufffe", "\x9b31m", "a]]>b", "<script>alert(1)</script>"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import tomllib
 from html.parser import HTMLParser
@@ -209,7 +208,7 @@ def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     assert rows["uniform"] == "not shown"
     assert "feddraw is shown to be no worse than fedavg in 1 of 1 and uniform in 0 of 1 scenarios." in text
     assert "--replicates 50 --margin 0.1" in text
-    assert "no worse" not in written(tmp_path, replicates=50).markdown.read_text()
+    assert "no worse" not in told(tmp_path, replicates=50)[1]
 
 
 def test_the_first_screen_has_the_headline_the_weights_and_the_table_with_intervals(tmp_path: Path) -> None:
@@ -235,22 +234,6 @@ def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) 
     several = examine(collect([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str)
     named = [heading.text for heading, _ in compose(several, "A title", str).menu]
     assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
-
-
-def test_figures_of_the_report_before_are_removed_and_no_other(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", scenario="CHM-1")
-    make_run(tmp_path / "b", scenario="CHM-2")
-    written(tmp_path)
-    figures = tmp_path / "figures"
-    (figures / "my own.svg").write_text("<svg/>")
-    assert list(figures.glob("chm-2-*"))
-    shutil.rmtree(tmp_path / "b")
-    with (tmp_path / "report.md").open("a") as twin:  # names that no file can have, in a folder that came from somebody
-        twin.write(f"![](figures/\0.svg) ![](figures/{'x' * 5000}.svg) ![](figures/..svg)")
-    written(tmp_path)
-    assert not list(figures.glob("chm-2-*"))
-    assert list(figures.glob("chm-1-*"))
-    assert (figures / "my own.svg").exists()
 
 
 def test_without_scores_of_images_the_page_says_so(tmp_path: Path) -> None:

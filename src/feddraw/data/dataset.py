@@ -30,7 +30,7 @@ class Labels:
     sites: NDArray[np.str_] | None = None  # (n,)
     uncertain: NDArray[np.uint8] | None = None  # (n,), how many of the findings were marked uncertain
     groups: NDArray[np.str_] | None = None  # (n,), such as the patient's sex, for rules that compare groups
-    known: NDArray[np.bool_] | None = None  # (n, classes), which labels are known (the others hold 0); None = all
+    known: NDArray[np.bool_] | None = None  # (n, findings), which labels are known (the others hold 0); None = all
 
     def __post_init__(self) -> None:
         if self.known is None:
@@ -70,9 +70,9 @@ class Labels:
         return values
 
     def known_counts(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """(classes,): how many of the images have a known label of each finding."""
+        """(findings,): how many of the images have a known label of each finding."""
         if self.known is None:
-            return np.full(len(self.classes), len(rows), dtype=np.intp)
+            return np.full(len(self.findings), len(rows), dtype=np.intp)
         return np.asarray(self.known[rows].sum(axis=0), dtype=np.intp)
 
 
