@@ -20,6 +20,7 @@ from feddraw.cli import (
     demo,
     explain,
     explore,
+    heterogeneity,
     init,
     listing,
     operator,
@@ -49,6 +50,7 @@ app.command("run")(run.run)
 app.command("study")(study.study)
 app.command("init")(init.init)
 app.command("weights")(weights.weights)
+app.command("heterogeneity")(heterogeneity.heterogeneity)
 app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")

@@ -92,14 +92,14 @@ def run(
     with say.status("starting") if say.is_terminal else _nothing():
         from feddraw.experiment.settings import complete
 
-        experiment = _base(file, preset, out if resume else None, trust).with_settings(changes)
+        experiment = starting_point(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
     folder = out or free_folder(experiment, resume)
     carry_out(experiment, folder, resume=resume)
     show_metrics(folder)
 
 
-def _base(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
+def starting_point(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
     """Where the settings start from: a file, the folder that is resumed, or a preset."""
     from feddraw.experiment.settings import Experiment
     from feddraw.results.folder import RunFolder

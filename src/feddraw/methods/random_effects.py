@@ -100,19 +100,30 @@ def estimate(sums: Sums) -> Estimate | None:
     return Estimate(q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images))
 
 
-def distances(images: Floats, products: Floats, variances: Floats) -> Floats:
-    """Each client's squared distance from the others' mean, less what sampling adds to it, as a multiple of S².
+def _contrasts(images: Floats) -> Floats:
+    """A row for each client: itself less the mean of the others, each by its images."""
+    others = np.tile(images, (len(images), 1)) * (1 - np.eye(len(images)))
+    return np.asarray(np.eye(len(images)) - others / others.sum(axis=1, keepdims=True))
 
-    In the unit of rho, and without bias: below zero where a client is nearer than chance would have it.
-    """
-    count = len(images)
-    others = np.tile(images, (count, 1)) * (1 - np.eye(count))
-    contrast = np.eye(count) - others / others.sum(axis=1, keepdims=True)
-    apart = np.einsum("ij,jk,ik->i", contrast, products, contrast)
-    noise = contrast**2 @ (variances / images)
+
+def squared_distances(images: Floats, products: Floats) -> Floats:
+    """Of each client's mean gradient from that of the others."""
+    contrasts = _contrasts(images)
+    return np.asarray(np.einsum("ij,jk,ik->i", contrasts, products, contrasts))
+
+
+def corrected_distances(images: Floats, products: Floats, variances: Floats) -> Floats:
+    """Squared distances less what sampling adds to them: estimates without bias, which may be below zero."""
+    noise = _contrasts(images) ** 2 @ (variances / images)
+    return np.asarray(squared_distances(images, products) - noise)
+
+
+def distances(images: Floats, products: Floats, variances: Floats) -> Floats:
+    """The corrected ones as multiples of S², which is the unit of rho."""
     found = estimate(Sums.of(images, products, variances))
-    scale = found.variance if found is not None else 0.0
-    return np.asarray((apart - noise) / scale) if scale else np.zeros(count)
+    if found is None or not found.variance:
+        return np.zeros(len(images))
+    return np.asarray(corrected_distances(images, products, variances) / found.variance)
 
 
 def weights_of(sizes: Floats, rho: float) -> Floats:

@@ -1,0 +1,188 @@
+"""`feddraw heterogeneity`: how much the sites differ, before anyone trains for days."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddraw import naming
+from feddraw.cli.run import Data, Scenario
+from feddraw.errors import UserError
+from feddraw.experiment.assignments import parse_settings
+
+if TYPE_CHECKING:
+    from feddraw.analysis.heterogeneity import Group, Heterogeneity, SiteDistance
+    from feddraw.experiment.settings import Experiment
+
+Option = typer.Option
+
+
+def heterogeneity(
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
+    ] = None,
+    data: Annotated[str | None, Data] = None,
+    scenario: Annotated[str | None, Scenario] = None,
+    model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
+    size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
+    scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the initial model, the partition and the batches.")] = None,
+    rounds: Annotated[int, Option(help="Measure again after so many rounds of FedAvg.")] = 0,
+    batches: Annotated[int, Option(help="At most so many batches per site.")] = 16,
+    batch_size: Annotated[int, Option(help="Images in a batch; a site needs two batches.")] = 16,
+    layer: Annotated[
+        str, Option(help="classifier or all: whose gradient decides distances and weights.")
+    ] = "classifier",
+    mode: Annotated[str, Option(help="Batch normalisation: train, or eval as a sensitivity check.")] = "train",
+    permutations: Annotated[int, Option(help="Random deals of the batches for p; 0 for none.")] = 999,
+    replicates: Annotated[int, Option(help="Bootstrap replicates for intervals; 0 for none.")] = 1000,
+    out: Annotated[Path | None, Option(help="Where to write (default: runs/heterogeneity-SCENARIO-SEED).")] = None,
+    set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
+    trust: Annotated[bool, Option("--trust", help="Import code that a file names.")] = False,
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""
+    typed = {
+        "data": data, "scenario": scenario, "model": model, "data.size": size, "scenario.scale": scale, "seed": seed,
+    }  # fmt: skip
+    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
+    if source is not None and source.is_dir():
+        if changes:
+            raise UserError(f"{source} is a run that was carried out: its settings cannot be changed here")
+        found, about = _of_run(source)
+        folder = out
+    else:
+        experiment = _experiment(source, data, scenario, changes, trust)
+        found, about = _of_experiment(experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates)
+        folder = out or Path("runs") / naming.folder(f"heterogeneity-{about['scenario']}-{about['seed']}")
+    document = about | {"measured": [one.document() for one in found]}
+    written = _write(folder, document, found) if folder is not None else []
+    if json:
+        from feddraw.cli.show import as_json
+
+        as_json(document)
+        return
+    show(found, about)
+    if written:
+        from feddraw.cli.echo import echo
+
+        echo(f"written to {', '.join(map(str, written))}")
+
+
+def _experiment(
+    source: Path | None, data: str | None, scenario: str | None, changes: dict[str, Any], trust: bool
+) -> Experiment:
+    from feddraw.cli.run import starting_point
+    from feddraw.experiment.settings import complete
+
+    if source is None and data is not None and scenario is None and Path(data).exists():
+        changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
+    return complete(starting_point(source, None, None, trust).with_settings(changes))
+
+
+def _of_experiment(
+    experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
+) -> tuple[list[Heterogeneity], dict[str, Any]]:
+    from feddraw.cli.data import progress
+    from feddraw.core import Measurement
+    from feddraw.errors import one_of
+    from feddraw.experiment.heterogeneity import Examination, examine
+
+    batches, batch_size, layer, mode = how
+    measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
+    wanted = Examination(measurement, layer, rounds, permutations, replicates)
+    with progress() as report_progress:
+        found = list(examine(experiment, wanted, progress=report_progress))
+    names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
+    about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}
+    return found, about | {"batches": batches, "batch_size": batch_size}
+
+
+def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
+    from feddraw.analysis.heterogeneity import from_ledger
+    from feddraw.results.folder import RunFolder
+    from feddraw.results.reading import as_written, read_csv, read_toml
+    from feddraw.results.runs import Ledger
+
+    files = RunFolder(folder)
+    if not files.ledger.is_file():
+        raise UserError(f"{folder} has no weights.csv: give an experiment file, or the folder of a run")
+    with as_written(files.ledger):
+        ledger = Ledger.of(read_csv(files.ledger))
+    settings = read_toml(files.settings) if files.settings.is_file() else {}
+    named = {part: settings[part].get("name") for part in ("data", "scenario", "model", "method") if part in settings}
+    rounds = int(settings.get("rounds", len(ledger.status)))
+    found = from_ledger(ledger, rounds)
+    if not found:
+        raise UserError(f"no round of {folder} has a measurement: run it with the method random_effects")
+    return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
+
+
+def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]) -> list[Path]:
+    from json import dumps
+
+    from feddraw.analysis.forest import forest_figure
+    from feddraw.analysis.plots import save
+    from feddraw.system.files import make_folder, reporting, write_whole
+
+    with reporting(folder):
+        make_folder(folder)
+    files = [folder / f"heterogeneity.{ending}" for ending in ("json", "png", "svg")]
+    write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    figure = forest_figure(found[-2:] if "run" not in document else [found[0], *found[1:][-1:]])
+    for file in files[1:]:
+        save(figure, file)
+    return files
+
+
+# ---------------------------------------------------------------------------------------------------- on the terminal
+
+
+def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
+    """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
+    from feddraw.analysis.forest import when
+    from feddraw.analysis.heterogeneity import verdict
+    from feddraw.cli.show import console, table
+
+    out = console()
+    note = " (synthetic)" if about.get("data") == "phantom" else ""
+    source = ", ".join(str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None)
+    out.print(naming.line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
+    if len(found) > 2:
+        rows = [[str(one.round), *_numbers(one.overall)[:-1]] for one in found]
+        out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
+    for one in [found[0], *found[1:][-1:]]:
+        out.print("", naming.line(f"{when(one.round)}: {verdict(one.overall)}"), sep="\n")
+        columns = ["site", "images", "measured", "distance", "95 % interval"]
+        rows = [_site(site) for site in one.sites]
+        out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
+        if one.layers or one.findings:
+            groups = [[group.name, *_numbers(group)] for group in (*one.layers, *one.findings)]
+            out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], groups))
+    out.print(
+        "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no farther than chance), "
+        "in variances of one image's gradient. FedDRAW: mean over its rounds if all sites are equally similar."
+    )
+
+
+def _numbers(group: Group) -> list[str]:
+    p = "" if group.p is None else f"{group.p:.3g}"
+    return [f"{group.q:.1f}", f"{group.expected:.1f}", f"{100 * group.i_squared:.0f} %", f"{group.rho:.3g}", p]
+
+
+def _site(site: SiteDistance) -> list[str]:
+    distance = "" if site.distance is None else f"{site.distance:.4f}"
+    interval = "" if site.low is None or site.high is None else f"{site.low:.4f} to {site.high:.4f}"
+    weights = [f"{site.weights[rule]:.3f}" for rule in ("fedavg", "random_effects", "feddraw", "uniform")]
+    return [
+        site.site,
+        f"{site.images:,}",
+        f"{site.measured:,}" if site.measured else "none",
+        distance,
+        interval,
+        *weights,
+    ]
