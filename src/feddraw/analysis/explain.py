@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.analysis.heterogeneity import from_ledger, verdict
 from feddraw.errors import UserError
 from feddraw.results.reading import clean
 from feddraw.results.runs import Ledger, Run
@@ -157,6 +158,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _why(found)
     yield from _policy(found)
     yield from _by_finding(found)
+    yield from _measured(found)
     yield from _absent(found)
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
@@ -270,6 +272,19 @@ def _by_finding(found: Explanation) -> Iterator[str]:
     yield f"By finding, weights differed most in round {round}: {who} counted {said[0]} and {said[1]}."
 
 
+def _measured(found: Explanation) -> Iterator[str]:
+    """How much the clients differed, where the method has measured it."""
+    measured = from_ledger(found.run.ledger, len(found.shares))
+    for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():
+        yield f"Measured in round {measured[place].round}: {verdict(measured[place].overall)}."
+    if len(measured) > 1:
+        above = sum(one.overall.q > one.overall.expected for one in measured)
+        yield f"Q was above its expectation in {above} of {len(measured)} measurements."
+    if measured:
+        far = max(measured[-1].sites, key=lambda site: -np.inf if site.distance is None else site.distance)
+        yield f"In the last measurement {far.site} was farthest from the others."
+
+
 def _absent(found: Explanation) -> Iterator[str]:
     events = found.events
     for round, client, status in events[:5]:
@@ -358,7 +373,7 @@ def _round(found: Explanation, round: int) -> dict[str, Any]:
         {"client": client} | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}
         for i, client in enumerate(found.clients)
     ]
-    schedules = {name: _one(found.run.ledger[name][round]) for name in ("gamma", "beta")}
+    schedules = {name: _one(found.run.ledger[name][round]) for name in ("gamma", "beta", "q", "q_expected", "rho")}
     return {"round": round, **schedules, "clients": clients}
 
 

@@ -77,7 +77,8 @@ def _draw_distances(axes: Axes, found: Sequence[Heterogeneity], shown: Sequence[
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("squared distance / variance of one image", fontsize=8)
     axes.margins(x=0.06)
-    title = "distance of each site from the others, 95 % interval"
+    bounded = any(site.low is not None for one in found for site in one.sites)
+    title = "distance of each site from the others" + (", 95 % interval" if bounded else "")
     axes.set_title(title if len(found) > 1 else f"{title}\n{_legend(found[0])}", fontsize=9)
     draw_legend(axes, [line for line in axes.lines if not str(line.get_label()).startswith("_")])
 

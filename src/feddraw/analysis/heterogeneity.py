@@ -120,14 +120,16 @@ def intervals(batches: Batches, group: str, replicates: int, seed: int) -> Float
     whole = estimate(Sums.of(images, products, variances))
     if not replicates or whole is None or not whole.variance:
         return np.stack([found, np.full_like(found, np.nan), np.full_like(found, np.nan)], axis=1)
-    between = squared_distances(images, products)
+    between = squared_distances(images, products) / whole.variance
     rng, ends = np.random.default_rng([seed, replicates]), np.cumsum([0, *batches.counts])
+    few = np.array(batches.counts) / (np.array(batches.counts) - 1)  # resamples of few batches vary too little
     drawn = np.empty((replicates, len(images)))
     for row in drawn:
         order = np.concatenate([rng.integers(a, b, b - a) for a, b in pairwise(ends.tolist())])
-        row[:] = corrected_distances(*batches.numbers(group, order)) - between
-    few = np.sqrt(np.array(batches.counts) / (np.array(batches.counts) - 1))  # resamples of few batches vary too little
-    drawn *= few / whole.variance
+        _, moved, spreads = batches.numbers(group, order)
+        variance = images @ (few * spreads) / images.sum() or whole.variance
+        row[:] = corrected_distances(images, moved, spreads) / variance - between
+    drawn *= np.sqrt(few)
     high, low = (found - np.quantile(drawn, share, axis=0) for share in (0.025, 0.975))
     return np.stack([found, low, high], axis=1)
 

@@ -87,7 +87,9 @@ def _experiment(
 def _of_experiment(
     experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.cli.data import progress
+    from rich.console import Console
+
+    from feddraw.cli.progress import bars
     from feddraw.core import Measurement
     from feddraw.errors import one_of
     from feddraw.experiment.heterogeneity import Examination, examine
@@ -95,7 +97,11 @@ def _of_experiment(
     batches, batch_size, layer, mode = how
     measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
     wanted = Examination(measurement, layer, rounds, permutations, replicates)
-    with progress() as report_progress:
+    with bars(Console(stderr=True), said=False) as shown:
+
+        def report_progress(what: str, ready: int, total: int) -> None:
+            shown.show(what, what, ready, total, f"{ready:,} of {total:,}")
+
         found = list(examine(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
     about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}

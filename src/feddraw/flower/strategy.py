@@ -516,6 +516,9 @@ class MethodStrategy(FedAvg):
     def _record(self, done: RoundRecord) -> None:
         shares = "  ".join(f"{line(client)} {weight:.3f}" for client, weight in done.weights.items())
         log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "no update counted")
+        if measured := [entry for entry in done.ledger if math.isfinite(entry.q)]:
+            said = (done.round + 1, measured[0].q, measured[0].q_expected, measured[0].rho)
+            log.info("server round %d: Q %.1f, %.1f expected of alike clients, rho %.3g", *said)
         for entry in done.ledger:
             if entry.status != "counted":
                 log.warning("server round %d: %s %s", done.round + 1, line(entry.client), line(entry.status))

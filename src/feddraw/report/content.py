@@ -733,7 +733,7 @@ def _weights(report: Report, scenario: str) -> Iterator[Block]:
     if limited:
         yield Text(f"A policy limited weights of {listed(limited)}; the words below say whose and when.")
     for method, runs in weighed.items():
-        kinds = (pictures.components, pictures.by_finding, pictures.deviation)
+        kinds = (pictures.components, pictures.heterogeneity, pictures.by_finding, pictures.deviation)
         more = [picture for draw in kinds for picture in draw(runs, method, slug(scenario))]
         if more:
             yield Gallery(more, f"What the weights of {method} are made of.")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.explain import listed
+from feddraw.analysis.forest import forest_figure
+from feddraw.analysis.heterogeneity import from_ledger
 from feddraw.analysis.statistics import Comparison, Interval
 from feddraw.naming import slug
 from feddraw.report.blocks import Picture
@@ -105,6 +107,28 @@ def components(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pict
         plots.draw_schedules(axes, gamma, beta)
         words = f"gamma falls from {gamma[0]:.2f} to {gamma[-1]:.4f}, beta ends at {beta[-1]:.2f}"
         yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
+
+
+def heterogeneity(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+    """Cochran's Q over the rounds, and each client's distance at the end, where the method has measured them."""
+    measured = from_ledger(runs[0].ledger, len(runs[0].ledger.status))
+    if not measured:
+        return
+    figure, axes = plots.panel()
+    lines = [_first_finite(runs[0].ledger[name]) for name in ("q", "q_expected")]
+    plots.draw_lines(axes, dict(zip(("Q", "expected if clients are alike"), lines, strict=True)))
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{plots.short(method, 30)}: Cochran's Q")
+    plots.draw_legend(axes)
+    first, last = measured[0].overall, measured[-1].overall
+    words = f"Q is {first.q:.1f} at first and {last.q:.1f} at the end; {last.expected:.1f} is expected of alike clients"
+    name = f"{scenario}-{slug(method)}"
+    yield Picture(f"{name}-q", figure, f"Cochran's Q of the clients' gradients under {method}: {words}")
+    far = [f"{site.site} {site.distance:.4f}" for site in measured[-1].sites if site.distance is not None]
+    said = (
+        f"Squared distance of each client from the others under {method} in round {measured[-1].round}: {listed(far)}"
+    )
+    yield Picture(f"{name}-distances", forest_figure(measured[-1:]), said)
 
 
 def by_finding(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:

@@ -1,0 +1,168 @@
+"""`feddraw heterogeneity`: Q, distances, p and weights of sites that are alike and of sites that are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from feddraw.analysis import explain
+from feddraw.analysis.forest import forest_figure
+from feddraw.analysis.heterogeneity import Batches, compared, from_ledger, intervals, weights_by_rule
+from feddraw.cli import app
+from feddraw.core import Measurement
+from feddraw.errors import UserError
+from feddraw.experiment.heterogeneity import Examination, examine, groups_of
+from feddraw.experiment.running import run
+from feddraw.methods.random_effects import Sums, distances, estimate
+from feddraw.report import write_report
+from feddraw.results.runs import read_run
+from small import small
+from tiny import initial
+
+QUICK = Examination(Measurement(8, 8), permutations=99, replicates=100)
+SKEW = {"scenario": "dirichlet", "scenario.clients": 3, "scenario.alpha": 0.2}
+
+
+def batches_of(counts, means, d=20, m=8, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate(
+        [mean + rng.normal(size=(count, d)) / np.sqrt(m * d) for count, mean in zip(counts, means, strict=True)]
+    )
+    return rows, Batches(tuple(counts), m, {"all": rows @ rows.T})
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+def test_scalar_products_give_what_the_gradients_give():
+    counts = (5, 3, 9)
+    rows, batches = batches_of(counts, (0, 0.1, 0))
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    means = np.stack([part.mean(axis=0) for part in parts])
+    variances = [8 * ((part - part.mean(axis=0)) ** 2).sum() / (len(part) - 1) for part in parts]
+    images, products, spreads = batches.numbers("all")
+    assert images.tolist() == [40, 24, 72]
+    assert np.allclose(products, means @ means.T)
+    assert spreads == pytest.approx(variances)
+    found = estimate(Sums.of(images, means @ means.T, np.array(variances)))
+    assert compared(batches, "all", 0, 0).q == pytest.approx(found.q)
+    assert intervals(batches, "all", 0, 0)[:, 0] == pytest.approx(distances(images, products, spreads))
+
+
+def test_p_is_even_where_sites_are_alike_and_small_where_they_are_not():
+    alike = [compared(batches_of((8, 8, 8), (0, 0, 0), seed=s)[1], "all", 39, s).p for s in range(40)]
+    assert 0.3 < np.mean(alike) < 0.7
+    assert compared(batches_of((8, 8, 8), (0, 0, 0.2))[1], "all", 99, 0).p == 0.01
+
+
+def test_intervals_cover_the_distance():
+    """Nominally 95 %; near zero they are too wide, because a squared distance is not normal there."""
+    covered = []
+    for seed in range(40):
+        _, batches = batches_of((16, 16, 16), (0, 0, 0.1), seed=seed)
+        low, high = intervals(batches, "all", 100, seed)[2, 1:]
+        covered.append(low <= 20 * 0.1**2 <= high)
+    assert np.mean(covered) >= 0.85
+
+
+def test_weights_of_each_rule():
+    found = weights_by_rule([100, 300], 1 / 100, rounds=5)
+    assert found["fedavg"] == [0.25, 0.75]
+    assert found["random_effects"] == pytest.approx([0.4, 0.6])
+    assert found["uniform"] == [0.5, 0.5]
+    assert 0.25 < found["feddraw"][0] < 0.5
+
+
+def test_groups_cover_all_parameters_once():
+    layers, findings = groups_of(initial().layout, ("a", "b"))
+    assert list(layers) == ["all", "first third", "middle third", "last third", "classifier"]
+    parts = np.concatenate([places for name, places in layers.items() if name != "all"])
+    assert sorted(parts.tolist()) == layers["all"].tolist() == list(range(len(initial().params)))
+    assert sorted(np.concatenate(list(findings.values())).tolist()) == layers["classifier"].tolist()
+
+
+# ---------------------------------------------------------------------------------------------------- experiments
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Sites dealt at random, and sites with label skew."""
+    return {name: list(examine(small(**changes), QUICK)) for name, changes in (("alike", {}), ("skewed", SKEW))}
+
+
+def test_sites_dealt_at_random_are_alike_and_label_skew_is_seen(found):
+    (alike,), (skewed,) = found["alike"], found["skewed"]
+    assert alike.overall.q < 3 * alike.overall.expected
+    assert alike.overall.p > 0.05
+    assert skewed.overall.q > 10 * skewed.overall.expected
+    assert skewed.overall.p == 0.01
+    assert {group.name for group in skewed.layers} >= {"all", "classifier"}
+    assert len(skewed.findings) == 5
+    assert all(site.low < site.distance < site.high for site in skewed.sites if site.measured)
+
+
+def test_a_warm_up_measures_again_and_is_fedavg():
+    first, second = examine(small(), Examination(Measurement(4, 8), rounds=1, permutations=0, replicates=0))
+    assert (first.round, second.round) == (0, 1)
+    assert first.overall.q != second.overall.q
+    assert second.overall.p is None
+
+
+def test_too_few_images_are_named():
+    with pytest.raises(UserError, match="lower --batch-size"):
+        list(examine(small(), Examination(Measurement(4, 200))))
+    with pytest.raises(UserError, match="layer must be"):
+        list(examine(small(), Examination(Measurement(), layer="body")))
+
+
+def test_the_forest_plot_is_drawn(found):
+    figure = forest_figure([*found["alike"], *found["skewed"]])
+    assert len(figure.axes) == 3
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["C1", "C2", "C3"]
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["heterogeneity", *map(str, words)])
+
+
+def test_the_command_writes_a_document_and_a_figure(tmp_path: Path):
+    settings = ["data.train=160", "data.validation=40", "data.test=40", "model.growth=8", "scenario.clients=3"]
+    words = ["--scenario", "iid", "--size", 28, *(w for s in settings for w in ("--set", s)), "--out", tmp_path / "o"]
+    result = invoke(*words, "--batch-size", 8, "--permutations", 19, "--replicates", 20)
+    assert result.exit_code == 0, result.output
+    assert "is expected if the sites are alike" in result.output
+    document = json.loads((tmp_path / "o" / "heterogeneity.json").read_text())
+    assert [site["site"] for site in document["measured"][0]["sites"]] == ["C1", "C2", "C3"]
+    assert (tmp_path / "o" / "heterogeneity.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "o" / "heterogeneity.svg").read_text()
+
+
+def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
+    list(run(small(**{"method": "random_effects", "method.batch_size": 8, "rounds": 3}), tmp_path / "run"))
+    result = invoke(tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    assert [one["round"] for one in document["measured"]] == [0, 1, 2]
+    read = read_run(tmp_path / "run")
+    measured = from_ledger(read.ledger, 3)
+    weights = [site.weights["random_effects"] for site in measured[0].sites]
+    assert weights == pytest.approx(read.ledger["weight"][0].tolist())
+    words = list(explain.sentences(explain.explain(read)))
+    assert any("is expected if the sites are alike" in sentence for sentence in words)
+    assert explain.document(explain.explain(read))["by_round"][0]["q"] == measured[0].overall.q
+    written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
+    page = written.page.read_text()
+    assert "Cochran" in page
+    assert "Squared distance of each client" in page
+
+
+def test_a_run_that_has_not_measured_is_named(tmp_path: Path):
+    list(run(small(rounds=1), tmp_path / "run"))
+    assert "run it with the method random_effects" in str(invoke(tmp_path / "run").exception)
