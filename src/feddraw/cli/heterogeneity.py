@@ -38,9 +38,11 @@ def heterogeneity(
         str, Option(help="classifier or all: whose gradient decides distances and weights.")
     ] = "classifier",
     mode: Annotated[str, Option(help="Batch normalisation: train, or eval as a sensitivity check.")] = "train",
-    permutations: Annotated[int, Option(help="Random deals of the batches for p; 0 for none.")] = 999,
+    permutations: Annotated[int, Option(help="Permutations of batches between sites, for p; 0 for none.")] = 999,
     replicates: Annotated[int, Option(help="Bootstrap replicates for intervals; 0 for none.")] = 1000,
-    out: Annotated[Path | None, Option(help="Where to write (default: runs/heterogeneity-SCENARIO-SEED).")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder (default: runs/heterogeneity-SCENARIO-SEED; none with --json).")
+    ] = None,
     set_: Annotated[list[str] | None, Option("--set", help="KEY=VALUE, a dotted path of experiment.toml.")] = None,
     trust: Annotated[bool, Option("--trust", help="Import code that a file names.")] = False,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
@@ -58,7 +60,8 @@ def heterogeneity(
     else:
         experiment = _experiment(source, data, scenario, changes, trust)
         found, about = _of_experiment(experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates)
-        folder = out or Path("runs") / naming.folder(f"heterogeneity-{about['scenario']}-{about['seed']}")
+        usual = Path("runs") / naming.folder(f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}")
+        folder = out or (None if json else usual)
     document = about | {"measured": [one.document() for one in found]}
     written = _write(folder, document, found) if folder is not None else []
     if json:
