@@ -30,7 +30,7 @@ ROOMS = [
     {"analysis"},
     {"paper"},
     {"experiment"},
-    {"report", "explorer"},
+    {"report", "explorer", "watch"},
     {"flower", "nvflare", "aggregation"},
     {"bench"},
     {"cli"},

@@ -33,6 +33,7 @@ from feddraw.cli import (
     stats,
     study,
     verify,
+    watch,
     weights,
 )
 from feddraw.errors import RunFailed, UserError
@@ -55,6 +56,7 @@ app.command("explore")(explore.explore)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("explain")(explain.explain)
 app.command("predict")(predict.predict)
 app.command("stats")(stats.stats)

@@ -1,7 +1,7 @@
 """The weight explorer: one page that draws FedDRAW's weights for anyone's clients and asks no network for anything.
 
-Page, style and scripts are the files of this folder; here they become one file, with the paper's scenarios and
-settings put in, and a policy in its head that forbids the page every request.
+Page, style and scripts are the files of this folder and the charts of `analysis`; here they become one file, with the
+paper's scenarios and settings put in, and a policy in its head that forbids the page every request.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from feddraw.scenarios.paper import PAPER, TITLES
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
 
 MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
+SHARED = "chart.js"  # with the page of `feddraw watch`
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -75,4 +76,5 @@ def _data() -> str:
 
 
 def _read(name: str) -> str:
-    return (resources.files(__name__) / name).read_text(encoding="utf-8")
+    room = "feddraw.analysis" if name == SHARED else __name__
+    return (resources.files(room) / name).read_text(encoding="utf-8")

@@ -115,7 +115,7 @@ function drawColumn({ title, values }, place, box, spec) {
 }
 
 /**
- * Draw a chart into its place. spec: rounds, round (highlighted), low, high, format, series [{index, values}],
+ * Draw a chart into its place; with `choose` a round is highlighted, and a press chooses another. spec: rounds, round, low, high, format, series [{index, values}],
  * description (for those who do not see it); optional heading, columns [{title, values}], filled, height.
  */
 function drawChart(place, spec, choose) {
@@ -127,8 +127,10 @@ function drawChart(place, spec, choose) {
   picture.append(...grid(box, spec));
   for (const series of spec.series) picture.append(...drawSeries(series, box, spec));
   (spec.columns ?? []).forEach((column, i) => picture.append(...drawColumn(column, i, box, spec)));
-  picture.append(...drawHighlight(box, spec));
-  followPointer(picture, box, width, choose);
+  if (choose) {
+    picture.append(...drawHighlight(box, spec));
+    followPointer(picture, box, width, choose);
+  }
   place.replaceChildren(picture);
 }
 

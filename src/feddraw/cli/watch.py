@@ -1,0 +1,38 @@
+"""`feddraw watch`: a page that follows runs while they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddraw.cli.echo import echo
+
+Option = typer.Option
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a study or a Flower server.", metavar="DIR")],
+    port: Annotated[
+        int | None, Option(help="Port (default: one that belongs to DIR, so that an open page finds it again).")
+    ] = None,
+    host: Annotated[str, Option(help="Address to listen on; needs --expose if others can reach it.")] = "127.0.0.1",
+    expose: Annotated[bool, Option("--expose", help="Allow other machines to connect, unencrypted.")] = False,
+) -> None:
+    """Show running and finished runs on a web page of this machine: weights, validation AUC, times, problems.
+
+    The page reads the files that runs write, changes nothing, and reconnects after a restart. End it with Ctrl-C.
+    """
+    from feddraw.watch.server import Watch, require_loopback
+
+    require_loopback(host, expose)
+    server = Watch(folder, host=host, port=port)
+    echo(f"watching {folder}: open {server.url}")
+    echo("end with Ctrl-C; the runs go on")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()

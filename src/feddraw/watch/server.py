@@ -1,0 +1,213 @@
+"""The page and its data over HTTP: on this machine only unless asked otherwise, and only for who has the key.
+
+Other users of the machine can reach its loopback address, too, but run folders are private. So the page itself holds
+nothing, and its data are given to whoever sends the key that `feddraw watch` printed behind the `#` of the address.
+No file is served by its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from feddraw import naming
+from feddraw.data.cache import root as cache_folder
+from feddraw.errors import UserError
+from feddraw.system.files import PRIVATE, make_folder
+from feddraw.watch.folders import FollowedFolder
+from feddraw.watch.overview import overview
+from feddraw.watch.page import page, policy
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
+KEY_HEADER = "X-Feddraw-Key"
+IDLE = 30.0  # seconds after which a silent connection is closed
+
+
+def require_loopback(host: str, expose: bool) -> None:
+    if host not in LOOPBACK and not expose:
+        raise UserError(
+            f"--host {host} shows the runs to other machines, unencrypted: add --expose if you mean it, or leave "
+            "--host out and use an SSH tunnel"
+        )
+
+
+def usual_port(folder: Path) -> int:
+    """The same for the same folder, so that an open page finds a server that was started again."""
+    digest = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).digest()
+    return PORTS[int.from_bytes(digest[:4], "big") % len(PORTS)]
+
+
+def own_key() -> str:
+    """One for each user of the machine, kept in the cache's folder where only its owner can read it."""
+    path = cache_folder() / "watch.key"
+    with suppress(OSError):
+        found = path.read_text(encoding="ascii").strip()
+        if len(found) >= 16:
+            return found
+    key = secrets.token_urlsafe(16)
+    make_folder(path.parent)
+    path.unlink(missing_ok=True)
+    path.touch(mode=PRIVATE, exist_ok=False)
+    path.write_text(key, encoding="ascii")
+    return key
+
+
+class Watch(ThreadingHTTPServer):
+    """Follows a folder, and answers the page."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, key: str = "") -> None:
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder}: give the folder of a run, of a study or of a Flower server")
+        self.followed = FollowedFolder(folder)
+        self.title = naming.line(str(folder))
+        self.key = key or own_key()
+        self.instance = secrets.token_hex(8)
+        self.lock = threading.Lock()
+        self.host = host
+        if ":" in host:
+            import socket
+
+            self.address_family = socket.AF_INET6
+        self._bind(host, usual_port(folder) if port is None else port, fixed=port is not None)
+        self.page = page().encode()
+        self.page_hash = hashlib.sha256(self.page).hexdigest()[:12]
+
+    def _bind(self, host: str, port: int, *, fixed: bool) -> None:
+        try:
+            super().__init__((host, port), Handler)
+        except OverflowError:
+            raise UserError(f"--port takes a number from 0 to 65535, not {port}") from None
+        except OSError as error:
+            if not fixed and port:
+                self._bind(host, 0, fixed=False)
+                return
+            raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+
+    def server_bind(self) -> None:
+        """Without the look-up of this machine's name, which may take long and is not needed."""
+        import socketserver
+
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.host, int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_port}/#key={self.key}"
+
+    def knows(self, host: str) -> bool:
+        """Whether a request was meant for us: another name that leads here is somebody's trick (DNS rebinding)."""
+        name, port = urlsplit(f"//{host}").hostname or "", _port(host)
+        if port != self.server_port:
+            return False
+        return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_address(name))
+
+    def state(self, since: int, instance: str) -> dict[str, Any]:
+        """What has changed since a version; everything for a page that knew another server."""
+        with self.lock:
+            self.followed.look()
+            known = since if instance == self.instance else -1
+            about = {"instance": self.instance, "page": self.page_hash, "title": self.title, "now": time.time()}
+            return about | overview(self.followed, known)
+
+    def run(self, number: int) -> tuple[str, dict[str, Any]] | None:
+        with self.lock:
+            found = next((run for run in self.followed.runs.values() if run.number == number), None)
+            return None if found is None else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
+
+
+def _port(host: str) -> int:
+    try:
+        return urlsplit(f"//{host}").port or 80
+    except ValueError:
+        return -1
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Three addresses: the page, the state of all runs, one run."""
+
+    server: Watch
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "feddraw", ""
+    timeout = IDLE
+    HEADERS: ClassVar[Mapping[str, str]] = {
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
+    def do_GET(self) -> None:
+        try:
+            self._answer()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page is gone
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> None:
+        address = urlsplit(self.path)
+        asked = {name: values[0] for name, values in parse_qs(address.query).items()}
+        if not self.server.knows(self.headers.get("Host", "")):
+            self._send(421, "text/plain", b"this server is not meant by that name\n")
+        elif address.path == "/":
+            self._send(200, "text/html; charset=utf-8", self.server.page, {"Content-Security-Policy": policy()})
+        elif address.path not in ("/state", "/run"):
+            self._send(404, "text/plain", b"nothing here\n")
+        elif not hmac.compare_digest(self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()):
+            self._send(403, "text/plain", b"open the address that feddraw watch printed\n")
+        elif address.path == "/state":
+            self._json(self.server.state(_whole(asked.get("since")), asked.get("instance", "")))
+        elif (found := self.server.run(_whole(asked.get("id")))) is None:
+            self._send(404, "text/plain", b"no such run\n")
+        elif self.headers.get("If-None-Match") == found[0]:
+            self._send(304, "application/json", b"", {"ETag": found[0]})
+        else:
+            self._json(found[1], {"ETag": found[0]})
+
+    def _json(self, document: Any, more: Mapping[str, str] | None = None) -> None:
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        self._send(200, "application/json", text.encode(), more)
+
+    def _send(self, code: int, kind: str, body: bytes, more: Mapping[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in {**self.HEADERS, **(more or {}), "Content-Type": kind}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass  # a line a second would bury everything else
+
+
+def _whole(text: str | None) -> int:
+    try:
+        return int(text or -1)
+    except ValueError:
+        return -1
