@@ -42,13 +42,14 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
     problems: list[str] = []
     contexts = []
 
-    def watched(width: int = 1280, height: int = 900, color_scheme: str = "light") -> Any:
+    def watched(width: int = 1280, height: int = 900, color_scheme: str = "light", own: str = "file:") -> Any:
+        inside = ("file:", "data:", "blob:", own)
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=color_scheme)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else problems.append(r.url))
+        page.on("request", lambda r: None if r.url.startswith(inside) else problems.append(r.url))
         return page
 
     watched.problems = problems  # type: ignore[attr-defined]

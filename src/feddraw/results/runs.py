@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -360,12 +361,25 @@ def collect(folders: Sequence[Path]) -> Collection:
         if run.finished:
             runs.append(run)
         else:
-            problems.append(Problem(path, f"not finished: {len(run.rounds)} of {run.settings['rounds']} rounds"))
+            problems.append(Problem(path, unfinished(run)))
     if not runs:
         raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
     labelled = _in_order(_label(runs))
     once, twice = _once(labelled)
     return Collection(tuple(once), tuple(problems + twice), tuple(_notes(once)))
+
+
+def unfinished(run: Run) -> str:
+    """How far a run has come, how good it is there, and when it last wrote a round."""
+    said = f"not finished: {len(run.rounds)} of {run.settings['rounds']} rounds"
+    if not run.rounds:
+        return said
+    area, written = run.curve("validation")[-1], str(run.rounds[-1].get("time", ""))
+    said += f", validation AUC {area:.3f}" if math.isfinite(area) else ""
+    try:
+        return f"{said}, last written {datetime.fromisoformat(written).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except (ValueError, OverflowError):  # an earlier version does not say when
+        return said
 
 
 def _in_order(runs: Sequence[Run]) -> list[Run]:

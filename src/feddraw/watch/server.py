@@ -77,7 +77,7 @@ class Watch(ThreadingHTTPServer):
         self.key = key or own_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()
-        self.host = host
+        self.host, self.closed = host, False
         if ":" in host:
             import socket
 
@@ -103,6 +103,10 @@ class Watch(ThreadingHTTPServer):
 
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, int(self.server_address[1])
+
+    def server_close(self) -> None:
+        self.closed = True
+        super().server_close()
 
     @property
     def url(self) -> str:
@@ -162,6 +166,9 @@ class Handler(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
+        if self.server.closed:  # a connection that is left from before
+            self.close_connection = True
+            return
         try:
             self._answer()
         except (BrokenPipeError, ConnectionResetError):

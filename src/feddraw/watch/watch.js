@@ -117,7 +117,7 @@
 
   const wanting = (run) => run.trouble > 0 || run.diverged || ["failed", "broken", "stopped"].includes(run.state);
   const sorted = () => known.order.map((id) => known.runs.get(id)).filter(Boolean)
-    .sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || b.updated - a.updated);
+    .sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (a.state === "finished" ? b.updated - a.updated : 0) || a.id - b.id);
 
   function drawAll() {
     write(byId("title"), known.title);
@@ -184,7 +184,7 @@
     write(part("area"), run.test !== null ? `test ${shown(run.test)}` : last !== undefined ? shown(last) : "");
     const notes = [WORDS[run.state], roundWords(run)];
     if (run.diverged) notes.push("diverged");
-    else if (run.trouble) notes.push(`${run.trouble} refused or missing`);
+    else if (run.trouble) notes.push(plural(run.trouble, "problem"));
     write(part("now"), notes.join(" · "));
     part("now").classList.toggle("wants", wanting(run));
     const rest = run.state === "running" ? leftWords(remaining(known.left[run.id] ?? null)).replace("time left: ", "") : run.spent ? duration(run.spent) : "";
@@ -235,7 +235,7 @@
     const enough = known.runs.size > 1 && groups.size > 0;
     byId("comparison").hidden = !enough;
     if (!enough) return;
-    const names = [...groups.keys()].sort((a, b) => (b.startsWith("feddraw") - a.startsWith("feddraw")) || a.localeCompare(b)).slice(0, 12);
+    const names = [...groups.keys()].sort((a, b) => (b.startsWith("feddraw") - a.startsWith("feddraw")) ).slice(0, 12);
     const rounds = Math.max(1, ...names.flatMap((name) => groups.get(name).map((run) => Math.max(run.rounds, run.done))));
     const rows = names.map((name) => {
       const curves = groups.get(name).map((run) => spread(run.curve, rounds));
