@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -276,7 +277,8 @@ def test_a_folder_has_its_own_port_and_another_one_is_taken_when_it_is_used(stud
 def test_the_command_prints_an_address_that_works_and_ends_with_ctrl_c(study, tmp_path):
     environment = os.environ | {"FEDDRAW_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "feddraw", "watch", str(study), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which tests in the background would ignore
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed) as process:
         line = process.stdout.readline()
         address, _, key = line.split()[-1].partition("#key=")
         connection = http.client.HTTPConnection(address.removeprefix("http://").strip("/"), timeout=10)
