@@ -278,7 +278,7 @@ def test_the_command_prints_an_address_that_works_and_ends_with_ctrl_c(study, tm
     environment = os.environ | {"FEDDRAW_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "feddraw", "watch", str(study), "--port", "0"]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which tests in the background would ignore
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed) as process:  # noqa: PLW1509 (no threads here)
         line = process.stdout.readline()
         address, _, key = line.split()[-1].partition("#key=")
         connection = http.client.HTTPConnection(address.removeprefix("http://").strip("/"), timeout=10)
