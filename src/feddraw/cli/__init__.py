@@ -16,6 +16,7 @@ import typer
 from feddraw import naming
 from feddraw.cli import (
     bench,
+    compare,
     data,
     demo,
     explain,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
 app.command("study")(study.study)
 app.command("init")(init.init)
 app.command("weights")(weights.weights)
@@ -89,6 +91,7 @@ INTERRUPTED = 130
 AFTER_CTRL_C = {  # for the commands that keep what was done
     "run": "; finished rounds are kept: continue with --resume",
     "demo": "; finished rounds are kept: continue with --resume",
+    "compare": "; finished work is kept: start again to continue",
     "study": "; finished work is kept: start again to continue",
     "data prepare": "; finished work is kept: start again to continue",
 }

@@ -36,12 +36,12 @@ def training_cost(setting: Setup, client: int, effort: float) -> int:
     return TRAINED * steps_of(images, training, effort) * min(images, training.batch_size)
 
 
-def evaluation_cost(setting: Setup, *, final: bool) -> int:
-    """Of judging the model after a round, or each client's own model."""
-    rows, every_round = setting.dataset.rows, setting.experiment.test_every_round
-    personal = type(setting.method.local).personal is not Local.personal
+def evaluation_cost(setup: Setup, *, final: bool) -> int:
+    """Images that the models of a round are evaluated on, counted once per model."""
+    rows, every_round = setup.dataset.rows, setup.experiment.test_every_round
     images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
-    return images * (len(setting.clients) if personal else 1)
+    personal = type(setup.method.local).personal is not Local.personal
+    return images * (len(setup.clients) if personal else 1)
 
 
 class Meter:

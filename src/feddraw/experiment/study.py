@@ -13,7 +13,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
@@ -88,7 +88,7 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     found = []
     for settings, label in chosen:
         written = base.with_settings(_dotted(settings)).trusted(trust, f"{path} names")
-        found.append(_planned(written.with_settings(changes or {}), label))
+        found.append(planned_run(written.with_settings(changes or {}), label))
     found.sort(key=lambda planned: planned.experiment.seed)
     _require_different_names(found, path)
     return found
@@ -149,7 +149,8 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dotted
 
 
-def _planned(experiment: Experiment, label: dict[str, str]) -> Planned:
+def planned_run(experiment: Experiment, label: dict[str, str]) -> Planned:
+    """A run with the name of its folder; `label` is what tells it from others."""
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
@@ -259,12 +260,14 @@ def conduct(
     progress: Progress | None = None,
     *,
     admit: Callable[[Planned], bool] = lambda _: True,
+    doubtful: Collection[str] = (),
     plan: str = PLAN,
 ) -> Iterator[Event]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
 
     `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
-    that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come.
+    that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come; `doubtful`
+    are runs that will probably be refused.
     """
     waiting = []
     for planned in runs:
@@ -276,7 +279,7 @@ def conduct(
     unusable = prepare_data(waiting, progress)
     yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]
-    record = _PlanFile(out / plan, runs, min(workers, len(waiting)))
+    record = _PlanFile(out / plan, runs, min(workers, len(waiting)), doubtful)
     pool = _WorkerPool(out, min(workers, len(waiting)))
     try:
         for event in pool.carry_out(waiting, admit):
@@ -339,10 +342,10 @@ def _data_key(experiment: Experiment) -> str:
 class _PlanFile:
     """What a study still has to do, for whoever watches its folder."""
 
-    def __init__(self, path: Path, runs: Sequence[Planned], workers: int) -> None:
+    def __init__(self, path: Path, runs: Sequence[Planned], workers: int, doubtful: Collection[str]) -> None:
         self._path = path
         self._plan: dict[str, Any] = {"runs": [planned.name for planned in runs], "workers": workers}
-        self._plan |= {"failed": {}, "left_out": []}
+        self._plan |= {"failed": {}, "left_out": sorted(doubtful)}
         if workers:
             with reporting(path):
                 make_folder(path.parent)
@@ -352,8 +355,10 @@ class _PlanFile:
         failed, left_out = self._plan["failed"], self._plan["left_out"]
         if event.kind == "failed":
             failed[event.run] = event.text
-        elif event.kind == "left out":
+        elif event.kind == "left out" and event.run not in left_out:
             left_out.append(event.run)
+        elif event.kind == "started" and event.run in left_out:
+            left_out.remove(event.run)
         else:
             return
         self._write()

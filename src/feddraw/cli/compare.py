@@ -1,0 +1,166 @@
+"""`feddraw compare`: FedDRAW, FedAvg, uniform averaging and each client alone on one's own data, ending in a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.assignments import parse_settings
+
+if TYPE_CHECKING:
+    from feddraw.experiment.compare import Budget
+    from feddraw.experiment.estimate import Estimate
+    from feddraw.experiment.study import Planned
+
+Option = typer.Option
+
+
+def compare(
+    file: Annotated[Path, typer.Argument(help="Experiment file (TOML), such as feddraw init writes.")],
+    minutes: Annotated[float, Option(help="Time budget; what does not fit is left out and named. 0: no limit.")] = 0.0,
+    seeds: Annotated[int, Option(help="Repetitions with different seeds (default: 5, or one per fold).")] = 0,
+    folds: Annotated[int, Option(help="Split all images again, by patient, into so many folds; one run per fold.")] = 0,
+    out: Annotated[Path | None, Option(help="Folder for runs and report (default: runs/<file name>).")] = None,
+    workers: Annotated[int, Option(help="Runs at the same time; 0: one per core.")] = 0,
+    set_: Annotated[
+        list[str] | None, Option("--set", help="KEY=VALUE: change a setting of every run (repeatable).")
+    ] = None,
+    trust: Annotated[bool, Option("--trust", help="Allow code that the experiment file names.")] = False,
+) -> None:
+    """Compare FedDRAW, FedAvg, uniform averaging and each client alone on your data, and write the report.
+
+    Prepares the images, times a few training steps, prints how long everything will take, then trains. Runs are carried
+    out seed by seed. With --minutes a seed begins only if all its methods fit. Type the same command again to continue.
+    """
+    began = time.monotonic()
+    if minutes < 0 or workers < 0:
+        raise UserError("--minutes and --workers must be zero or more")
+    from feddraw.cli.show import console
+    from feddraw.cli.study import follow, summary
+    from feddraw.experiment.compare import Budget, comparison, unfinished
+    from feddraw.experiment.settings import Experiment
+    from feddraw.experiment.study import ResultTable, conduct
+    from feddraw.experiment.tally import Tally
+    from feddraw.system.workers import limited
+
+    experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
+    runs = comparison(experiment, seeds=seeds, folds=folds)
+    folder = out or Path("runs") / file.stem
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: choose another with --out")
+    say = console()
+    say.print(f"{file.stem}: {len(runs)} runs in {folder}")
+    rest = unfinished(runs, folder)
+    at_once = min(limited(workers), max(1, len(rest)))
+    expected = _prepared_and_timed(rest, at_once)
+    budget = Budget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
+    chosen = _announced(budget, minutes) if rest else []
+    tally = Tally([planned.name for planned in chosen], at_once, expected)
+    tables = [ResultTable(folder / "runs.csv")]
+    doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
+    follow(
+        partial(
+            conduct,
+            runs,
+            folder,
+            at_once,
+            tables,
+            admit=lambda planned: budget.admits(planned, tally),
+            doubtful=doubtful,
+        ),
+        tally,
+    )
+    say.print(summary(tally))
+    _tell_left_out([planned for planned in rest if planned.name in tally.left_out], minutes)
+    if tally.finished + tally.skipped:
+        _report(folder, file)
+    if tally.failed:
+        raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them")
+
+
+def _prepared_and_timed(runs: Sequence[Planned], workers: int) -> dict[str, float]:
+    """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
+    if not runs:
+        return {}
+    from feddraw.cli.progress import preparing
+    from feddraw.cli.show import console
+    from feddraw.experiment.compare import estimates, method_of
+    from feddraw.experiment.study import prepare_data
+
+    say = console()
+    with preparing(say) as report_progress:
+        unusable = prepare_data(runs, report_progress)
+    if unusable:
+        raise UserError(next(iter(unusable.values())))
+    with say.status("timing a few training steps of each method"):
+        found = estimates(runs, workers)
+    _show(found)
+    return {planned.name: found[method_of(planned)].whole for planned in runs}
+
+
+def _show(found: Mapping[str, Estimate]) -> None:
+    from feddraw.cli.progress import duration
+    from feddraw.cli.show import console, table
+
+    rows = [
+        [method, f"{1000 * one.step:.0f} ms", f"{1000 * one.evaluated_image:.1f} ms", duration(one.whole)]
+        for method, one in found.items()
+    ]
+    console().print(table(["timed here", "training step", "evaluated image", "one run, about"], rows))
+
+
+def _announced(budget: Budget, minutes: float) -> list[Planned]:
+    """What will be carried out and how long it will take; what the budget has no room for."""
+    from feddraw.cli.progress import duration
+    from feddraw.cli.show import console
+    from feddraw.experiment.compare import by_seed
+    from feddraw.experiment.tally import Tally
+
+    say, chosen = console(), budget.chosen()
+    everything = Tally([], budget.workers, budget.expected)
+    whole = everything.seconds_left([planned.name for planned in budget.runs]) or 0.0
+    if not chosen:
+        shortest = duration(min(budget.expected.values()))
+        raise UserError(f"one run takes about {shortest}: give more --minutes, or fewer rounds with --set rounds=…")
+    planned = everything.seconds_left([one.name for one in chosen]) or 0.0
+    several = f"{len(chosen)} run{'s' * (len(chosen) > 1)} on {budget.workers} worker{'s' * (budget.workers > 1)}"
+    say.print(f"{several}: about {duration(planned)}")
+    out = [one for one in budget.runs if one not in chosen]
+    if out:
+        say.print(f"left out, {minutes:g} min have no room for it: {by_seed(out)} (all would take {duration(whole)})")
+    if minutes:
+        say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
+    elif planned > 3600:
+        say.print("--minutes 60 carries out what fits into an hour")
+    return chosen
+
+
+def _tell_left_out(runs: Sequence[Planned], minutes: float) -> None:
+    from feddraw.cli.show import console
+    from feddraw.experiment.compare import by_seed
+
+    if runs:
+        console().print(f"left out, {minutes:g} min were not enough: {by_seed(runs)}; start again to continue")
+
+
+def _report(folder: Path, file: Path) -> None:
+    """Write the report, and show its headline."""
+    from feddraw.cli.report import show
+    from feddraw.cli.show import console, words
+    from feddraw.report import write_report
+
+    with console().status("writing the report") as status:
+        written = write_report(
+            [folder],
+            title=f"Comparison on {file.stem}",
+            command=f"feddraw compare {quote(str(file))}",
+            say=lambda now: status.update(words(now)),
+        )
+    show(written)

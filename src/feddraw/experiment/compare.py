@@ -1,0 +1,124 @@
+"""FedDRAW, FedAvg, uniform averaging and each client alone on somebody's own experiment, over seeds or folds.
+
+A comparison is a study whose runs are in order of priority: seed by seed, so that what is done can be compared, and
+within a seed by method. With a budget of time, a seed begins only if all of its methods fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddraw.errors import UserError
+from feddraw.experiment.estimate import Estimate, measure
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.study import Planned, planned_run
+from feddraw.experiment.tally import Tally
+from feddraw.results.folder import RunFolder
+
+METHODS = ("feddraw", "fedavg", "uniform", "alone")
+SEEDS = 5
+FOR_THE_REPORT = 0.03  # share of a budget that is kept for writing the report
+
+
+def comparison(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[Planned]:
+    """All runs, the most important first; a method of the experiment's own comes before the others."""
+    if folds:
+        experiment = experiment.with_settings({"folds": folds})
+    repeats = seeds or experiment.folds or SEEDS
+    if min(seeds, folds) < 0:
+        raise UserError("the number of seeds or folds must be positive")
+    if experiment.folds and seeds > experiment.folds:
+        raise UserError(f"{seeds} seeds test the images of {experiment.folds} folds more than once: ask for fewer")
+    own = experiment.section("method")[0]
+    methods = METHODS if own in METHODS else (own, *METHODS)
+    found = []
+    for number in range(repeats):
+        for method in methods:
+            changes = {"seed": experiment.seed + number} | ({} if method == own else {"method": method})
+            found.append(planned_run(experiment.with_settings(changes), {"method": method}))
+    return found
+
+
+def unfinished(runs: Sequence[Planned], out: Path) -> list[Planned]:
+    return [planned for planned in runs if not RunFolder(out / planned.name).metrics.is_file()]
+
+
+def method_of(planned: Planned) -> str:
+    return planned.label["method"]
+
+
+def estimates(runs: Sequence[Planned], workers: int) -> dict[str, Estimate]:
+    """By method, from a few timed steps."""
+    first: dict[str, Planned] = {}
+    for planned in runs:
+        first.setdefault(method_of(planned), planned)
+    times = measure([planned.experiment for planned in first.values()], workers)
+    return dict(zip(first, times, strict=True))
+
+
+@dataclass
+class Budget:
+    """Decides before each run whether it still fits, at the pace of the runs so far."""
+
+    seconds: float  # of the whole command
+    runs: Sequence[Planned]  # that are not finished yet, the most important first
+    expected: Mapping[str, float]  # seconds by run
+    workers: int
+    clock: Callable[[], float]  # seconds since the command was typed
+
+    def __post_init__(self) -> None:
+        self.limit = self.seconds * (1 - FOR_THE_REPORT)
+        self._begun: set[int] = set()
+        self._refused: set[int] = set()
+
+    def chosen(self) -> list[Planned]:
+        """What fits as far as one can tell beforehand."""
+        tally = Tally([], self.workers, self.expected)
+        found: list[Planned] = []
+        for seed in dict.fromkeys(planned.experiment.seed for planned in self.runs):
+            group = self._of(seed)
+            if self._fits(tally, [*found, *group]):
+                found += group
+                continue
+            if not found:  # not even one seed: the first methods of it
+                for planned in group:
+                    found += [planned] if self._fits(tally, [*found, planned]) else []
+            break
+        return found
+
+    def admits(self, planned: Planned, tally: Tally) -> bool:
+        """Whether a run may begin now; the rest of a seed that has begun is asked for one by one."""
+        seed = planned.experiment.seed
+        if seed in self._refused:
+            return False
+        first = seed == self.runs[0].experiment.seed
+        group = [planned] if seed in self._begun or first else self._of(seed)
+        if self._fits(tally, group):
+            self._begun.add(seed)
+            return True
+        if seed not in self._begun and not first:
+            self._refused.add(seed)
+        return False
+
+    def _fits(self, tally: Tally, also: Sequence[Planned]) -> bool:
+        left = tally.seconds_left([planned.name for planned in also])
+        return left is not None and self.clock() + left <= self.limit
+
+    def _of(self, seed: int) -> list[Planned]:
+        return [planned for planned in self.runs if planned.experiment.seed == seed]
+
+
+def by_seed(runs: Sequence[Planned]) -> str:
+    """Runs in few words: whole seeds together, else method by method."""
+    methods: dict[int, list[str]] = {}
+    for planned in runs:
+        methods.setdefault(planned.experiment.seed, []).append(method_of(planned))
+    seeds: dict[tuple[str, ...], list[int]] = {}
+    for seed, names in methods.items():
+        seeds.setdefault(tuple(names), []).append(seed)
+    return "; ".join(
+        f"{', '.join(names)} with seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
+        for names, which in seeds.items()
+    )

@@ -1,0 +1,104 @@
+"""One command compares: what is run in which order, what a budget leaves out, and what the report says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tomli_w
+
+from feddraw.errors import UserError
+from feddraw.experiment.compare import Budget, by_seed, comparison, method_of, unfinished
+from feddraw.experiment.estimate import timed
+from feddraw.experiment.preparation import prepare
+from feddraw.experiment.study import Event, conduct
+from feddraw.experiment.tally import Tally
+from small import small
+
+
+def budget(seconds, runs, *, each=10.0, workers=1, now=(0.0,)):
+    expected = {planned.name: each for planned in runs}
+    return Budget(seconds / 0.97, runs, expected, workers, lambda: now[0]), Tally([], workers, expected, lambda: now[0])
+
+
+def test_runs_come_seed_by_seed_and_each_method_has_the_same_settings():
+    runs = comparison(small(seed=3, **{"training.lr": 0.01}), seeds=2)
+    assert [(method_of(run), run.experiment.seed) for run in runs] == [
+        (method, seed) for seed in (3, 4) for method in ("feddraw", "fedavg", "uniform", "alone")
+    ]
+    assert {run.experiment.training.lr for run in runs} == {0.01}
+    assert runs[0].name == "quantity_feddraw_seed=3"
+
+
+def test_a_method_of_ones_own_comes_first_with_its_settings():
+    runs = comparison(small(**{"method": "fedprox", "method.mu": 0.3}), seeds=1)
+    assert [method_of(run) for run in runs] == ["fedprox", "feddraw", "fedavg", "uniform", "alone"]
+    assert runs[0].experiment.method["mu"] == 0.3
+
+
+def test_folds_are_as_many_repeats():
+    assert len(comparison(small(), folds=3)) == 3 * 4
+    assert {run.experiment.folds for run in comparison(small(), folds=3)} == {3}
+    assert len(comparison(small(folds=4))) == 4 * 4
+    assert len(comparison(small())) == 5 * 4
+    with pytest.raises(UserError, match="more than once"):
+        comparison(small(folds=2), seeds=3)
+    with pytest.raises(UserError, match="positive"):
+        comparison(small(), seeds=-1)
+
+
+def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
+    runs = comparison(small(), seeds=3)
+    assert [by_seed(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
+        "feddraw, fedavg, uniform, alone with seeds 0, 1, 2",
+        "feddraw, fedavg, uniform, alone with seeds 0, 1",
+        "feddraw, fedavg, uniform, alone with seed 0",
+        "feddraw, fedavg with seed 0",
+        "",
+    ]
+    assert len(budget(41, runs, workers=2)[0].chosen()) == 8
+
+
+def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
+    runs, now = comparison(small(), seeds=2), [0.0]
+    limits, tally = budget(90, runs, now=now)
+    assert len(limits.chosen()) == 8
+    for planned in runs[:4]:
+        assert limits.admits(planned, tally)
+        tally.note(Event("started", planned.name))
+        now[0] += 15.0  # half as fast again as was expected
+        tally.note(Event("finished", planned.name, row={}))
+    assert [limits.admits(planned, tally) for planned in runs[4:]] == [False] * 4  # 60 s are over, 60 s are needed
+    now[0] = 0.0
+    fresh, tally = budget(90, runs, now=now)
+    assert all(fresh.admits(planned, tally) for planned in runs[:4])
+
+
+def test_a_run_is_estimated_from_timed_steps_of_its_own():
+    short, long = (timed(prepare(small(rounds=rounds))) for rounds in (2, 20))
+    assert 0 < short.step < 1
+    assert short.whole < long.whole
+    alone = timed(prepare(small(method="alone", rounds=2)))
+    assert alone.whole > 0
+
+
+def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tmp_path):
+    table = small(rounds=1).table()
+    (tmp_path / "mine.toml").write_text(
+        tomli_w.dumps({key: value for key, value in table.items() if value is not None})
+    )
+    command = [sys.executable, "-m", "feddraw", "compare", "mine.toml", "--workers", "1", "--seeds", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "timed here" in done.stdout
+    assert "4 runs on 1 worker: about " in done.stdout
+    assert "report: runs/mine/report.html" in done.stdout
+    out = tmp_path / "runs" / "mine"
+    assert all(method in (out / "report.md").read_text() for method in ("feddraw", "fedavg", "uniform", "alone"))
+    plan = json.loads((out / "plan.json").read_text())
+    assert (len(plan["runs"]), plan["failed"], plan["left_out"]) == (4, {}, [])
+    runs = comparison(small(rounds=1), seeds=1)
+    assert unfinished(runs, out) == []
+    assert [event.kind for event in conduct(runs, out, 1, [])] == ["skipped"] * 4
