@@ -46,11 +46,15 @@ class Evaluator:
             each = self._evaluations(values, self.truth(split), thresholds)
             found[split] = metrics.mean_of(each) if personal else each[0]
             _warn(found[split], split)
-        found["clients"] = self._clients(engine, models, thresholds)
+        kept_back = [
+            engine.predict(models[number if len(models) > 1 else 0], rows) if len(rows) else None
+            for number, rows in enumerate(self.holdout)
+        ]
+        found["clients"] = self._clients(kept_back, thresholds)
         if personal:
             for client, one in zip(self.clients, each, strict=True):
                 found["clients"].setdefault(client, {})["test"] = one
-        return found, self._predictions(scores, personal)
+        return found, self._predictions(scores, personal) | self._holdout_predictions(kept_back)
 
     def truth(self, split: Split) -> metrics.Truth:
         return self.dataset.labels.truth(self.dataset.rows[split])
@@ -69,15 +73,14 @@ class Evaluator:
         return [metrics.evaluate(one, truth, self.dataset.findings, own) for one, own in pairs]
 
     def _clients(
-        self, engine: Engine, models: Sequence[Model], thresholds: Sequence[Sequence[float]]
+        self, kept_back: Sequence[NDArray[np.float32] | None], thresholds: Sequence[Sequence[float]]
     ) -> dict[str, dict[str, Any]]:
         """The model that each client would use, on the images that it kept back."""
         found = {}
         for number, (client, rows) in enumerate(zip(self.clients, self.holdout, strict=True)):
-            if len(rows):
-                own = number if len(models) > 1 else 0
+            if (scores := kept_back[number]) is not None:
+                own = number if len(thresholds) > 1 else 0
                 truth = self.dataset.labels.truth(rows)
-                scores = engine.predict(models[own], rows)
                 holdout = metrics.evaluate(scores, truth, self.dataset.findings, thresholds[own])
                 found[client] = {"holdout": holdout}
         return found
@@ -85,14 +88,33 @@ class Evaluator:
     def _predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
         """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
         found: dict[str, NDArray[Any]] = {}
-        patients = self.dataset.labels.patients
-        codes = None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
+        codes = self._patients()
         for split, values in scores.items():
             found[f"{split}.scores"] = values if personal else values[0]
             found[f"{split}.truth"] = self.truth(split)
             if codes is not None:
                 found[f"{split}.patients"] = codes[self.dataset.rows[split]]
         return found
+
+    def _holdout_predictions(self, kept_back: Sequence[NDArray[np.float32] | None]) -> dict[str, NDArray[Any]]:
+        """The same for the images that clients kept back, each with its client's number."""
+        there = [(number, rows) for number, rows in enumerate(self.holdout) if len(rows)]
+        if not there:
+            return {}
+        rows = np.concatenate([own for _, own in there])
+        found: dict[str, NDArray[Any]] = {
+            "holdout.scores": np.concatenate([scores for scores in kept_back if scores is not None]),
+            "holdout.truth": self.dataset.labels.truth(rows),
+            "holdout.client": np.concatenate([np.full(len(own), number) for number, own in there]),
+            "holdout.rows": rows.astype(np.int64),
+        }
+        codes = self._patients()
+        return found if codes is None else found | {"holdout.patients": codes[rows]}
+
+    def _patients(self) -> NDArray[np.int64] | None:
+        """The number of each image's patient."""
+        patients = self.dataset.labels.patients
+        return None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
 
 
 def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: int) -> tuple[list[Model], bool]:

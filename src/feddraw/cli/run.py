@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +16,12 @@ from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.core import Update
+    from feddraw.experiment.preparation import Setup
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
 
 Option = typer.Option
+FEW_NOTE = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
 
 
 def offered(kind: str) -> Callable[[str], list[str]]:
@@ -138,7 +140,8 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
         console().print(f"{folder} is already finished")
         return
     with display(experiment) as (on_progress, on_update, on_round):
-        arguments = {"resume": resume, "dataset": dataset, "progress": on_progress, "on_update": on_update}
+        arguments: dict[str, Any] = {"resume": resume, "dataset": dataset}
+        arguments |= {"progress": on_progress, "on_update": on_update, "on_setup": show_splits}
         try:
             for result in running.iterate(experiment, folder, **arguments):
                 on_round(result)
@@ -196,18 +199,56 @@ def line(result: RoundResult) -> str:
     return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
-def show_metrics(folder: Path) -> None:
-    """The test metrics of a finished run."""
+def show_splits(setup: Setup) -> None:
+    """How many images of each split show each finding, before anything is trained on them."""
     from feddraw.cli.show import console, table
-    from feddraw.results.reading import read_json
+    from feddraw.data.splits import counts
+
+    found, findings = counts(setup.dataset), setup.dataset.findings
+    marked = {name for place, name in enumerate(findings) if _few(found["test"], place)}
+    rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
+    for place, name in enumerate(findings):
+        cells = [_split_cell(split, place) for split in found.values()]
+        rows.append([f"{name} †" if name in marked else name, *cells])
+    out = console()
+    out.print(table(["positive / negative", *found], rows))
+    if marked:
+        out.print(FEW_NOTE)
+
+
+def _split_cell(split: Mapping[str, Any], place: int) -> str:
+    positives, negatives = split["positives"][place], split["negatives"][place]
+    unknown = split["images"] - positives - negatives
+    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
+
+
+def _few(split: Mapping[str, Any], place: int) -> bool:
+    from feddraw.data.splits import few
+
+    return few(split["positives"][place], split["negatives"][place])
+
+
+def show_metrics(folder: Path) -> None:
+    """The test metrics of a finished run; a finding with few test images is marked."""
+    from feddraw.cli.show import console, table
+    from feddraw.results.reading import read_json, read_toml
 
     found = read_json(folder / "metrics.json")
     test = found["test"]
     kinds = ("auc", "gm")
-    rows = [[name, *(number(test[kind]["per_class"][name]) for kind in kinds)] for name in test["auc"]["per_class"]]
-    rows.append(["mean", *(number(test[kind]["macro"]) for kind in kinds)])
+    findings = list(test["auc"]["per_class"])
+    split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
+    marked = {name for place, name in enumerate(findings) if split and _few(split, place)}
+    rows = [
+        [f"{name} †" if name in marked else name, *(number(test[kind]["per_class"][name]) for kind in kinds)]
+        for name in findings
+    ]
+    defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
+    rows.append([f"mean of {defined}", *(number(test[kind]["macro"]) for kind in kinds)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
+    if marked:
+        out.print(f"{FEW_NOTE}; the mean includes it where it is defined")
     out.print(f"written to {folder}")
     if found.get("diverged"):
         said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"

@@ -9,13 +9,36 @@ split, also one whose share of them would be less than a patient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import Labels
+from feddraw.data.dataset import SPLITS, Dataset, Labels
 
 Rows = NDArray[np.intp]
+FEW = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 and more
+
+
+def counts(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """What each split holds: images, patients and sites where they are known, and each finding's images by label."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in SPLITS:
+        rows = dataset.rows[split]
+        labels = dataset.labels.take(rows)
+        positives, known = labels.values.sum(axis=0), dataset.labels.known_counts(rows)
+        found[split] = {"images": len(rows), "positives": positives.tolist(), "negatives": (known - positives).tolist()}
+        if labels.patients is not None:
+            found[split]["patients"] = len(np.unique(labels.patients))
+        if labels.sites is not None:
+            sites, images = np.unique(labels.sites, return_counts=True)
+            found[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
+    return found
+
+
+def few(positives: int, negatives: int) -> bool:
+    """Whether the AUC of so many test images says little."""
+    return min(positives, negatives) < FEW
 
 
 def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:

@@ -16,6 +16,7 @@ from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.folds import refold
+from feddraw.data.splits import stratified
 from feddraw.errors import UserError
 from feddraw.experiment.data import open_dataset
 from feddraw.experiment.settings import Experiment, complete, make_method
@@ -153,10 +154,9 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     train, held = [], []
     for number, shard in enumerate(partition.shards):
         rows = dataset.rows["train"][shard.rows]
-        order = np.random.default_rng([experiment.partition_seed, number]).permutation(len(rows))
-        kept_back = math.floor(experiment.holdout * len(rows))
-        train.append(np.sort(rows[order[kept_back:]]))
-        held.append(np.sort(rows[order[:kept_back]]))
+        kept_back = _kept_back(experiment, dataset.labels, rows, number)
+        train.append(np.sort(rows[~kept_back]))
+        held.append(np.sort(rows[kept_back]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
             raise UserError(
                 f"client {shard.client} has {len(train[-1])} image(s), too few for a training step: "
@@ -165,6 +165,15 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         if not dataset.labels.known_counts(train[-1]).any():
             raise UserError(f"client {shard.client} has no known label in {len(train[-1])} images: leave it out")
     return tuple(train), tuple(held)
+
+
+def _kept_back(experiment: Experiment, labels: Labels, rows: Rows, number: int) -> NDArray[np.bool_]:
+    """Which of its images a client keeps back: whole patients, each finding in proportion, where they are known."""
+    if labels.patients is not None and experiment.holdout:
+        shares = [1 - experiment.holdout, experiment.holdout]
+        return np.equal(stratified(labels, rows, shares, experiment.partition_seed), 1)
+    order = np.random.default_rng([experiment.partition_seed, number]).permutation(len(rows))
+    return np.isin(np.arange(len(rows)), order[: math.floor(experiment.holdout * len(rows))])
 
 
 def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:

@@ -85,10 +85,12 @@ def iterate(
     dataset: Dataset | None = None,
     progress: Progress | None = None,
     on_update: OnUpdate | None = None,
+    on_setup: Callable[[Setup], None] | None = None,
 ) -> Iterator[RoundResult]:
     """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
 
-    Takes what `run` takes. To stop before the end, stop asking; with `out` and `resume` it continues later.
+    Takes what `run` takes; `on_setup` is called with the data and the clients before the first round. To stop before
+    the end, stop asking; with `out` and `resume` it continues later.
     """
     folder = None if out is None else RunFolder(Path(out))
     experiment = complete(experiment)
@@ -108,6 +110,8 @@ def iterate(
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another folder")
+        if on_setup is not None:
+            on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
         with opened_engine(setup) as engine, board(shown, start) as show:

@@ -25,6 +25,7 @@ from safetensors.numpy import save
 
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
+from feddraw.data.splits import counts
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, digest, model_digest, read_checkpoint, unpack
@@ -277,6 +278,7 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
         found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
         rows = {shard.client: shard.rows for shard in partition.shards}
         found["positives"] = {client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()}
+        found["splits"] = counts(dataset)
         if labels.known is not None:
             found["known"] = {client: labels.known_counts(own).tolist() for client, own in rows.items()}
     return found

@@ -128,6 +128,25 @@ class Predictions:
 
 
 @dataclass(frozen=True, eq=False)
+class Holdout:
+    """What the model that each client would use said about the images that the client kept back."""
+
+    scores: Floats  # (images, findings)
+    truth: NDArray[np.integer[Any]]  # 1, 0, and -1 where a label is not known
+    clients: NDArray[np.int64]  # (images,), the number of each image's client
+    rows: NDArray[np.int64]  # (images,), where each image is in the data set
+    patients: NDArray[np.int64] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arrays belong together."""
+        images = len(self.rows)
+        columns = [self.clients, self.rows, *([] if self.patients is None else [self.patients])]
+        flat = all(column.shape == (images,) and column.dtype.kind in "iu" for column in columns)
+        return flat and self.truth.ndim == 2 and self.truth.shape == self.scores.shape and len(self.truth) == images
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run's folder, read back."""
 
@@ -232,6 +251,26 @@ class Run:
             return found if found.whole else None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
             return None
+
+
+def read_holdout(run: Run) -> Holdout | None:
+    """The scores of the images that clients kept back, where the run has such."""
+    path = run.path / "predictions.safetensors"
+    if not path.is_file() or path.stat().st_size > MAX_SCORES:
+        return None
+    try:
+        with safe_open(path, "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith("holdout.")}  # noqa: SIM118
+        found = Holdout(
+            arrays["holdout.scores"].astype(np.float64),
+            arrays["holdout.truth"],
+            arrays["holdout.client"],
+            arrays["holdout.rows"],
+            arrays.get("holdout.patients"),
+        )
+        return found if found.whole else None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def number(value: Any) -> float:
