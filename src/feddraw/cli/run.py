@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from feddraw.core import Update
     from feddraw.experiment.preparation import Setup
     from feddraw.experiment.settings import Experiment
@@ -139,9 +142,9 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
         list(running.iterate(experiment, folder, resume=True))  # refuses other settings
         console().print(f"{folder} is already finished")
         return
-    with display(experiment) as (on_progress, on_update, on_round):
+    with display(experiment) as (on_progress, on_update, on_round, on_setup):
         arguments: dict[str, Any] = {"resume": resume, "dataset": dataset}
-        arguments |= {"progress": on_progress, "on_update": on_update, "on_setup": show_splits}
+        arguments |= {"progress": on_progress, "on_update": on_update, "on_setup": on_setup}
         try:
             for result in running.iterate(experiment, folder, **arguments):
                 on_round(result)
@@ -150,7 +153,7 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
 
 
 @contextmanager
-def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
+def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any, Any]]:
     """A bar that moves with every step, with elapsed and remaining time, and a line for every round."""
     from feddraw.cli.progress import bars
     from feddraw.cli.show import console
@@ -181,7 +184,7 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any]]:
             now["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
             shown.line(line(result))
 
-        yield on_progress, on_update, on_round
+        yield on_progress, on_update, on_round, partial(show_splits, out)
 
 
 def line(result: RoundResult) -> str:
@@ -199,9 +202,9 @@ def line(result: RoundResult) -> str:
     return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
-def show_splits(setup: Setup) -> None:
+def show_splits(out: Console, setup: Setup) -> None:
     """How many images of each split show each finding, before anything is trained on them."""
-    from feddraw.cli.show import console, table
+    from feddraw.cli.show import table
     from feddraw.data.splits import counts
 
     found, findings = counts(setup.dataset), setup.dataset.findings
@@ -210,7 +213,6 @@ def show_splits(setup: Setup) -> None:
     for place, name in enumerate(findings):
         cells = [_split_cell(split, place) for split in found.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
-    out = console()
     out.print(table(["positive / negative", *found], rows))
     if marked:
         out.print(FEW_NOTE)

@@ -26,7 +26,7 @@ def counts(dataset: Dataset) -> dict[str, dict[str, Any]]:
     for split in SPLITS:
         rows = dataset.rows[split]
         labels = dataset.labels.take(rows)
-        positives, known = labels.values.sum(axis=0), dataset.labels.known_counts(rows)
+        positives, known = labels.values.sum(axis=0, dtype=np.int64), dataset.labels.known_counts(rows)
         found[split] = {"images": len(rows), "positives": positives.tolist(), "negatives": (known - positives).tolist()}
         if labels.patients is not None:
             found[split]["patients"] = len(np.unique(labels.patients))

@@ -362,10 +362,11 @@ def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
         unclear = [f"{counts[code]:,} {word}" for code, word in UNCLEAR.items() if counts[code]]
         yield f"  {json.dumps(name, ensure_ascii=False)},".ljust(31) + f" # {', '.join([said, *unclear])}"
     yield "]"
-    each = f'unknown, negative or positive; for one finding: {{ {json.dumps(next(iter(found.marks())))} = "negative" }}'
+    first = json.dumps(next(iter(found.marks())), ensure_ascii=False)
+    each = f'unknown, negative, positive, or {{ {first} = "negative" }}'
     totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR}
-    yield setting("blank", "unknown", f"the {totals[BLANK]:,} blank and NA cells are {each}")
-    yield setting("uncertain", "unknown", f"the {totals[UNCERTAIN]:,} cells of -1 or uncertain; the same choices")
+    yield setting("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
+    yield setting("uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above")
     if found.missing or found.table.problems:
         bad = len(found.missing) + len(found.table.problems)
         yield setting("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")

@@ -20,7 +20,7 @@ from feddraw.analysis.explain import explain, listed, sentences
 from feddraw.analysis.plots import CROWD
 from feddraw.analysis.statistics import Interval
 from feddraw.naming import slug
-from feddraw.report import pictures
+from feddraw.report import hospitals, pictures, splits
 from feddraw.report.blocks import (
     Block,
     Bullets,
@@ -108,6 +108,7 @@ def compose(report: Report, title: str, say: Say) -> Document:
     headline, *others = main_results(report)
     blocks: list[Block] = [Text(headline, lead=True)]
     blocks += [Only(list(_first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
+    blocks += [Only(list(_population(report, s)), scenario=s) for s in report.collection.scenarios]
     blocks.append(Text(" ".join(disclaimers(report.collection)), quiet=True))
     blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
     blocks += list(_caveats(report))
@@ -342,6 +343,11 @@ def _first_screen(report: Report, scenario: str) -> Iterator[Block]:
     yield Columns([Gallery(drawn), Only(tables)])
 
 
+def _population(report: Report, scenario: str) -> Iterator[Block]:
+    if said := splits.population(report.collection.of(scenario)):
+        yield Text(said, quiet=True)
+
+
 def _weighed(collection: Collection, scenario: str) -> dict[str, list[Run]]:
     """The methods whose runs have a ledger of weights."""
     found = {method: collection.of(scenario, method) for method in collection.methods}
@@ -539,11 +545,14 @@ def _scenario(report: Report, scenario: str) -> Iterator[Block]:
     runs = report.collection.of(scenario)
     yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
     yield Gallery(list(pictures.clients(runs, slug(scenario))), "Client sizes and how common each finding is there.")
+    draws = report.draws[scenario]
+    yield from splits.section(runs, scenario, report.focus, _replicates(draws))
     for metric, label in METRICS.items():
         yield Only(list(_findings(report, scenario, metric, label)), metric=metric)
         yield Only(list(_differences(report, scenario, metric, label)), metric=metric)
         yield Only(list(_other_pairs(report, scenario, metric, label)), metric=metric)
         yield Only(list(_client_gains(report, scenario, metric, label)), metric=metric)
+    yield from hospitals.section(runs, scenario, report.focus, draws, _replicates(draws))
     yield from _kept_models(report, scenario)
     yield from _weights(report, scenario)
     yield from _curves(report, scenario)
@@ -552,6 +561,11 @@ def _scenario(report: Report, scenario: str) -> Iterator[Block]:
         note = "Mean over seeds; the marker is where the threshold chosen on validation data lands on test data."
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(drawn, note)
+
+
+def _replicates(draws: Draws | str) -> int:
+    """As many as the comparison of the methods has."""
+    return 0 if isinstance(draws, str) else len(next(iter(draws.methods["auc"].values()))) - 1
 
 
 def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
@@ -565,10 +579,10 @@ def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterato
     yield Heading(f"{label} by finding in {scenario}", 3)
     yield Table(
         f"Test {label} in {scenario} by finding",
-        ["method", *cells],
+        ["method", *(_heading(name, collection.of(scenario), metric) for name in cells)],
         [rows[method] for method in there if method in collection.methods],
         [rows[method] for method in there if method in collection.references],
-        "* best mean of the column.",
+        f"* best mean of the column. † {splits.few_in_words()}.",
         label=f"findings-{slug(scenario)}-{metric}",
     )
 
@@ -608,6 +622,15 @@ def _difference_cells(trainings: Trainings, where: tuple[str, str], repeated: bo
         by_round = (trainings.last.get(where), trainings.last_five.get(where))
         cells += [numeral(late.mean, "+.4f") if late else Cell("unknown") for late in by_round]
     return cells
+
+
+def _heading(name: str, runs: Sequence[Run], metric: str) -> str:
+    """A finding, marked if few test images show it or do not; the mean says over how many findings it is."""
+    if name == "mean":
+        return (
+            f"mean of {max((sum(math.isfinite(run.test(metric, f)) for f in run.findings) for run in runs), default=0)}"
+        )
+    return f"{name} †" if name in splits.marked_findings(runs) else name
 
 
 def _other_pairs(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:

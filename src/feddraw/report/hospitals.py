@@ -129,11 +129,11 @@ def _drawn(kept: Sequence[Sequence[Holdout]], client: int, replicates: int) -> t
 
 def _in_words(view: View) -> str:
     said = []
-    for where, table in (("on its own patients", view.own), ("on all patients", view.common)):
+    for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
         answers = [f"{_answer(found)} {_vs(other)} {_span(found)}" for other, found in table.items()]
         if answers:
             said.append(f"{where}: {'; '.join(answers)}")
-    return f"{view.client} with {view.method}, {'. '.join(said) or 'no comparison'}."
+    return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
 
 
 def _vs(other: str) -> str:

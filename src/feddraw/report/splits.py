@@ -123,7 +123,7 @@ def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> 
 def _owners(tested: Sequence[Predictions]) -> np.ndarray[Any, Any]:
     """Whose image each one is; the image itself where patients are not known."""
     known = all(found.patients is not None for found in tested)
-    return np.concatenate([found.patients if known else np.arange(len(found.truth)) for found in tested])  # type: ignore[misc]
+    return np.concatenate([found.patients if known else np.arange(len(found.truth)) for found in tested])
 
 
 def _counts_cell(split: Mapping[str, Any], place: int) -> Cell:
