@@ -45,6 +45,16 @@ def own_images(folder: Path) -> None:
     write_table(folder / "mine.csv", ["Path", "Patient ID", "Hospital", *FINDINGS[:3]], rows)
 
 
+def two_tables(folder: Path) -> None:
+    """`north.csv` and `south.csv`, two hospitals that label different findings, beside a folder of PNG files."""
+    dataset = phantoms(120)
+    names = [f"images/{number:04d}.png" for number in range(len(dataset.labels))]
+    write_images(dataset, folder, names)
+    for site, rows, places in (("north", range(70), (0, 1)), ("south", range(70, 120), (1, 2))):
+        lines = [[names[row], *(int(dataset.labels.values[row, place]) for place in places)] for row in rows]
+        write_table(folder / f"{site}.csv", ["Path", *(FINDINGS[place] for place in places)], lines)
+
+
 def tidy_table(folder: Path) -> None:
     """`table.csv`: three methods in four scenarios."""
     rng = np.random.default_rng(0)

@@ -58,6 +58,8 @@ def show(found: Survey, chosen: Plan) -> None:
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
     rows = [[name, *(f"{count:,}" for count in counts.values())] for name, counts in found.marks().items()]
     out.print(table(["finding", "positive", "negative", "unknown: blank", "unknown: uncertain"], rows))
+    if found.images is not None:
+        out.print(f"images: {found.images}")
     for guess in found.guesses:
         out.print(f"note: {guess}")
     if any(counts[code] for counts in found.marks().values() for code in (-2, -1)):
