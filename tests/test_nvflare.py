@@ -111,6 +111,13 @@ def numpy_round(aggregator: FedDRAW, round: int, meta: dict[str, Any], params: A
     aggregator.aggregate_model()
 
 
+def test_a_clients_name_cannot_write_to_the_servers_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "feddraw.nvflare"):
+        numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5, "client_name": "A\x1b[2J\nround 9: B"})
+    assert any("A\\x1b[2J\\nround 9" in said for said in caplog.messages)
+    assert all(said.isprintable() for said in caplog.messages)
+
+
 def test_sites_that_send_neither_size_nor_steps_stop_the_job_with_what_is_missing() -> None:
     with pytest.raises(RunFailed, match="no site sends num_examples or NUM_STEPS_CURRENT_ROUND in its model's meta"):
         numpy_round(FedDRAW(rounds=3), 0, {})

@@ -47,7 +47,7 @@ class ClientUpdate:
 
     model: StateDict  # the trained model, whole, not the difference
     size: float  # its number of training images
-    client: str = ""  # empty: C1, C2, … by its place in the list
+    client: str = ""  # empty: C1, C2, … by its position in the list
     steps: int | None = None  # optimiser steps, for the methods that look at them
     extra: Mapping[str, Any] = field(default_factory=dict)  # what the method asks for beside the model, by name
 
@@ -65,7 +65,7 @@ class AggregationState:
         """Write it as safetensors, whole or not at all."""
         write_whole(
             Path(path),
-            tree_bytes({**vars(self), "clients": {str(place): name for place, name in enumerate(self.clients)}}),
+            tree_bytes({**vars(self), "clients": {str(index): name for index, name in enumerate(self.clients)}}),
         )
 
     @staticmethod
@@ -73,7 +73,7 @@ class AggregationState:
         """What `save` wrote; a damaged file is refused."""
         tree = read_tree(Path(path))
         try:
-            clients = tuple(str(tree["clients"][str(place)]) for place in range(len(tree["clients"])))
+            clients = tuple(str(tree["clients"][str(index)]) for index in range(len(tree["clients"])))
             return AggregationState(str(tree["method"]), clients, int(tree["next_round"]), dict(tree["values"]))
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{path} is not the state of an aggregation") from None
@@ -120,7 +120,7 @@ def aggregate(
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_named(update, place) for place, update in enumerate(updates)]
+    given = [_named(update, index) for index, update in enumerate(updates)]
     _require(rule, name, given)
     _check_round(round, rounds, name, state)
     names = _names(given, state, clients)
@@ -159,12 +159,12 @@ def _rule(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _named(update: ClientUpdate | tuple[StateDict, float], place: int) -> ClientUpdate:
+def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
-        return update if update.client else replace(update, client=f"C{place + 1}")
+        return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
         raise UserError("an update is a ClientUpdate, or a state dict with its number of images: (state_dict, 1200)")
-    return ClientUpdate(update[0], update[1], f"C{place + 1}")
+    return ClientUpdate(update[0], update[1], f"C{index + 1}")
 
 
 def _require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:

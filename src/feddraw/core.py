@@ -310,11 +310,11 @@ class Cohort:
         everything = np.ones(self.model.layout.outputs, dtype=bool)
         return np.stack([everything if update.labelled is None else update.labelled for update in self.updates])
 
-    def learnt(self, place: slice | NDArray[np.intp]) -> NDArray[np.bool_] | None:
+    def learnt(self, elements: slice | NDArray[np.intp]) -> NDArray[np.bool_] | None:
         """(clients, d_l): which of the parameters there belong to no finding that a client leaves unlabelled."""
         if self.labelled is None:
             return None
-        where = np.arange(len(self.model.params))[place]
+        where = np.arange(len(self.model.params))[elements]
         found = np.ones((len(self.updates), len(where)), dtype=bool)
         for output in np.flatnonzero(~self.labelled.all(axis=0)).tolist():
             for row in self.model.layout.rows_of(output):

@@ -103,12 +103,12 @@ def summed(method: Method, sent: Model, updates: Sequence[Update]) -> float:
 
 def naive(updates: Sequence[Update]) -> float:
     """The sum as it is often written: tensor by tensor, client by client."""
-    states = [(update.size, update.model.arrays()) for update in updates]
-    total = sum(size for size, _ in states)
+    state_dicts = [(update.size, update.model.arrays()) for update in updates]
+    total = sum(size for size, _ in state_dicts)
 
     def work() -> None:
-        for name in states[0][1]:
-            sum(state[name] * (size / total) for size, state in states)
+        for name in state_dicts[0][1]:
+            sum(state[name] * (size / total) for size, state in state_dicts)
 
     return timed(work)
 

@@ -30,8 +30,8 @@ class InProcessGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.app, self.arrive = app, arrive
         self.contexts = {
-            FIRST_NODE + place: Context(1, FIRST_NODE + place, dict(node), RecordDict(), dict(run_config or {}))
-            for place, node in enumerate(nodes)
+            FIRST_NODE + index: Context(1, FIRST_NODE + index, dict(node), RecordDict(), dict(run_config or {}))
+            for index, node in enumerate(nodes)
         }
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

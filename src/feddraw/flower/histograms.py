@@ -32,37 +32,37 @@ def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | n
     bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
     findings = scores.shape[1]
     known = ~np.isnan(truth)
-    places = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
-    return np.bincount(places[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
+    cells = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
+    return np.bincount(cells[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 
 
-def to_metrics(part: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
+def to_metrics(split: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
     """As metrics that Flower carries: only bins that hold something, as (index, count).
 
     `broken` are the findings with a score that is not a finite number.
     """
     flat = counts.ravel()
     filled = np.flatnonzero(flat)
-    found = {f"{part}-places": filled.tolist(), f"{part}-counts": flat[filled].tolist()}
-    return found | ({f"{part}-not-finite": list(broken)} if broken else {})
+    found = {f"{split}-places": filled.tolist(), f"{split}-counts": flat[filled].tolist()}
+    return found | ({f"{split}-not-finite": list(broken)} if broken else {})
 
 
-def add_up(contents: Sequence[RecordDict], part: str, findings: int) -> Counts:
+def add_up(contents: Sequence[RecordDict], split: str, findings: int) -> Counts:
     """The sites' counts added up; those of another form are left out."""
     total = np.zeros(2 * findings * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
-            places, counts = (_whole(record.get(f"{part}-{what}", [])) for what in ("places", "counts"))
-            if places.shape == counts.shape and (places < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
-                np.add.at(total, places, counts)
+            cells, counts = (_whole(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
+            if cells.shape == counts.shape and (cells < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
+                np.add.at(total, cells, counts)
     return total.reshape(2, findings, BINS)
 
 
-def broken(contents: Sequence[RecordDict], part: str, findings: int) -> list[int]:
+def broken(contents: Sequence[RecordDict], split: str, findings: int) -> list[int]:
     """The findings for which a site's scores were not finite numbers."""
     records = [record for content in contents for record in content.metric_records.values()]
-    named = {int(place) for record in records for place in _whole(record.get(f"{part}-not-finite", []))}
-    return sorted(place for place in named if place < findings)
+    named = {int(index) for record in records for index in _whole(record.get(f"{split}-not-finite", []))}
+    return sorted(index for index in named if index < findings)
 
 
 def _whole(given: Any) -> NDArray[np.int64]:
@@ -112,8 +112,8 @@ def summary(
 
 
 def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int) -> tuple[float, float]:
-    def share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
-        return float(part.sum() / whole.sum()) if whole.any() else math.nan
+    def share(some: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
+        return float(some.sum() / whole.sum()) if whole.any() else math.nan
 
     return share(positives[edge:], positives), share(negatives[:edge], negatives)
 
@@ -131,6 +131,8 @@ def merge(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]
 
 def flat(found: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
-    pairs = {f"{part}-{kind}": found[part][kind]["macro"] for part in found for kind in ("auc", "gm")}
-    areas = {f"{part}-auc.{name}": value for part in found for name, value in found[part]["auc"]["per_class"].items()}
+    pairs = {f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")}
+    areas = {
+        f"{split}-auc.{name}": value for split in found for name, value in found[split]["auc"]["per_class"].items()
+    }
     return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})

@@ -34,7 +34,7 @@ class Site:
 
     trainer: Trainer
     name: str
-    number: int = -1  # its place among the clients, where it has one; else the name decides the seed
+    number: int = -1  # its number among the clients, where it has one; else the name decides the seed
     shard: int = 0  # which of the bench's shards is its own
     memory: Path = field(default_factory=default_folder)
     holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"

@@ -358,7 +358,7 @@ class MethodStrategy(FedAvg):
         rng = np.random.default_rng([self.seed, round, *draw])
         chosen = rng.choice(len(ordered), count, replace=False) if count < len(ordered) else range(len(ordered))
         log.info("server round %d: %d of %d nodes are asked", round, count, len(nodes))
-        return [ordered[place] for place in sorted(chosen)]
+        return [ordered[index] for index in sorted(chosen)]
 
     def _wait_for(self, grid: Grid, count: int) -> list[int]:
         began, logged = time.monotonic(), -1
@@ -387,7 +387,7 @@ class MethodStrategy(FedAvg):
         answers, failures = intake.read(replies, self._asked, str(server_round))
         answers, impostors = self.roster.recognize(answers)
         self._narrow(answers)
-        known = {name: place for place, name in enumerate(self.clients)}
+        known = {name: number for number, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
         updates, refused, self._room = intake.decode(
             answers,
@@ -402,7 +402,7 @@ class MethodStrategy(FedAvg):
         self._point_out_sizes(updates)
         absent = [f"absent {number}" for number in range(self._population - len(self.clients))]
         everyone = [*self.clients, *absent]  # the population: also those that never answered
-        asked = [place for node in self._asked if (place := self.roster.number(node)) is not None]
+        asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
         result = aggregate_round(*this, updates, everyone, self.gate, asked=asked, proxy=self.proxy, policy=self.policy)
         counted = {entry.client for entry in result.ledger if entry.counted}

@@ -44,15 +44,15 @@ class Variant(DualReputationAnnealing):
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
         if self.signal == "model":
             return super().similarity(cohort)
-        place = cohort.model.layout.find(self.layer, self.part)
-        sent = cohort.model.params[place]
+        layer = cohort.model.layout.find(self.layer, self.part)
+        sent = cohort.model.params[layer]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
         if self.signal == "move":
-            learnt = cohort.learnt(place)
+            learnt = cohort.learnt(layer)
             together = moves.mean(axis=0) if learnt is None else _mean(moves, learnt)
-            return cosine_of_learnt(cohort, place, moves, together)
+            return cosine_of_learnt(cohort, layer, moves, together)
         pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
-        return cosine_of_learnt(cohort, place, sent + pace[:, None] * moves, sent)
+        return cosine_of_learnt(cohort, layer, sent + pace[:, None] * moves, sent)
 
 
 def _mean(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -63,9 +63,9 @@ def find_classifier(params: list[Entry]) -> str:
 def doubt(layout: Layout) -> str:
     """Why the classifier that was found may be another layer, and how to say which; empty where it is the usual one."""
     params = [entry for entry in layout.entries if entry.kind == "param"]
-    own = [place for place, entry in enumerate(params) if _layer(entry) == layout.classifier]
+    own = [index for index, entry in enumerate(params) if _layer(entry) == layout.classifier]
     later = [_layer(entry) for entry in params[own[-1] + 1 :] if len(entry.shape) > 1]
-    shapes = {entry.name.rpartition(".")[2]: entry.shape for entry in (params[place] for place in own)}
+    shapes = {entry.name.rpartition(".")[2]: entry.shape for entry in (params[index] for index in own)}
     usual = len(shapes.get("weight", ())) == 2 and shapes.get("bias") == shapes["weight"][:1]
     if later:
         why = f"but the layer '{later[-1]}' comes after it"
