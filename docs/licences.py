@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-EXTRAS = ("densenet", "dicom", "flower", "tensorboard")  # for users; nvflare wants an environment of its own
+EXTRAS = ("densenet", "dicom", "export", "flower", "tensorboard")  # for users; nvflare wants an environment of its own
 HEAD = """# Dependencies and their licences
 
 Made by `python docs/licences.py` from the metadata of the installed packages; the exact versions that are tested are in

@@ -30,7 +30,7 @@ ROOMS = [
     {"analysis"},
     {"paper"},
     {"experiment"},
-    {"report", "explorer", "watch"},
+    {"report", "explorer", "watch", "export"},
     {"flower", "nvflare", "aggregation"},
     {"bench"},
     {"cli"},

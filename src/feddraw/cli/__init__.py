@@ -21,6 +21,7 @@ from feddraw.cli import (
     demo,
     explain,
     explore,
+    export,
     heterogeneity,
     init,
     listing,
@@ -61,6 +62,7 @@ app.command("report")(report.report)
 app.command("watch")(watch.watch)
 app.command("explain")(explain.explain)
 app.command("predict")(predict.predict)
+app.command("export")(export.export)
 app.command("stats")(stats.stats)
 app.command("paper")(paper.paper)
 app.command("verify")(verify.verify)

@@ -59,18 +59,35 @@ class Setup:
         return self.experiment.participation.efforts(self.experiment.seed, round, self.clients, sizes)
 
 
-def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
-    """Open the data, deal it to the clients, build the network."""
+@dataclass(frozen=True, eq=False)
+class DealtData:
+    """A data set, and which of its images each client trains on and keeps back."""
+
+    dataset: Dataset
+    partition: Partition
+    training_rows: tuple[Rows, ...]  # by client, into the data set
+    holdout_rows: tuple[Rows, ...]
+
+
+def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
+    """Split a data set between the clients as an experiment's settings say."""
     experiment = complete(experiment)
-    method = make_method(experiment)
-    dataset = dataset or open_data(experiment, progress)
     if experiment.folds:
         dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
     partition = deal(scenario, dataset.training_labels(), **dealing)
-    training_rows, holdout_rows = _hold_out(experiment, dataset, partition)
+    return DealtData(dataset, partition, *_hold_out(experiment, dataset, partition))
+
+
+def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
+    """Open the data, deal it to the clients, build the network."""
+    experiment = complete(experiment)
+    method = make_method(experiment)
+    data = deal_data(experiment, dataset or open_data(experiment, progress))
+    dataset, partition = data.dataset, data.partition
+    training_rows, holdout_rows = data.training_rows, data.holdout_rows
     if method.centralised:
         training_rows, holdout_rows = _together(training_rows), _together(holdout_rows)
     trainer = make_trainer(experiment, dataset, training_rows, method)

@@ -1,0 +1,47 @@
+"""`feddraw export`: a run's model for use elsewhere, each format checked, with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Option = typer.Option
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    out: Annotated[
+        Path | None, Option(help="The folder to write (default: export in RUN).", show_default=False)
+    ] = None,
+    formats: Annotated[str, Option(help="Which of onnx, monai, safetensors, with commas.")] = "onnx,monai,safetensors",
+    model: Annotated[
+        str, Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
+    ] = "last",
+    names: Annotated[bool, Option("--names", help="Name the sites in the model card; else they have numbers.")] = False,
+    licence: Annotated[str, Option("--licence", "--license", help="The model's licence, for the model card.")] = "",
+    trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,
+) -> None:
+    """Write a run's model as ONNX, MONAI bundle and safetensors, with a model card.
+
+    Each format is applied to every test image of the run. If a probability differs by more than 1e-5 from the run's own
+    model, the export fails.
+
+    Research software, not a medical device.
+    """
+    from feddraw.cli.progress import preparing
+    from feddraw.cli.show import console, table
+    from feddraw.export import export_run
+
+    say = console()
+    wanted = [word.strip() for word in formats.split(",") if word.strip()]
+    about = {"formats": wanted, "model": model, "names": names, "licence": licence, "trust": trust}
+    with preparing(console(stderr=True)) as report_progress:
+        done = export_run(run, run / "export" if out is None else out, progress=report_progress, **about)  # type: ignore[arg-type]
+    kind = "test images" if not done.note else "random images"
+    rows = [[one.format, f"{one.images:,}", f"{one.difference:.1e}"] for one in done.checks]
+    say.print(table(["format", kind, "largest difference of a probability"], rows))
+    if done.note:
+        say.print(f"note: {done.note}")
+    say.print(f"written to {done.folder}; read MODEL_CARD.md before you pass it on")

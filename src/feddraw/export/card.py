@@ -1,0 +1,261 @@
+"""The model card: what the model was trained on, how good it is, for whom, and who counted how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from feddraw import __version__
+from feddraw.analysis import metrics
+from feddraw.experiment.preparation import DealtData
+from feddraw.experiment.trained import TrainedModel
+from feddraw.naming import line
+from feddraw.results.folder import RunFolder
+
+REPLICATES = 500
+MODELS = {
+    "last": "the model after the last round",
+    "best": "the model of the round with the highest validation AUC",
+    "tail": "the mean of the last rounds' models",
+}
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores and labels of some images."""
+
+    scores: NDArray[np.float32]
+    truth: metrics.Truth
+    owners: NDArray[np.int64] | None  # the patient of each image, as a number
+
+
+def model_card(
+    trained: TrainedModel, data: DealtData | None, checks: Sequence[str], *, names: bool, licence: str
+) -> str:
+    """The card as Markdown. Sites have numbers unless their names are asked for."""
+    ledger = trained.run.ledger
+    sites = {client: client if names else f"site {place + 1}" for place, client in enumerate(ledger.clients)}
+    sections = [
+        _head(trained),
+        _use(),
+        _data_section(trained, data, sites),
+        _findings(trained),
+        _by_site(trained, data, sites),
+        _weights(trained, sites),
+        _preparation(trained),
+        _checks(checks),
+        ["## Licence", "", licence or "Not stated. State one before you pass the model on.", ""],
+    ]
+    return "\n".join(text for section in sections for text in section)
+
+
+def _head(trained: TrainedModel) -> Iterator[str]:
+    method, scenario = (trained.experiment.section(name)[0] for name in ("method", "scenario"))
+    network = trained.experiment.section("model")[0]
+    yield from ["# Model card", "", "> **Research, not a medical device.** Not for diagnosis or treatment.", ""]
+    sites, rounds = len(trained.run.ledger.clients), trained.experiment.rounds
+    yield f"A `{network}` network that scores chest radiographs for {len(trained.findings)} findings. It was trained"
+    yield f"by {sites} sites together: federated learning with `{method}`, scenario `{scenario}`, {rounds} rounds, seed"
+    yield from [f"{trained.experiment.seed}, feddraw {__version__}. This is {MODELS[trained.run.model]}.", ""]
+
+
+def _use() -> Iterator[str]:
+    yield from ["## Intended use", ""]
+    yield "Research on federated learning and on the classification of chest radiographs. The model has not been"
+    yield "validated for clinical use. Scores are not calibrated for other patients, and thresholds depend on how"
+    yield from ["common a finding is. Validate the model on your own images before you draw conclusions from it.", ""]
+
+
+def _data_section(trained: TrainedModel, data: DealtData | None, sites: dict[str, str]) -> Iterator[str]:
+    yield from ["## Data", ""]
+    name = trained.experiment.section("data")[0]
+    said = "own images" if "/" in name or "." in name else f"`{name}`"
+    kind = "synthetic images, no patients" if data and data.dataset.synthetic else "chest radiographs"
+    yield f"Data set: {said} ({kind})."
+    if data:
+        counts = ", ".join(f"{len(rows):,} for {split}" for split, rows in data.dataset.rows.items())
+        yield f"Images: {counts}. Training images are split between the sites:"
+    sizes, positives = (trained.run.partition.get(key, {}) for key in ("sizes", "positives"))
+    if not sizes:
+        yield from ["The sites did not tell their numbers of images and findings.", ""]
+        return
+    yield ""
+    yield from _table(
+        ["site", "images", *trained.findings],
+        [[sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))] for c, n in sizes.items()],
+    )
+    yield from [
+        "",
+        "Columns of findings: images in which the finding is present. Images that a site kept back are included.",
+        "",
+    ]
+
+
+def _findings(trained: TrainedModel) -> Iterator[str]:
+    """Thresholds and test results of every finding, each with an interval."""
+    yield from ["## Findings, thresholds and test results", ""]
+    validation, test = (_kept(trained, split) for split in ("validation", "test"))
+    tested = trained.run.metrics["test"]
+    rows = []
+    for place, name in enumerate(trained.findings):
+        threshold = trained.thresholds[place]
+        cells = [_with_interval(threshold, _replicates(validation, place, metrics.best_threshold))]
+        for number, kind in enumerate(("auc", "sensitivity", "specificity")):
+            found = tested.get(kind, {})
+            value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
+            measure = metrics.auc if kind == "auc" else _rate(threshold, number - 1)
+            cells.append(_with_interval(_number(value), _replicates(test, place, measure)))
+        rows.append([name, *cells])
+    yield from _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
+    macro = {kind: _number(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
+    yield ""
+    yield f"Mean over findings: AUC {_text(macro['auc'])}, GM {_text(macro['gm'])}. A finding is called if its score is"
+    yield "at least the threshold, which was chosen on validation images for the largest geometric mean (GM) of"
+    yield "sensitivity and specificity. The test images chose nothing. In brackets: 95 % bootstrap CI over validation"
+    yield from ["images (threshold) or test images (the others), resampled by patient where patients are known.", ""]
+
+
+def _by_site(trained: TrainedModel, data: DealtData | None, sites: dict[str, str]) -> Iterator[str]:
+    yield from ["## Results per site", ""]
+    rows = []
+    for site, images in _images_by_site(trained, data, sites):
+        assert data is not None
+        scored = _score(trained, data, images)
+        areas = []
+        for place in range(len(trained.findings)):
+            value = metrics.auc(scored.scores[:, place], scored.truth[:, place])
+            areas.append(_with_interval(value, _replicates(scored, place, metrics.auc)))
+        rows.append([site, f"{len(images):,}", *areas])
+    if rows:
+        yield from _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
+        yield from ["", "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was trained.", ""]
+    else:
+        yield "Not available: no images were kept back per site (`holdout = 0.2`), and test images have no site."
+        yield ""
+
+
+def _images_by_site(
+    trained: TrainedModel, data: DealtData | None, sites: dict[str, str]
+) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Each site with images of its own that were not trained on: those it kept back, or its test images."""
+    if data is None:
+        return
+    held = dict(zip((shard.client for shard in data.partition.shards), data.holdout_rows, strict=True))
+    test = data.dataset.rows["test"]
+    where = data.dataset.labels.sites
+    for client, site in sites.items():
+        rows = held.get(client, np.zeros(0, np.intp))
+        if not len(rows) and where is not None:
+            rows = test[where[test] == client]
+        if len(rows):
+            yield site, rows
+
+
+def _weights(trained: TrainedModel, sites: dict[str, str]) -> Iterator[str]:
+    yield from ["## Aggregation weights", ""]
+    if not sites:
+        yield from ["The run has no ledger of weights.", ""]
+        return
+    weights = np.nan_to_num(trained.run.ledger["weight"])
+    rows = [
+        [site, *(f"{value:.3f}" for value in (column[0], column.mean(), column[-1]))]
+        for site, column in zip(sites.values(), weights.T, strict=True)
+    ]
+    yield from _table(["site", "first round", "mean", "last round"], rows)
+    yield from ["", "How much each site's update counted; 0 where it did not take part.", ""]
+
+
+def _preparation(trained: TrainedModel) -> Iterator[str]:
+    recipe = trained.recipe
+    yield from ["## Input", ""]
+    steps = [f"resized to {recipe.size} × {recipe.size} pixels (Pillow, antialiased bilinear)"]
+    if recipe.clahe:
+        steps.append(f"CLAHE (scikit-image, kernel {recipe.kernel}, clip {recipe.clip:g})")
+    steps.append(f"grey level / 255 less {trained.mean:.6g}, divided by {trained.std:.6g}")
+    yield f"One grey image: {'; then '.join(steps)}."
+    yield ""
+
+
+def _checks(checks: Sequence[str]) -> Iterator[str]:
+    yield from ["## Check of the exported files", ""]
+    yield from (f"- {words}" for words in checks)
+    yield ""
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for cells in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+
+def _cell(text: str) -> str:
+    """A name is only text: it cannot end a cell or begin markup."""
+    return "".join(f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter for letter in line(text))
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+def _kept(trained: TrainedModel, split: str) -> Scored | None:
+    """The scores that the run kept of a split."""
+    prefix = "" if trained.run.model == "last" else f"{trained.run.model}."
+    try:
+        with safe_open(RunFolder(trained.run.path).predictions, "np") as file:
+            scores, truth = file.get_tensor(f"{prefix}{split}.scores"), file.get_tensor(f"{split}.truth")
+            known = set(file.keys())
+            owners = file.get_tensor(f"{split}.patients") if f"{split}.patients" in known else None
+    except (SafetensorError, OSError, FileNotFoundError):
+        return None
+    if scores.shape != truth.shape or scores.shape[1] != len(trained.findings):
+        return None
+    return Scored(scores, truth, owners)
+
+
+def _score(trained: TrainedModel, data: DealtData, rows: NDArray[np.intp]) -> Scored:
+    labels = data.dataset.labels
+    blocks = [trained.scores(data.dataset.images[rows[start : start + 256]]) for start in range(0, len(rows), 256)]
+    owners = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]
+    return Scored(np.concatenate(blocks), labels.truth(rows), owners)
+
+
+Measure = Callable[[metrics.Scores, metrics.Truth], float]
+
+
+def _rate(threshold: float, which: int) -> Measure:
+    return lambda scores, truth: metrics.rates(scores, truth, threshold)[which]
+
+
+def _replicates(images: Scored | None, place: int, measure: Measure) -> list[float]:
+    """A measure of one finding over images of resampled patients; none without images."""
+    if images is None:
+        return []
+    scores, truth = images.scores[:, place], images.truth[:, place]
+    owners = np.arange(len(truth)) if images.owners is None else np.unique(images.owners, return_inverse=True)[1]
+    order = np.argsort(owners, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(owners))[:-1])
+    rng = np.random.default_rng(place)
+    found = []
+    for _ in range(REPLICATES):
+        drawn = np.concatenate([groups[unit] for unit in rng.integers(0, len(groups), len(groups))])
+        found.append(measure(scores[drawn], truth[drawn]))
+    return [value for value in found if math.isfinite(value)]
+
+
+def _with_interval(value: float, replicates: Sequence[float]) -> str:
+    if not replicates or not math.isfinite(value):
+        return _text(value)
+    low, high = np.percentile(replicates, [2.5, 97.5])
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _number(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _text(value: float) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.3f}"

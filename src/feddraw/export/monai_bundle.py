@@ -1,0 +1,164 @@
+"""A MONAI bundle that MONAI's own command runs on new images, without feddraw.
+
+The network is TorchScript, so that any architecture fits; the preparation of images is our own module, copied whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feddraw import __version__
+from feddraw.catalog import installed
+from feddraw.data import imaging
+from feddraw.errors import UserError
+from feddraw.experiment.trained import TrainedModel
+from feddraw.export.graph import FromPixels, about, example, pixels
+from feddraw.system.files import make_subfolder, write_whole
+
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+SCORING = '''\
+"""What the bundle's configuration calls: prepare images as in training, score them, write a CSV."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scripts.imaging import BadImage, Recipe, decode
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+
+
+def files(images):
+    """An image file, or all of a folder and the folders below it."""
+    place = Path(images)
+    if place.is_file():
+        return [place]
+    found = sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise SystemExit(f"no PNG, JPEG or DICOM file in {place}")
+    return found
+
+
+def write_scores(network, images, output, findings, thresholds, size, clahe, kernel, clip):
+    """One row per image: each finding's probability and call, and in the last column why there is none."""
+    recipe = Recipe(size, clahe, kernel, clip)
+    limits = [float(thresholds[name]) if thresholds[name] is not None else None for name in findings]
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["image", *(word for name in findings for word in (name, f"{name} call")), "problem"])
+        for path in files(images):
+            try:
+                prepared = recipe.apply(decode(path))
+            except BadImage as why:
+                table.writerow([path, *[""] * (2 * len(findings)), why])
+                continue
+            with torch.no_grad():
+                scores = network(torch.from_numpy(prepared[None, None].astype(np.float32)))[0].tolist()
+            calls = ["" if limit is None else int(score >= limit) for score, limit in zip(scores, limits)]
+            table.writerow([path, *(cell for pair in zip(scores, calls) for cell in pair), ""])
+'''
+
+
+def check_installed() -> None:
+    if not (installed("monai") and installed("fire")):
+        raise UserError("the format monai needs MONAI and fire: pip install 'feddraw[export]'")
+
+
+def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    """Write the bundle; gives the scores of its network as loaded from there."""
+    for name in ("configs", "models", "scripts", "docs"):
+        make_subfolder(folder / name)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(FromPixels(trained).eval(), example(trained))  # type: ignore[no-untyped-call]
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    write_whole(folder / "models" / "model.ts", buffer.getvalue())
+    _write_json(folder / "configs" / "metadata.json", metadata(trained))
+    _write_json(folder / "configs" / "inference.json", inference(trained))
+    write_whole(folder / "scripts" / "__init__.py", b"")
+    write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
+    write_whole(folder / "scripts" / "scoring.py", SCORING.encode())
+    write_whole(folder / "docs" / "README.md", README.encode())
+    network = torch.jit.load(folder / "models" / "model.ts")  # type: ignore[no-untyped-call]
+
+    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return np.asarray(network(torch.from_numpy(pixels(images))).numpy())
+
+    return scores
+
+
+README = """\
+# A chest-radiograph classifier as a MONAI bundle
+
+Research, not a medical device. In this bundle's folder:
+
+```sh
+python -m monai.bundle run --config_file configs/inference.json --images FOLDER --output scores.csv
+```
+
+`FOLDER` holds PNG, JPEG or DICOM files, or is one of them. `scores.csv` has one row per image with the probability and
+the call of each finding. DICOM needs pydicom, CLAHE needs scikit-image. What the model was trained on and how good it
+is: `MODEL_CARD.md` in the folder above.
+"""
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def inference(trained: TrainedModel) -> dict[str, Any]:
+    """The configuration that `python -m monai.bundle run` reads."""
+    known = about(trained)
+    recipe = {"size": "size", "clahe": "clahe", "kernel": "clahe_kernel", "clip": "clahe_clip"}
+    arguments = ["network", "images", "output", "findings", "thresholds", *recipe]
+    return {
+        "imports": ["$import torch", "$import scripts.scoring as scoring"],
+        "bundle_root": ".",
+        "images": "$@bundle_root + '/images'",
+        "output": "$@bundle_root + '/scores.csv'",
+        "findings": known["findings"],
+        "thresholds": known["thresholds"],
+        **{name: known[key] for name, key in recipe.items()},
+        "network": "$torch.jit.load(@bundle_root + '/models/model.ts').eval()",
+        "run": [f"$scoring.write_scores({', '.join(f'@{name}' for name in arguments)})"],
+    }
+
+
+def metadata(trained: TrainedModel) -> dict[str, Any]:
+    size = trained.recipe.size
+    grey = {"type": "image", "format": "magnitude", "modality": "DX", "num_channels": 1, "spatial_shape": [size, size]}
+    grey |= {"dtype": "float32", "value_range": [0, 255], "is_patch_data": False, "channel_def": {"0": "grey"}}
+    given = {"type": "probabilities", "format": "classification", "num_channels": len(trained.findings)}
+    given |= {"spatial_shape": [], "dtype": "float32", "value_range": [0, 1], "is_patch_data": False}
+    given |= {"channel_def": {str(place): name for place, name in enumerate(trained.findings)}}
+    method = trained.experiment.section("method")[0]
+    return {
+        "schema": SCHEMA,
+        "version": "0.1.0",
+        "changelog": {"0.1.0": "exported from a run"},
+        "monai_version": version("monai"),
+        "pytorch_version": str(torch.__version__).partition("+")[0],
+        "numpy_version": np.__version__,
+        "required_packages_version": {"pillow": version("pillow"), "scikit-image": version("scikit-image")},
+        "task": "Findings on chest radiographs",
+        "description": f"Trained by several sites together ({method}) with feddraw {__version__}",
+        "authors": "",
+        "copyright": "",
+        "intended_use": "research, not a medical device",
+        "network_data_format": {"inputs": {"image": grey}, "outputs": {"pred": given}},
+    }

@@ -1,0 +1,61 @@
+"""ONNX: the graph takes grey levels and gives probabilities, so the normalisation travels with it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feddraw.catalog import installed
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.trained import TrainedModel
+from feddraw.export.graph import FromPixels, about, example, pixels
+from feddraw.system.files import write_whole
+
+OPSET = 17
+
+
+def check_installed() -> None:
+    if not (installed("onnx") and installed("onnxruntime")):
+        raise UserError("the format onnx needs onnx and onnxruntime: pip install 'feddraw[export]'")
+
+
+def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    """Write `model.onnx` and `model.json`; gives the file's own scores by onnxruntime."""
+    import onnx
+    import onnxruntime
+
+    try:
+        with warnings.catch_warnings(), TemporaryDirectory() as place:
+            warnings.simplefilter("ignore")  # the tracing exporter is called old; the other one needs more packages
+            torch.onnx.export(
+                FromPixels(trained).eval(),
+                (example(trained),),
+                str(Path(place) / "model.onnx"),
+                input_names=["pixels"],
+                output_names=["probabilities"],
+                dynamic_axes={"pixels": {0: "images"}, "probabilities": {0: "images"}},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+            graph = onnx.load(str(Path(place) / "model.onnx"))
+    except (torch.onnx.OnnxExporterError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunFailed(f"this network cannot be written as ONNX: {reason[:200]}") from None
+    onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about(trained))})
+    write_whole(folder / "model.onnx", graph.SerializeToString())
+    write_whole(folder / "model.json", (json.dumps(about(trained), indent=2) + "\n").encode())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+
+    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return np.asarray(session.run(["probabilities"], {"pixels": pixels(images)})[0])
+
+    return scores

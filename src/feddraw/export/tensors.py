@@ -1,0 +1,54 @@
+"""safetensors: the state dict, what it belongs to, and a loader of ten lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save
+
+from feddraw.experiment.preparation import builder
+from feddraw.experiment.trained import TrainedModel
+from feddraw.export.graph import about, pixels
+from feddraw.system.files import write_whole
+
+LOADER = """\
+import json
+from pathlib import Path
+from safetensors.torch import load_file
+from feddraw.training.build import build  # pip install feddraw: the network's architecture
+
+here = Path(__file__).parent
+about = json.loads((here / "model.json").read_text())
+network, _ = build(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
+network.load_state_dict(load_file(here / "model.safetensors"))
+network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, 1, size, size); out: logits
+"""
+
+
+def check_installed() -> None:
+    """safetensors is always installed."""
+
+
+def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as loaded from there."""
+    name, settings = trained.experiment.section("model")
+    settings.pop("weights", None)  # where the training began from; not needed to load what came of it
+    document = about(trained) | {"network": {"name": name, "settings": settings}}
+    write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
+    write_whole(folder / "model.json", (json.dumps(document, indent=2) + "\n").encode())
+    write_whole(folder / "load.py", LOADER.encode())
+    network, _ = builder(trained.experiment, len(trained.findings))()
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    network.eval()
+
+    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            normalized = (torch.from_numpy(pixels(images)) - 255 * trained.mean) / (255 * trained.std)
+            return np.asarray(torch.sigmoid(network(normalized)).numpy())
+
+    return scores

@@ -1,0 +1,178 @@
+"""`feddraw export`: every format gives the run's own probabilities, and the card says what a user must know."""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import feddraw.export as exporting
+from feddraw.cli import app
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment import prediction
+from feddraw.experiment.preparation import open_data
+from feddraw.experiment.running import run
+from feddraw.results.runs import read_run
+from small import small
+
+EXPERIMENT = small(rounds=2, holdout=0.2, **{"keep.tail": 2})
+needs_onnx = pytest.mark.skipif(not exporting.onnx_file.installed("onnxruntime"), reason="onnxruntime is missing")
+needs_fire = pytest.mark.skipif(not exporting.monai_bundle.installed("fire"), reason="fire or MONAI is missing")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("export")
+    run(EXPERIMENT, place / "run")
+    return place
+
+
+def images() -> np.ndarray:
+    dataset = open_data(EXPERIMENT)
+    return dataset.images[dataset.rows["test"]]
+
+
+def typed(*words: object):
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+@needs_onnx
+def test_onnx_gives_the_scores_that_the_run_kept_for_every_test_image(folder: Path) -> None:
+    import onnxruntime
+
+    done = typed(folder / "run", "--out", folder / "onnx", "--formats", "onnx")
+    assert done.exit_code == 0, done.output
+    session = onnxruntime.InferenceSession(folder / "onnx" / "onnx" / "model.onnx")
+    (scores,) = session.run(None, {"pixels": images()[:, None].astype(np.float32)})
+    assert np.abs(scores - read_run(folder / "run").predictions().scores).max() <= 1e-5
+    about = json.loads(session.get_modelmeta().custom_metadata_map["feddraw"])
+    assert about["findings"] == list(read_run(folder / "run").findings)
+    checked = json.loads((folder / "onnx" / "check.json").read_text())["checks"][0]
+    assert (checked["images"], checked["test_images"]) == (80, True)
+    assert checked["difference"] <= 1e-5
+
+
+def test_safetensors_load_in_ten_lines(folder: Path) -> None:
+    done = typed(folder / "run", "--out", folder / "tail", "--formats", "safetensors", "--model", "tail")
+    assert done.exit_code == 0, done.output
+    loader = folder / "tail" / "safetensors" / "load.py"
+    assert len([line for line in loader.read_text().splitlines() if line]) <= 10
+    found = runpy.run_path(str(loader))
+    pixels = torch.from_numpy(images()[:, None].astype(np.float32))
+    about = found["about"]
+    with torch.no_grad():
+        logits = found["network"]((pixels - 255 * about["mean"]) / (255 * about["std"]))
+    expected = read_run(folder / "run").models["tail"].predictions().scores
+    assert np.abs(torch.sigmoid(logits).numpy() - expected).max() <= 1e-5
+
+
+@needs_fire
+def test_monais_own_command_runs_the_bundle_on_new_images(folder: Path, tmp_path: Path) -> None:
+    done = typed(folder / "run", "--out", folder / "monai", "--formats", "monai")
+    assert done.exit_code == 0, done.output
+    new = tmp_path / "new"
+    new.mkdir()
+    for number, pixels in enumerate(images()[:3]):
+        Image.fromarray(pixels).resize((60, 50)).save(new / f"{number}.png")
+    (new / "broken.png").write_bytes(b"no image")
+    words = [
+        "run",
+        "--config_file",
+        "configs/inference.json",
+        "--images",
+        str(new),
+        "--output",
+        str(tmp_path / "s.csv"),
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-m", "monai.bundle", *words],
+        cwd=folder / "monai" / "monai",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    with (tmp_path / "s.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = prediction.predict_images(folder / "run", prediction.find_images([new]))
+    for row, scores, calls in zip(rows, expected.scores, expected.calls, strict=True):
+        if row["problem"]:
+            assert row["image"].endswith("broken.png")
+            continue
+        for place, name in enumerate(expected.findings):
+            assert abs(float(row[name]) - scores[place]) <= 1e-5
+            assert int(row[f"{name} call"]) == calls[place]
+
+
+def test_the_card_says_what_a_user_must_know_and_no_name_of_a_site_unless_asked(folder: Path) -> None:
+    options = ["--formats", "safetensors", "--licence", "CC BY 4.0"]
+    assert typed(folder / "run", "--out", folder / "a", *options).exit_code == 0
+    assert typed(folder / "run", "--out", folder / "b", *options, "--names").exit_code == 0
+    plain, named = ((folder / one / "MODEL_CARD.md").read_text() for one in ("a", "b"))
+    clients = read_run(folder / "run").ledger.clients
+    assert all(f"| {client} |" in named and f"| {client} |" not in plain for client in clients)
+    assert "| site 1 |" in plain
+    for words in (
+        "not a medical device",
+        "Intended use",
+        "synthetic images, no patients",
+        "CC BY 4.0",
+        "95 % bootstrap CI",
+    ):
+        assert words in plain
+    for section in (
+        "## Data",
+        "## Findings, thresholds",
+        "## Results per site",
+        "## Aggregation weights",
+        "## Licence",
+    ):
+        assert section in plain
+    row = next(line for line in plain.splitlines() if line.startswith("| Pleural Effusion |"))
+    assert row.count(" to ") == 4  # the threshold and three results, each with an interval
+
+
+def test_without_the_data_the_check_uses_random_images_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise UserError("no file or folder mine.csv")
+
+    monkeypatch.setattr(exporting, "open_data", gone)
+    done = exporting.export_run(folder / "run", folder / "away", formats=["safetensors"])
+    assert "mine.csv" in done.note
+    assert not done.checks[0].test_images
+    assert "random images" in (folder / "away" / "MODEL_CARD.md").read_text()
+
+
+def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(trained, place):
+        return lambda pixels: np.full((len(pixels), len(trained.findings)), 0.5, np.float32)
+
+    monkeypatch.setattr(exporting.tensors, "write", wrong)
+    with pytest.raises(RunFailed, match="do not use"):
+        exporting.export_run(folder / "run", folder / "wrong", formats=["safetensors"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--formats", "onxx"), "did you mean onnx"), (("--model", "best"), "kept no model"), ((), "is already used")],
+)
+def test_mistakes_are_one_line(folder: Path, words: tuple[str, ...], says: str) -> None:
+    (folder / "used").mkdir(exist_ok=True)
+    (folder / "used" / "file").touch()
+    out = folder / "used" if not words else folder / "unused"
+    done = typed(folder / "run", "--out", out, *(words or ("--formats", "safetensors")))
+    assert isinstance(done.exception, UserError)
+    assert says in str(done.exception)
+    assert not (folder / "unused").exists()
