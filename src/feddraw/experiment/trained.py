@@ -25,12 +25,13 @@ from feddraw.errors import UserError
 from feddraw.experiment.preparation import builder, open_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.folder import RunFolder
+from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written
 from feddraw.results.runs import Run, find, number, read_run
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 
-MODELS = ("last", "best", "tail")
+MODELS = ("last", *KEPT)
 MAX_MODEL = 1 << 34
 
 

@@ -320,9 +320,9 @@ def _read_old_names(metrics: Mapping[str, Any]) -> None:
 def _check(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
     for name, found in metrics.get("models", {}).items():
-        if name not in KEPT or not all(type(round) is int for round in found["rounds"]):
+        if name not in KEPT or not found["rounds"] or not all(type(round) is int for round in found["rounds"]):
             raise ValueError("a model that no run keeps")
-        _ = str(found["chosen_by"])
+        _ = str(found["chosen_by"]), number(found.get("validation", UNTESTED)["auc"]["macro"])
         _check({"test": UNTESTED} | found | {"models": {}})
     clients = metrics.get("clients", {}).values()
     for scores in (
