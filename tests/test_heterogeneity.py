@@ -17,11 +17,11 @@ from feddraw.core import Measurement
 from feddraw.errors import UserError
 from feddraw.experiment.heterogeneity import Examination, examine, groups_of
 from feddraw.experiment.running import run
-from feddraw.methods.random_effects import Sums, distances, estimate
+from feddraw.methods.random_effects import Sums, distances, estimate, random_effects
 from feddraw.report import write_report
 from feddraw.results.runs import read_run
 from small import small
-from tiny import initial
+from tiny import initial, same, train
 
 QUICK = Examination(Measurement(8, 8), permutations=99, replicates=100)
 SKEW = {"scenario": "dirichlet", "scenario.clients": 3, "scenario.alpha": 0.2}
@@ -166,3 +166,17 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
 def test_a_run_that_has_not_measured_is_named(tmp_path: Path):
     list(run(small(rounds=1), tmp_path / "run"))
     assert "run it with the method random_effects" in str(invoke(tmp_path / "run").exception)
+
+
+def test_a_flower_federation_is_read_from_the_strategys_history_and_folder(tmp_path: Path):
+    from test_flower import trained  # needs Flower
+
+    method = random_effects(batch_size=4, batches=3, every=2, rho=0.0)
+    strategy = trained(method, tmp_path / "memory", rounds=3, folder=tmp_path / "run")
+    *_, last = train(method, 3)
+    assert same(strategy.model, last.next_model)
+    assert [repr(entry) for entry in strategy.history[-1].ledger] == [repr(entry) for entry in last.ledger]
+    assert [np.isfinite(done.ledger[0].q) for done in strategy.history] == [True, False, True]
+    result = invoke(tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "North" in result.output
