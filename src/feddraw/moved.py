@@ -32,6 +32,7 @@ NAMES = {
         "prepare": "feddraw.experiment.preparation",
     },
     "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
+    "feddraw.analysis.statistics": dict.fromkeys(("Difference", "against"), "feddraw.analysis.differences"),
     "feddraw.results": {"RunFolder": "feddraw.results.folder"},
 }
 
@@ -61,7 +62,7 @@ class OldModules(MetaPathFinder, Loader):
         new = MODULES[module.__name__]
         warn_renamed(module.__name__, new, 5)
         found = vars(importlib.import_module(new))
-        vars(module).update({name: value for name, value in found.items() if not name.startswith("__")})
+        vars(module).update({n: value for n, value in found.items() if n == "__getattr__" or not n.startswith("__")})
 
 
 def warn_renamed(old: str, new: str, level: int = 3) -> None:

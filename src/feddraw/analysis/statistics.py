@@ -23,11 +23,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from feddraw.errors import UserError, positive
+from feddraw.moved import old_names
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
 
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
+
+__getattr__ = old_names(__name__)
 
 _PRINTED = 12  # digits: a number with more was computed, not printed
 _BLOCK = 100  # bootstrap replicates at a time: a block of a few thousand images stays small
