@@ -48,7 +48,7 @@ ONLY = {
     "models": {"errors"},
     "methods": {"errors", "core", "schedules", "shares"},
     "analysis.metrics": {"errors"},
-    "analysis.statistics": {"errors"},
+    "analysis.statistics": {"errors", "moved"},
     "analysis.palette": set(),
     "server.streaming": {"core", "errors"},
     "training.optimizers": set(),
