@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,19 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.analysis import metrics, statistics
+from feddraw.analysis.explain import explain, sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.dataset import FINDINGS, UNKNOWN, Dataset, Labels
 from feddraw.datasets.phantom import phantom
 from feddraw.errors import UserError
 from feddraw.experiment.method import combined_method
 from feddraw.experiment.preparation import prepare
-from feddraw.experiment.running import opened_engine
+from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
 from feddraw.flower.histograms import count
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
+from feddraw.results.runs import read_run
 from feddraw.scenarios.dealing import Partition, Shard
 from feddraw.scenarios.heterogeneity import counts
 from feddraw.server.policy import Policy
@@ -369,3 +372,17 @@ def test_a_client_without_a_known_label_is_named() -> None:
     mute = with_known(data, data.labels.known & (data.labels.sites != "S1")[:, None])
     with pytest.raises(UserError, match="client S1 has no known label"):
         prepare(small(scenario="by_site"), dataset=mute)
+
+
+def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taught_which(tmp_path: Path) -> None:
+    data = by_site(drawn())
+    assert data.labels.known is not None
+    known = data.labels.known.copy()
+    known[data.rows["train"], 4] = False
+    with pytest.warns(UserWarning, match="no client labels Consolidation"):
+        run(small(rounds=1, scenario="by_site"), tmp_path / "run", dataset=with_known(data, known))
+    said = "\n".join(sentences(explain(read_run(tmp_path / "run"))))
+    assert "Atelectasis was learnt from the labels of S1 and S2." in said
+    assert "No client labels Consolidation" in said
+    told = read_run(tmp_path / "run").partition
+    assert told["known"]["S0"][0] == told["known"]["S1"][4] == 0

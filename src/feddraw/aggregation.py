@@ -50,6 +50,7 @@ class ClientUpdate:
     client: str = ""  # empty: C1, C2, … by its position in the list
     steps: int | None = None  # optimiser steps, for the methods that look at them
     extra: Mapping[str, Any] = field(default_factory=dict)  # what the method asks for beside the model, by name
+    labelled: Sequence[bool] | None = None  # by output of the classifier, whether the client labels it; None = all
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +248,8 @@ def _update(
         refused[given.client] = "it does not say how many steps it took"
         return None
     steps = 1 if given.steps is None else given.steps
-    return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra)
+    labelled = None if given.labelled is None else np.array(given.labelled)  # the gate checks it
+    return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled)
 
 
 def _vector(value: Any, layout: Layout) -> Vector:

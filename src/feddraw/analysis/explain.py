@@ -157,6 +157,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _equal(found)
     yield from _why(found)
     yield from _policy(found)
+    yield from _learnt_from(found)
     yield from _by_finding(found)
     yield from _measured(found)
     yield from _absent(found)
@@ -254,6 +255,19 @@ def _decided(clause: str, client: str, change: float) -> str:
     if clause.endswith(EASED):
         return f"Too few clients were there for policy.{clause.removesuffix(EASED)}, which was eased for {client}"
     return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
+
+
+def _learnt_from(found: Explanation) -> Iterator[str]:
+    """Whose labels a finding was learnt from, where not all clients label it."""
+    weights = found.run.by_class() if found.run.finished else {}
+    for finding, shares in weights.items():
+        taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
+        counted = np.isfinite(shares).any(axis=0)
+        if not taught.any():
+            yield f"No client labels {finding}: its row of the classifier is as it was in the initial model."
+        elif (counted & ~taught).any():
+            teachers = [client for client, does in zip(found.clients, taught, strict=True) if does]
+            yield f"{finding} was learnt from the labels of {listed(teachers)}."
 
 
 def _by_finding(found: Explanation) -> Iterator[str]:

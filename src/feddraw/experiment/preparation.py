@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     training_rows, holdout_rows = data.training_rows, data.holdout_rows
     if method.centralised:
         training_rows, holdout_rows = _together(training_rows), _together(holdout_rows)
+    _tell_unlabelled(dataset, training_rows)
     trainer = make_trainer(experiment, dataset, training_rows, method)
     initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
@@ -100,6 +102,14 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     evaluator = Evaluator(dataset, clients, holdout_rows)
     proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     return Setup(experiment, dataset, partition, clients, training_rows, evaluator, trainer, initial, method, proxy)
+
+
+def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
+    """Name the findings that the model cannot learn, because no client labels them."""
+    counts = sum(dataset.labels.known_counts(own) for own in rows)
+    names = [name for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True) if not count]
+    if names:
+        warnings.warn(f"no client labels {', '.join(names)}: its scores are those of the initial model", stacklevel=2)
 
 
 def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_evaluate
-from feddraw.core import Local, Model, Update, row_name
+from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
@@ -28,7 +28,7 @@ from feddraw.results.folder import RunFolder
 from feddraw.results.kept import Keep, Keeper, KeptModel
 from feddraw.results.reading import read_json
 from feddraw.results.tensorboard import board, check_installed
-from feddraw.server.ledger import PieceEntry
+from feddraw.server.ledger import with_findings
 from feddraw.server.round import RoundResult
 from feddraw.system.workers import cores, limited
 
@@ -181,7 +181,7 @@ def _rounds(
             plain,
             metrics=scored,
             seconds=seconds,
-            pieces=_with_classes(plain.pieces, setup.dataset.findings),
+            pieces=with_findings(plain.pieces, setup.dataset.findings),
             kept={name: one.model for name, one in kept.items()},
         )
         if folder is not None:
@@ -237,12 +237,6 @@ def evaluate(
         return setup.evaluator.at_the_end(engine, models, personal=personal)
     splits: tuple[Split, ...] = ("validation", "test") if setup.experiment.test_every_round else ("validation",)
     return setup.evaluator.after_a_round(engine, models, splits), {}
-
-
-def _with_classes(pieces: tuple[PieceEntry, ...], classes: Sequence[str]) -> tuple[PieceEntry, ...]:
-    """The classifier's rows under the names of their findings."""
-    names = {row_name(number): name for number, name in enumerate(classes)}
-    return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
 def _workers(wanted: int, clients: int) -> int:

@@ -156,6 +156,7 @@ def make_strategy(
         resume=federation.resume,
         sites=read_sites(federation.sites),
         rebind=federation.rebind,
+        findings=evaluation.findings,
     )
 
 

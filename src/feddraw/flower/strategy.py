@@ -37,7 +37,7 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import MOST_IMAGES, Gate
-from feddraw.server.ledger import NUMBERS, LedgerEntry
+from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
 from feddraw.server.policy import FEWEST, Policy
 from feddraw.server.round import RoundRecord, aggregate_round
 from feddraw.server.state_dict import doubt, layout_of_arrays
@@ -89,6 +89,7 @@ class MethodStrategy(FedAvg):
         sites: Mapping[str, str | int] | None = None,  # name to key's fingerprint or node id; left out: first come
         rebind: bool = False,  # on resume, give names to whoever answers under them first
         on_round: Callable[[RoundRecord], None] | None = None,
+        findings: Sequence[str] = (),  # names of the classifier's outputs, for the ledger
     ) -> None:
         super().__init__(
             fraction_train,
@@ -107,7 +108,7 @@ class MethodStrategy(FedAvg):
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
             raise UserError(f"rounds = {rounds} must be more than round_offset = {round_offset}, neither negative")
         self.method, self.classifier, self.round_offset, self.seed = method, classifier, round_offset, seed
-        self.wait, self.on_round = positive("wait", wait), on_round
+        self.wait, self.on_round, self.findings = positive("wait", wait), on_round, tuple(findings)
         limits = policy_of(policy)
         self.policy = policy_of(replace(limits, max_size_times=size_cap or limits.max_size_times))
         self.policy.check_method(method)
@@ -416,7 +417,8 @@ class MethodStrategy(FedAvg):
         took = {self.clients[u.client]: u.seconds for u in updates if 0 <= u.seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
         about: dict[str, Any] = {"metrics": dict(metrics), "seconds": seconds, "client_seconds": took}
-        self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=result.pieces, **about))
+        pieces = with_findings(result.pieces, self.findings)
+        self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 

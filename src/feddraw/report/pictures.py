@@ -43,10 +43,17 @@ def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
     )
     if run is None:
         return
-    shares = np.array([np.array(run.partition["positives"][name]) / max(size, 1) for name, size in sizes.items()])
+    shares = np.array([_shares(run.partition, name, size) for name, size in sizes.items()])
     figure, axes = plots.panel(height=_height(len(sizes)) + 0.5)
     plots.draw_heat(axes, shares, list(sizes), run.partition["findings"], percent=True)
     yield Picture(f"{scenario}-findings", figure, "Share of each client's images that show each finding")
+
+
+def _shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
+    """Of a client's images with a known label, those that show each finding; NaN where it labels none."""
+    known = np.array(partition.get("known", {}).get(client, [size] * len(partition["findings"])), dtype=np.float64)
+    positives = np.array(partition["positives"][client], dtype=np.float64)
+    return np.asarray(np.divide(positives, known, out=np.full(len(known), np.nan), where=known > 0))
 
 
 def _ledger_sizes(runs: Sequence[Run]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Piece, Update
+from feddraw.core import Aggregate, Piece, Update, row_name
 from feddraw.server.gate import Verdict
 from feddraw.server.policy import remark
 
@@ -138,6 +138,12 @@ def pieces_of(round: int, counted: Sequence[str], aggregate: Aggregate | None) -
         for piece in (aggregate.weights.pieces if aggregate else ())
         for index, client in enumerate(counted)
     )
+
+
+def with_findings(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
+    """The classifier's rows under the names of their findings, where these are known."""
+    names = {row_name(number): name for number, name in enumerate(findings)}
+    return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
 def _of_piece(entry: PieceEntry, piece: Piece, index: int) -> PieceEntry:
