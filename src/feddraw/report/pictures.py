@@ -46,7 +46,10 @@ def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
     shares = np.array([_shares(run.partition, name, size) for name, size in sizes.items()])
     figure, axes = plots.panel(height=_height(len(sizes)) + 0.5)
     plots.draw_heat(axes, shares, list(sizes), run.partition["findings"], percent=True)
-    yield Picture(f"{scenario}-findings", figure, "Share of each client's images that show each finding")
+    yield Picture(f"{scenario}-findings", figure, SHARES)
+
+
+SHARES = "Share of each client's images that show each finding, of those whose label is known; a dash where none is"
 
 
 def _shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
