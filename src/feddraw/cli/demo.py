@@ -21,6 +21,7 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
+    from feddraw.cli.progress import preparing
     from feddraw.cli.run import carry_out
     from feddraw.cli.show import console, table
     from feddraw.experiment.preparation import open_data
@@ -31,7 +32,8 @@ def demo(
     say = console()
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")
     base = Experiment().with_settings({**SETTINGS, "seed": seed})
-    dataset = open_data(base)
+    with preparing(say) as report_progress:
+        dataset = open_data(base, report_progress)
     folders = [out / method for method in METHODS]
     for method, folder in zip(METHODS, folders, strict=True):
         carry_out(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
