@@ -33,7 +33,7 @@ def forest_figure(found: Sequence[Heterogeneity]) -> Figure:
         figure = Figure(figsize=(10.5 if groups else 7.5, height), layout="constrained")
         ratios = [3.2, 2.2, 2.2][: 3 if groups else 2]
         axes = figure.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
-        _draw_distances(axes[0], found, shown)
+        draw_distances(axes[0], found)
         _draw_weights(axes[1], found[-1], shown)
         if groups:
             _draw_groups(axes[2], found)
@@ -57,7 +57,9 @@ def _style(place: int, count: int) -> dict[str, Any]:
     return {"color": colour, "markerfacecolor": colour if place == count - 1 else "none"}
 
 
-def _draw_distances(axes: Axes, found: Sequence[Heterogeneity], shown: Sequence[str]) -> None:
+def draw_distances(axes: Axes, found: Sequence[Heterogeneity]) -> None:
+    """One row per site and, where there are several models, one square per model in it."""
+    shown = _farthest(found[-1].sites)
     for place, (one, offset) in enumerate(zip(found, _offsets(len(found)), strict=True)):
         looks = _style(place, len(found))
         most = max(site.measured for site in one.sites) or 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.explain import listed
-from feddraw.analysis.forest import forest_figure
+from feddraw.analysis.forest import draw_distances
 from feddraw.analysis.heterogeneity import from_ledger
 from feddraw.analysis.statistics import Comparison, Interval
 from feddraw.naming import slug
@@ -126,7 +126,7 @@ def heterogeneity(runs: Sequence[Run], method: str, scenario: str) -> Iterator[P
         return
     figure, axes = plots.panel()
     lines = [_first_finite(runs[0].ledger[name]) for name in ("q", "q_expected")]
-    plots.draw_lines(axes, dict(zip(("Q", "expected if clients are alike"), lines, strict=True)))
+    plots.draw_lines(axes, dict(zip(("Q", "expected if alike"), lines, strict=True)))
     axes.set_ylim(bottom=0)
     axes.set_title(f"{plots.short(method, 30)}: Cochran's Q")
     plots.draw_legend(axes)
@@ -138,7 +138,9 @@ def heterogeneity(runs: Sequence[Run], method: str, scenario: str) -> Iterator[P
     said = (
         f"Squared distance of each client from the others under {method} in round {measured[-1].round}: {listed(far)}"
     )
-    yield Picture(f"{name}-distances", forest_figure(measured[-1:]), said)
+    figure, axes = plots.panel(height=_height(len(measured[-1].sites)) + 0.5)
+    draw_distances(axes, measured[-1:])
+    yield Picture(f"{name}-distances", figure, said)
 
 
 def by_finding(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
