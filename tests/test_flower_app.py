@@ -50,7 +50,7 @@ def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) 
     return serve(InProcessGrid(app, nodes, settings, arrive), settings)
 
 
-@pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon"])
+@pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon", "random_effects"])
 def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) -> None:
     """Bit for bit: the models, the ledger, the metrics."""
     list(run(small(method=method, rounds=2, **KEPT), tmp_path / "run"))

@@ -216,6 +216,20 @@ def test_the_classifiers_gradient_is_the_same_alone_and_among_all_and_other_mode
     assert not np.allclose(alone, evaluated)
 
 
+def test_images_without_a_known_label_are_not_measured_and_unknown_labels_do_not_count():
+    trainer, how = bench(measuring()).trainer, Measurement(10, 4)
+    targets = trainer.examples.targets.copy()
+    targets[:26] = np.nan  # 14 of the first client's 40 images are left
+    targets[26:40, 1] = np.nan
+    trainer.examples = replace(trainer.examples, targets=targets)
+    found = np.stack(list(trainer.batch_gradients(0, initial(), how, "classifier", 5)))
+    assert len(found) == 3
+    second = initial().layout.rows_of(1)
+    start = initial().layout.find("classifier").start
+    assert np.isfinite(found).all()
+    assert not any(found[:, place.start - start : place.stop - start].any() for place in second)
+
+
 def test_a_batch_is_whole_and_no_patient_is_in_two():
     rng = np.random.default_rng(0)
     rows, patients = np.arange(100, 160), np.repeat(np.arange(50), [1, 2, 3, 4, 6] * 10)
