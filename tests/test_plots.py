@@ -1,4 +1,4 @@
-"""Figures: lines can be told apart without colour, marks are where the numbers are, names are drawn as they are."""
+"""Figures: lines can be distinguished without colour, marks are where the numbers are, names are drawn as they are."""
 
 from __future__ import annotations
 

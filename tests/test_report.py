@@ -183,6 +183,15 @@ def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_
     assert "last five (validation)" in text
 
 
+@pytest.mark.parametrize("folds", ["many", 1, -3, [5]])
+def test_folds_that_are_none_widen_nothing(tmp_path: Path, folds: object) -> None:
+    for method in ("feddraw", "fedavg"):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, settings={"folds": folds})
+    found = over_trainings(collect([tmp_path]).runs, "auc", "feddraw")
+    assert (found.folds, found.repeats) == (0, 2)
+
+
 def test_means_that_are_printed_alike_share_a_rank(tmp_path: Path) -> None:
     for scenario in ("CHM-1", "CHM-2"):
         for method, auc in (("feddraw", 0.75001), ("fedavg", 0.75003), ("uniform", 0.7)):

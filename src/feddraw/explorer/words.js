@@ -11,7 +11,7 @@ function percent(share) {
 /** Three decimals, without a minus before zero. */
 const decimal = (value) => (Math.abs(value) < 0.0005 ? 0 : value).toFixed(3);
 
-/** Clients that cannot be told apart by their numbers share a line and a sentence. */
+/** Clients with the same numbers share a line and a sentence. */
 function groupsOf(rows) {
   const groups = new Map();
   rows[0].clients.forEach(({ size }, i) => {

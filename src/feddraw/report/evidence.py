@@ -228,8 +228,7 @@ class Trainings:
 
 def over_trainings(runs: Sequence[Run], metric: str, first: str) -> Trainings:
     """The first method minus every other one, over the repeats that both have."""
-    folds = {int(run.flat.get("folds", 0)) for run in runs}
-    several = folds.pop() if len(folds) == 1 else 0
+    folds = _folds(runs)
     methods = [run for run in runs if not run.reference]
     curves = {s: [mean_of_last(run.curve(s, metric)) for run in methods] for s in ("test", "validation")}
     split = next((s for s, means in curves.items() if np.isfinite(means).all()), "")
@@ -239,8 +238,15 @@ def over_trainings(runs: Sequence[Run], metric: str, first: str) -> Trainings:
     )
     test = {run: run.test(metric) for run in runs}
     return Trainings(
-        _minus_others(test, first, several), several, split, _minus_others(last, first), _minus_others(last_five, first)
+        _minus_others(test, first, folds), folds, split, _minus_others(last, first), _minus_others(last_five, first)
     )
+
+
+def _folds(runs: Sequence[Run]) -> int:
+    """Of how many folds all runs are; 0 where they are not, or a file has something else there."""
+    first = runs[0].flat.get("folds", 0)
+    alike = isinstance(first, int) and all(run.flat.get("folds", 0) == first for run in runs)
+    return first if alike and first > 1 else 0
 
 
 def _minus_others(values: Mapping[Run, float], first: str, folds: int = 0) -> ByPair:
