@@ -204,6 +204,15 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert read_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
         read_tables([north, south], root=images, findings=["Edema", "Masss"])
+    columns = {"image": PATHS[half:], "patient": range(half), "Mass": column(1, 0)[:half], "edema": EDEMA[half:]}
+    spelled = write(images, columns, "south2.csv")
+    with pytest.raises(UserError, match="'Edema' and 'edema' look like one finding: give it one name"):
+        read_tables([north, spelled], root=images)
+    listed = read_tables([north, spelled], root=images, findings=["Edema", "Mass", "Rib"], missing_columns="unknown")
+    assert listed.labels.findings == ("Edema", "Mass", "Rib")
+    assert listed.labels.known is not None
+    assert not listed.labels.known[:, 2].any()
+    spelled.unlink()
     found = look([north, south], images / "x.toml")
     assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
     assert 'south.csv"]' in document(found, plan(found), "feddraw init", "x.toml")

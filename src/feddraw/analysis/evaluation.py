@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,10 +127,13 @@ def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: in
 
 def _warn(found: Mapping[str, Any], split: str) -> None:
     broken = found["not_finite"]
-    alike = [name for name in found["undefined"] if name not in broken]
-    for names, why in (
-        (alike, f"one label only in {split} data"),
-        (broken, "the model's scores are not finite numbers"),
+    rest = [name for name in found["undefined"] if name not in broken]
+    alike = [name for name in rest if math.isnan(found["auc"]["per_class"][name])]
+    without_threshold = [name for name in rest if name not in alike]
+    for what, names, why in (
+        ("AUC or GM", alike, f"one label only in {split} data"),
+        ("GM", without_threshold, "one label only in validation data, so there is no threshold"),
+        ("AUC or GM", broken, "the model's scores are not finite numbers"),
     ):
         if names:
-            warnings.warn(f"no AUC or GM for {', '.join(names)}: {why}, left out of the mean", stacklevel=2)
+            warnings.warn(f"no {what} for {', '.join(names)}: {why}, left out of the mean", stacklevel=2)

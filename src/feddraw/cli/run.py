@@ -247,16 +247,24 @@ def show_metrics(folder: Path) -> None:
     ]
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
     rows.append([f"mean of {defined}", *(number(test[kind]["macro"]) for kind in kinds)])
+    if marked and (sound := [name for name in findings if name not in marked]):
+        means = [_mean([test[kind]["per_class"][name] for name in sound]) for kind in kinds]
+        rows.append([f"mean of {len(sound)} without †", *map(number, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
     if marked:
-        out.print(f"{FEW_NOTE}; the mean includes it where it is defined")
+        out.print(FEW_NOTE)
     out.print(f"written to {folder}")
     if found.get("diverged"):
         said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"
         if test["auc"]["macro"] is None:
             raise RunFailed(said)
         out.print(said, markup=False)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None
 
 
 def number(value: float | None) -> str:

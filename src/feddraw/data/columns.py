@@ -32,7 +32,7 @@ class Layout:
     site: int | None
     patient: int | None
     group: int | None
-    findings: dict[str, int]  # under the table's own names
+    findings: dict[str, int]  # under the table's own names, or as the user lists them
     columns: dict[str, Column] = field(default_factory=dict)  # of the findings
     others: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
 
@@ -65,7 +65,7 @@ def guess(sheet: Sheet, named: Mapping[str, str], findings: Findings, *, may_lac
             raise UserError(f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)")
     else:
         chosen = _chosen(findings, rest, str(sheet.path), may_lack)
-        others |= {name: "not among data.findings" for name in rest if name not in chosen}
+        others |= {name: "not among data.findings" for name, place in rest.items() if place not in chosen.values()}
     own = {name: columns[place] for name, place in chosen.items()}
     return Layout(path, **places, findings=chosen, columns=own, others=others)
 
@@ -111,7 +111,7 @@ def _holds_paths(column: Column) -> bool:
 
 
 def _chosen(findings: Findings, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
-    """The findings that the user lists, under the table's names for them."""
+    """The findings that the user lists, and where they are; capitals and underscores do not matter."""
     listed = findings.split(",") if isinstance(findings, str) else findings
     if not isinstance(listed, Sequence) or not listed:
         raise UserError(f"findings must be paper, all, or a list of names, not {findings!r}")
@@ -123,4 +123,4 @@ def _chosen(findings: Findings, rest: Mapping[str, int], where: str, may_lack: b
     missing = [name for name, own in found.items() if not own]
     if missing and not may_lack:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(rest)}")
-    return {own: rest[own] for own in found.values() if own}
+    return {name: rest[own] for name, own in found.items() if own}

@@ -22,7 +22,7 @@ from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.marks import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.splits import stratified, unknown_patients
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, numbers
+from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, numbers
 from feddraw.errors import UserError, expanded, one_of
 
 NO_SITE = "(no site)"
@@ -236,12 +236,22 @@ def united(sources: Sequence[Source], findings: Findings, may_lack: bool) -> tup
     if isinstance(findings, str) or (len(sources) == 1 and not may_lack):
         if not met:
             raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
+        _refuse_two_spellings(met)
         return met
     missing = [str(name) for name in findings if name not in met]
     if missing and not may_lack:
         where = ", ".join(source.sheet.path.name for source in sources)
         raise UserError(f"no column called {', '.join(missing)} in {where}; they have {', '.join(met)}")
     return tuple(map(str, findings))
+
+
+def _refuse_two_spellings(names: Sequence[str]) -> None:
+    """Tables that write one finding in two ways would make two of it."""
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(canonical(name).lower(), name)
+        if first != name:
+            raise UserError(f"'{first}' and '{name}' look like one finding: give it one name, or list data.findings")
 
 
 def _rows(source: Source, intake: Intake, several: bool) -> Iterator[Row]:

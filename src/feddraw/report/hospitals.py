@@ -57,7 +57,7 @@ def section(runs: Sequence[Run], scenario: str, focus: str, draws: Draws | str, 
         ]
         for view in found
     ]
-    header = ["client", "method", "own images", "AUC on own", "own: − alone", "own: − fedavg"]
+    header = ["client", "method", "images", "own AUC", "own: − alone", "own: − fedavg"]
     header += ["all: − alone", "all: − fedavg"]
     note = "95 % bootstrap CI over patients in brackets; noise between trainings is not included. Means over seeds."
     yield Table(f"Differences in AUC for each client, {scenario}", header, rows, (), note, f"clients-{slug(scenario)}")
@@ -149,7 +149,7 @@ def _answer(found: Interval) -> str:
 def _span(found: Interval) -> str:
     if math.isnan(found.estimate):
         return ""
-    return f"({found.estimate:+.4f}, 95 % CI {found.low:+.4f} to {found.high:+.4f})"
+    return f"({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
 
 
 def _cell(found: Interval | None) -> Cell:
@@ -157,4 +157,4 @@ def _cell(found: Interval | None) -> Cell:
         return Cell("")
     if math.isnan(found.estimate):
         return Cell("undefined")
-    return Cell(f"{found.estimate:+.4f} [{found.low:+.4f} to {found.high:+.4f}]", found.estimate)
+    return Cell(f"{found.estimate:+.3f} [{found.low:+.3f} to {found.high:+.3f}]", found.estimate)

@@ -32,11 +32,11 @@ def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> 
         [
             Cell(f"{name} †" if name in marked else name),
             *(_counts_cell(splits[split], place) for split in SPLITS),
-            *(_area(areas[method].get(name)) for method in shown),
+            *(_area(areas[method].get(name), _scarcest(splits["test"], place)) for method in shown),
         ]
         for place, name in enumerate(findings)
     ]
-    header = ["finding", *SPLITS, *(f"test AUC of {method} [95 % CI]" for method in shown)]
+    header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
     yield Text(population(runs))
     note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
@@ -55,14 +55,15 @@ def population(runs: Sequence[Run]) -> str:
         ", …" if len(sites) > 8 else ""
     )
     from_sites = f" from all sites together ({where})" if sites else " that all clients share"
-    defined = [name for name in findings_of(runs) if name not in runs[0].metrics["test"].get("undefined", [])]
+    tested = next(run for run in runs if run.finished)
+    defined = [name for name in findings_of(runs) if math.isfinite(tested.test("auc", name))]
     marked = [name for name in marked_findings(runs) if name in defined]
     few_of = (
         f", of which {', '.join(marked)} {'has' if len(marked) == 1 else 'have'} few test images (†)" if marked else ""
     )
     said = f"Test AUC and GM are about the common test split: {test['images']:,} images{patients}{from_sites}"
     plural = "" if len(defined) == 1 else "s"
-    return f"{said}. Means are over {len(defined)} finding{plural}{few_of}."
+    return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
 
 
 def few_in_words() -> str:
@@ -132,7 +133,13 @@ def _counts_cell(split: Mapping[str, Any], place: int) -> Cell:
     return Cell(f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else ""), positives)
 
 
-def _area(found: Interval | None) -> Cell:
+def _scarcest(split: Mapping[str, Any], place: int) -> int:
+    return int(min(split["positives"][place], split["negatives"][place]))
+
+
+def _area(found: Interval | None, images: int) -> Cell:
+    """Resampling cannot say how much a single image matters, so one positive or negative image has no interval."""
     if found is None or not math.isfinite(found.estimate):
         return Cell("undefined")
-    return Cell(f"{found.estimate:.4f} [{found.low:.4f} to {found.high:.4f}]", found.estimate)
+    span = f"[{found.low:.3f} to {found.high:.3f}]" if images > 1 else "[no CI: one image]"
+    return Cell(f"{found.estimate:.3f} {span}", found.estimate)
