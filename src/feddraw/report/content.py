@@ -693,6 +693,7 @@ def _gain_cell(gain: Gain) -> Cell:
 def _kept_models(report: Report, scenario: str) -> Iterator[Block]:
     """The models that runs kept on request, side by side."""
     rows, notes = [], []
+    chosen: dict[str, None] = {}  # what chose each model, each said once
     for method in report.shown:
         kept = [run.models for run in report.collection.of(scenario, method)]
         kept = [models for models in kept if models]
@@ -700,24 +701,16 @@ def _kept_models(report: Report, scenario: str) -> Iterator[Block]:
         by_name = {name: [replace(models[name], method=name) for models in kept] for name in names}
         drawn = draw([run for runs in by_name.values() for run in runs], report.replicates) if names[1:] else ""
         rows += [_model_row(method, name, by_name[name], drawn) for name in names]
+        chosen |= {_chosen_by(name, run): None for name in names[1:] for run in by_name[name]}
         notes += [] if isinstance(drawn, str) else [_patients_note(drawn)]
     if rows:
         yield Heading(f"Which model? {scenario}", 3)
         yield Text(
-            "The model of the last round beside those that were kept on request. The test set chose none of them; "
-            "tables and figures elsewhere are about the last round."
+            "The model of the last round beside those that were kept on request. The test set chose none of them. "
+            "Tables and figures elsewhere are about the last round."
         )
-        header = [
-            "method",
-            "model",
-            "rounds",
-            "chosen by",
-            "validation AUC",
-            "test AUC",
-            "− last",
-            "95 % CI",
-            "test GM",
-        ]
+        yield Bullets(list(chosen))
+        header = ["method", "model", "rounds", "validation AUC", "test AUC", "test AUC − last", "95 % CI", "test GM"]
         label = f"models-{slug(scenario)}"
         yield Table(f"Models of the runs in {scenario}", header, rows, (), " ".join(notes[:1]), label)
 
@@ -726,14 +719,17 @@ def _model_row(method: str, name: str, runs: Sequence[Run], draws: Draws | str) 
     """One model of one method, over seeds."""
     about = [run.metrics for run in runs]
     rounds = list(dict.fromkeys(_span_of(one.get("rounds", [one.get("round", 0)])) for one in about))
-    chosen = "the end of training" if name == "last" else str(about[0]["chosen_by"])
     validation = Mean.of([number(one.get("validation", UNTESTED)["auc"]["macro"]) for one in about])
     change = [Cell(""), Cell("")]
     if name != "last" and isinstance(draws, Draws) and {"last", name} <= draws.methods["auc"].keys():
         change = _difference(draws.difference("auc", name, "last"), None, 0.0)[:2]
     means = [_mean_cell(one, len(runs), False) for one in (validation, mean(runs, "auc"))]
     tested = _mean_cell(mean(runs, "gm"), len(runs), False)
-    return [Cell(method), Cell(MODELS[name]), Cell(", ".join(rounds)), Cell(chosen), *means, *change, tested]
+    return [Cell(method), Cell(MODELS[name]), Cell(", ".join(rounds)), *means, *change, tested]
+
+
+def _chosen_by(name: str, run: Run) -> str:
+    return f"{MODELS[name].capitalize()}: chosen by {run.metrics['chosen_by']}."
 
 
 def _span_of(rounds: Sequence[int]) -> str:

@@ -115,12 +115,12 @@ class Keeper:
         """What there is at the end, by name; in the types of another model of the same network."""
         found = {}
         if self._best:
-            why = "highest validation AUC; of equal rounds the first"
+            why = "the highest validation AUC; of equal rounds the first"
             found["best"] = KeptModel(_model(self._best, like.layout), (self._best["round"],), why)
         if self._tail:
             rounds = tuple(range(self._tail["first"], self._tail["last"] + 1))
             means = {name: (self._tail[name] / len(rounds)).astype(like.params.dtype) for name in ("params", "buffers")}
-            why = f"fixed in advance: mean of the last {len(rounds)} rounds"
+            why = f"the settings, before training (keep.tail = {self._keep.tail})"
             found["tail"] = KeptModel(_model(self._tail | means, like.layout), rounds, why)
         return found
 
