@@ -37,7 +37,7 @@ def export(
     say = console()
     wanted = [word.strip() for word in formats.split(",") if word.strip()]
     about = {"formats": wanted, "model": model, "names": names, "licence": licence, "trust": trust}
-    with preparing(console(stderr=True)) as report_progress:
+    with preparing(console(stderr=True), prefix="") as report_progress:
         done = export_run(run, run / "export" if out is None else out, progress=report_progress, **about)  # type: ignore[arg-type]
     kind = "test images" if not done.note else "random images"
     rows = [[one.format, f"{one.images:,}", f"{one.difference:.1e}"] for one in done.checks]

@@ -45,7 +45,7 @@ def predict(
 
     found = find_images(images, root, column)
     begun = time.perf_counter()
-    with preparing(console(stderr=True)) as report_progress:
+    with preparing(console(stderr=True), prefix="") as report_progress:
         done = predict_images(run, found, model, trust=trust, workers=workers, progress=report_progress)
     seconds = time.perf_counter() - begun
     if out is None:

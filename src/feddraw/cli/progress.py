@@ -101,7 +101,7 @@ def bars(out: Console, *, said: bool = True) -> Iterator[Bars]:
 
 
 @contextmanager
-def preparing(out: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """What `progress=` takes, for images that are prepared."""
+def preparing(out: Console, prefix: str = "data: ") -> Iterator[Callable[[str, int, int], None]]:
+    """What `progress=` takes, for images that are prepared or scored."""
     with bars(out) as shown:
-        yield lambda what, ready, total: shown.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
+        yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")
