@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,7 @@ from feddraw.naming import csv_text
 from feddraw.system.workers import in_workers, limited
 
 CHUNK = 64  # images that a worker takes at a time
+WORTHWHILE = 8.0  # seconds of work for one process from which on it pays to start others, which takes seconds
 TABLES = (".csv", ".csv.gz", ".tsv")
 
 
@@ -138,11 +140,14 @@ class Scoring:
     paths: tuple[Path | None, ...]
 
     def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, Scored]]:
-        """Each chunk's start with its scores, as they get ready; few images are not worth other processes."""
-        if workers > 1 and len(starts) > workers and not multiprocessing.current_process().daemon:
-            yield from in_workers(self, starts, workers)
+        """Each chunk's start with its scores, as they get ready; the time of the first says if other processes pay."""
+        begun = time.perf_counter()
+        yield starts[0], self(starts[0])
+        rest, left = starts[1:], (time.perf_counter() - begun) * (len(starts) - 1)
+        if workers > 1 and len(rest) > 1 and left > WORTHWHILE and not multiprocessing.current_process().daemon:
+            yield from in_workers(self, rest, min(workers, len(rest)))
         else:
-            yield from ((start, self(start)) for start in starts)
+            yield from ((start, self(start)) for start in rest)
 
     def __call__(self, start: int) -> Scored:
         """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""
