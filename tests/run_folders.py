@@ -14,7 +14,7 @@ import tomli_w
 from safetensors.numpy import save_file
 
 from feddraw.results.folder import LEDGER
-from feddraw.results.reading import clean
+from feddraw.results.reading import json_values
 from feddraw.schedules import schedule
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Effusion")
@@ -64,7 +64,7 @@ def make_run(
         scores = scored(auc, auc - 0.07 if gm is None else gm, undefined)
         own = {name: {"test": scored(area, area - 0.07)} for name, area in zip(names, alone, strict=bool(alone))}
         metrics = {"round": rounds - 1, "test": scores, "validation": scores, "clients": own}
-        (path / "metrics.json").write_text(json.dumps(clean(metrics)))
+        (path / "metrics.json").write_text(json.dumps(json_values(metrics)))
         if images:
             write_predictions(path, auc, seed, images, patients, models=len(alone))
     return path

@@ -80,7 +80,7 @@ def test_our_round_does_the_peers_steps(monkeypatch):
 
 def test_a_peer_that_cannot_be_imported_says_so():
     rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
-    with pytest.raises(RunFailed, match="No such file"), rivals.visiting(rival, sys.executable, TINY):
+    with pytest.raises(RunFailed, match="No such file"), rivals.running_peer(rival, sys.executable, TINY):
         pass
 
 
@@ -98,8 +98,8 @@ def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, t
         "from work import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
     )
     monkeypatch.setattr(rivals, "SCRIPTS", scripts)
-    with rivals.visiting(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as visitor:
-        assert visitor.round() >= 0
+    with rivals.running_peer(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
+        assert peer.round() >= 0
 
 
 def test_a_server_of_many_streams_in_little_memory():

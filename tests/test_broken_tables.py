@@ -15,7 +15,7 @@ from feddraw.data.tables import complaint
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
 from feddraw.experiment.data import open_dataset
-from feddraw.experiment.survey import Survey, complaints, document, look, plan
+from feddraw.experiment.survey import Survey, document, inspect_data, plan, unusable_rows
 
 IMAGES = 40
 Cells = Sequence[object]
@@ -54,7 +54,7 @@ def write(folder: Path, columns: dict[str, Cells], name: str = "table.csv") -> P
 
 
 def seen(folder: Path, columns: dict[str, Cells]) -> Survey:
-    return look(write(folder, columns), folder / "x.toml")
+    return inspect_data(write(folder, columns), folder / "x.toml")
 
 
 REFUSED: dict[str, tuple[dict[str, Cells], str]] = {
@@ -103,10 +103,10 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, images: Path) -> None:
     columns, message = MISTAKES[name]
     found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
-    said = complaint("table", complaints(found), IMAGES)
+    said = complaint("table", unusable_rows(found), IMAGES)
     assert message in said
     assert "\n" not in said
-    assert len(complaints(found)) == 1
+    assert len(unusable_rows(found)) == 1
     assert len(found.table.labels) - len(found.missing) == IMAGES - 1
     with pytest.raises(UserError, match=re.escape(message)):
         open_dataset(str(images / "table.csv"), size=16, options={"workers": 1})
@@ -213,7 +213,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert listed.labels.known is not None
     assert not listed.labels.known[:, 2].any()
     spelled.unlink()
-    found = look([north, south], images / "x.toml")
+    found = inspect_data([north, south], images / "x.toml")
     assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
     assert 'south.csv"]' in document(found, plan(found), "feddraw init", "x.toml")
     write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
@@ -256,10 +256,10 @@ def test_blank_patients_are_not_one_patient_and_shared_patients_are_told(images:
 def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
     (tmp_path / "table.xlsx").write_bytes(b"PK\3\4")
     with pytest.raises(UserError, match="is a spreadsheet, not a CSV: save it as CSV in UTF-8"):
-        look(tmp_path / "table.xlsx", tmp_path / "x.toml")
+        inspect_data(tmp_path / "table.xlsx", tmp_path / "x.toml")
     (tmp_path / "table.csv").write_bytes("file,Ödem\na.png,1\n".encode("latin-1"))
     with pytest.raises(UserError, match="save it as CSV in UTF-8"):
-        look(tmp_path / "table.csv", tmp_path / "x.toml")
+        inspect_data(tmp_path / "table.csv", tmp_path / "x.toml")
     (tmp_path / "table.csv").write_text("file,Edema\n")
     with pytest.raises(UserError, match="has a header but no rows"):
-        look(tmp_path / "table.csv", tmp_path / "x.toml")
+        inspect_data(tmp_path / "table.csv", tmp_path / "x.toml")

@@ -16,7 +16,7 @@ from PIL import Image
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.survey import document, look, plan
+from feddraw.experiment.survey import document, inspect_data, plan
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
 
@@ -75,7 +75,7 @@ def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_finding
 @pytest.mark.parametrize("count", [1, 20])
 def test_any_number_of_findings_trains(count: int, in_tmp: Path) -> None:
     sheet = own_table(in_tmp, [f"Sign {number}" for number in range(count)])
-    found = look(Path(sheet.name), Path("x.toml"))
+    found = inspect_data(Path(sheet.name), Path("x.toml"))
     Path("x.toml").write_text(document(found, plan(found), "feddraw init", "x.toml"), encoding="utf-8")
     experiment = Experiment.read(Path("x.toml"))
     small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "model.growth": 8}
@@ -101,7 +101,7 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
         in_tmp / "xrays",
         [f"{part}/{kind}/{n}.png" for part, count in kinds for kind in ("NORMAL", "PNEUMONIA") for n in range(count)],
     )
-    found = look(Path("xrays"), Path("xrays.toml"))
+    found = inspect_data(Path("xrays"), Path("xrays.toml"))
     assert found.positives() == {"PNEUMONIA": [8, 2, 4]}
     assert found.sizes() == [16, 4, 8]
     assert typed("init", "xrays", folder=in_tmp).returncode == 0
@@ -110,7 +110,7 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
 
 
 def test_the_plan_fits_the_data_and_the_machine(in_tmp: Path) -> None:
-    found = look(Path(own_table(in_tmp, ["Fracture"]).name), Path("x.toml"))
+    found = inspect_data(Path(own_table(in_tmp, ["Fracture"]).name), Path("x.toml"))
     assert plan(found, processors=2).size == 32  # never larger than the images
     assert plan(found, processors=2).batch_size == 8  # a small client still fills some batches
     assert plan(found, processors=1).minutes >= plan(found, processors=2).minutes
@@ -143,7 +143,7 @@ def mistakes(folder: Path) -> dict[str, str]:
 def test_what_cannot_be_surveyed_is_refused_in_a_line_and_nothing_is_written(in_tmp: Path) -> None:
     for name, message in mistakes(in_tmp).items():
         with pytest.raises(UserError) as refused:
-            look(Path(name), Path("x.toml"))
+            inspect_data(Path(name), Path("x.toml"))
         assert message in str(refused.value)
         assert "\n" not in str(refused.value)
     assert typed("init", "empty", "--out", "x.yaml", folder=in_tmp).stderr.startswith(

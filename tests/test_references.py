@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from feddraw.core import Update
-from feddraw.experiment.references import TOGETHER, Alone, Check, check
+from feddraw.experiment.references import TOGETHER, ScenarioCheck, TrainedAlone, check
 from small import small
 
 
-def alone(client: str, small: bool, auc: float) -> Alone:
-    return Alone(client, 10, small, auc, {})
+def alone(client: str, small: bool, auc: float) -> TrainedAlone:
+    return TrainedAlone(client, 10, small, auc, {})
 
 
 def test_every_client_and_all_together_train_for_the_same_number_of_steps() -> None:
@@ -41,12 +41,12 @@ def test_two_workers_give_the_same_numbers() -> None:
 def test_a_scenario_is_accepted_if_the_worst_small_client_beats_the_best_large_one(areas: Any, accepted: bool) -> None:
     first, second, large = areas
     clients = (alone("C1", True, first), alone("C2", True, second), alone("C3", False, large))
-    found = Check("CHM-2", 10, clients, alone(TOGETHER, False, 0.9))
+    found = ScenarioCheck("CHM-2", 10, clients, alone(TOGETHER, False, 0.9))
     assert found.accepted is accepted
     assert found.margin == pytest.approx(min(first, second) - large)
 
 
 def test_without_small_clients_there_is_nothing_to_accept() -> None:
-    found = Check("CHM-5", 10, (alone("C1", False, 0.5), alone("C2", False, 0.6)), alone(TOGETHER, False, 0.7))
+    found = ScenarioCheck("CHM-5", 10, (alone("C1", False, 0.5), alone("C2", False, 0.6)), alone(TOGETHER, False, 0.7))
     assert math.isnan(found.margin)
     assert not found.accepted

@@ -14,7 +14,7 @@ import typer
 from feddraw import explorer
 from feddraw.cli import app
 from feddraw.experiment.settings import SETTINGS, Experiment, complete
-from feddraw.results.reading import plain as plain_values
+from feddraw.results.reading import toml_values as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -39,7 +39,7 @@ def cli_page() -> str:
 def description(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=name)
     pieces = " ".join(command.collect_usage_pieces(context))
-    yield from ("```text", f"{name} {pieces}", "```", "", plain(command.help or ""), "")
+    yield from ("```text", f"{name} {pieces}", "```", "", toml_values(command.help or ""), "")
     parameters = [one for one in command.params if one.name not in ("help", "install_completion", "show_completion")]
     if parameters:
         yield from ("| | default | |", "|---|---|---|", *(row(one, context) for one in parameters))
@@ -54,10 +54,10 @@ def row(parameter: click.Parameter, context: click.Context) -> str:
     silent = default is None or default is False or default == ""
     shown = "" if silent else f"`{default}`"
     shown = "required" if parameter.required else shown
-    return f"| `{written.strip('[]')}` | {shown} | {plain(getattr(parameter, 'help', None) or '')} |"
+    return f"| `{written.strip('[]')}` | {shown} | {toml_values(getattr(parameter, 'help', None) or '')} |"
 
 
-def plain(text: str) -> str:
+def toml_values(text: str) -> str:
     return text.replace("|", "\\|").strip()
 
 

@@ -231,8 +231,8 @@ def read_survey(data: bytes, room: Path) -> object:
     for name in ("a.png", "b.png"):
         if not (place / name).exists():
             written(picture("PNG"), place / name)
-    found = survey.look(written(data, place / "table.csv"), place / "out.toml")
-    _ = survey.rare(found), survey.complaints(found)
+    found = survey.inspect_data(written(data, place / "table.csv"), place / "out.toml")
+    _ = survey.findings_without_auc(found), survey.unusable_rows(found)
     text = survey.document(found, survey.plan(found, 2), "feddraw init table.csv", "out.toml")
     return Experiment.read(written(text.encode(errors="surrogateescape"), room / "surveyed.toml"))
 
@@ -725,13 +725,13 @@ def odd_log(room: Path) -> object:
     return place.load_checkpoint(tiny.initial().layout)
 
 
-def look(name: str, room: Path) -> object:
+def inspect_data(name: str, room: Path) -> object:
     """What is no table: nothing, an archive, a folder of folders, an empty one."""
     (room / "classes" / "train" / "Edema").mkdir(parents=True, exist_ok=True)
     (room / "empty").mkdir(exist_ok=True)
     written(b"", room / "x.npz")
     written(picture("PNG"), room / "classes" / "train" / "Edema" / "a.png")
-    found = survey.look(room / name, room / "out.toml")
+    found = survey.inspect_data(room / name, room / "out.toml")
     return survey.document(found, survey.plan(found), "x", "y")
 
 
@@ -811,7 +811,7 @@ def targets(room: Path) -> list[Target]:
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
             functions(survey, without="classes_of positives sites sizes"), TABLE_WORDS,
-            odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
+            odd=[*(partial(inspect_data, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
             "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric"),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.heterogeneity import from_ledger, verdict
 from feddraw.errors import UserError
-from feddraw.results.reading import clean
+from feddraw.results.reading import json_values
 from feddraw.results.runs import Ledger, Run
 from feddraw.schedules import softmax
 from feddraw.server.policy import EASED
@@ -357,7 +357,7 @@ def document(found: Explanation) -> dict[str, Any]:
         "by_round": [_round(found, t) for t in range(len(found.shares))],
         "not_counted": [{"round": t, "client": client, "status": status} for t, client, status in found.events],
     }
-    return dict(clean(table))
+    return dict(json_values(table))
 
 
 def _clients(found: Explanation) -> Iterator[dict[str, Any]]:

@@ -114,7 +114,7 @@ def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
 # ---------------------------------------------------------------------------------------------------- theirs
 
 
-class Visitor:
+class PeerProcess:
     """A peer's process and the socket to it."""
 
     def __init__(self, rival: Rival, python: str, task: work.PeerTask, folder: Path) -> None:
@@ -157,7 +157,7 @@ class Visitor:
             else:
                 self._socket.settimeout(PATIENCE)
                 return self._socket.makefile("rw", encoding="utf-8")
-        raise RunFailed(self._last_words())
+        raise RunFailed(self._last_output())
 
     def round(self) -> float:
         """Ask for one, and hear how long it took. In between its processes stand still: some are busy when idle."""
@@ -166,7 +166,7 @@ class Visitor:
         try:
             return float(self._lines.readline())
         except (ValueError, OSError):
-            raise RunFailed(self._last_words()) from None
+            raise RunFailed(self._last_output()) from None
         finally:
             self._signal(signal.SIGSTOP)
 
@@ -175,7 +175,7 @@ class Visitor:
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """What went wrong, from what it printed: the last line that names an error."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
@@ -205,13 +205,13 @@ def descendants(process: int) -> list[int]:
 
 
 @contextmanager
-def visiting(rival: Rival, python: str, task: work.PeerTask) -> Iterator[Visitor]:
+def running_peer(rival: Rival, python: str, task: work.PeerTask) -> Iterator[PeerProcess]:
     with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
-        visitor = Visitor(rival, python, task, Path(folder))
+        peer = PeerProcess(rival, python, task, Path(folder))
         try:
-            yield visitor
+            yield peer
         finally:
-            visitor.close()
+            peer.close()
 
 
 # ---------------------------------------------------------------------------------------------------- side by side
@@ -240,8 +240,8 @@ def _require_scripts() -> None:
 def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:
     task = work.TASKS[key]
     session.progress(f"{rival.title}: starting for {key}", 0, 1)
-    with visiting(rival, python, task) as visitor, ours(task, rival.cores) as own:
-        samples = session.interleave(f"{rival.title}, {key}", {"theirs": visitor.round, "ours": own})
+    with running_peer(rival, python, task) as peer, ours(task, rival.cores) as own:
+        samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})
     return ratio(samples["theirs"], samples["ours"])
 
 

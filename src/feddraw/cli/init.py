@@ -23,7 +23,7 @@ Out = Annotated[Path | None, typer.Option(help="Experiment file to write (defaul
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
-    from feddraw.experiment.survey import document, look, plan
+    from feddraw.experiment.survey import document, inspect_data, plan
     from feddraw.system.files import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
@@ -32,7 +32,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
         raise UserError(f"an experiment file ends with .toml: --out {target.with_suffix('.toml')}")
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    found = look(paths, target, images)
+    found = inspect_data(paths, target, images)
     for file in [target, *(found.sheets if found.written else [])]:
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
@@ -52,7 +52,7 @@ def show(found: Survey, chosen: Plan) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.cli.show import console, table
     from feddraw.data.tables import complaint
-    from feddraw.experiment.survey import clients_in_words, complaints, rare
+    from feddraw.experiment.survey import clients_in_words, findings_without_auc, unusable_rows
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
@@ -70,10 +70,10 @@ def show(found: Survey, chosen: Plan) -> None:
     out.print(f"clients: {clients_in_words(found, chosen)}")
     if unlabelled := list(found.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
-    if names := rare(found):
+    if names := findings_without_auc(found):
         out.print(f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for it there")
     for note in found.table.notes:
         out.print(f"note: {note}")
-    if problems := complaints(found):
+    if problems := unusable_rows(found):
         total = len(found.table.labels) + len(found.table.problems)
         out.print(f"note: {complaint(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out")

@@ -15,7 +15,7 @@ from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
-    from feddraw.experiment.references import Check
+    from feddraw.experiment.references import ScenarioCheck
     from feddraw.scenarios.dealing import Partition
     from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
 
@@ -130,7 +130,7 @@ def check(
     from feddraw.experiment import references
     from feddraw.experiment.assignments import parse_settings
     from feddraw.experiment.settings import Experiment
-    from feddraw.results.reading import clean
+    from feddraw.results.reading import json_values
 
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
@@ -142,12 +142,12 @@ def check(
         )
     if json:
         verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
-        as_json(clean(asdict(found) | verdict))
+        as_json(json_values(asdict(found) | verdict))
     else:
         _print_check(found)
 
 
-def _print_check(found: Check) -> None:
+def _print_check(found: ScenarioCheck) -> None:
     from feddraw.cli.show import console, table
 
     rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]

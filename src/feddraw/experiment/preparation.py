@@ -48,7 +48,7 @@ class Setup:
     proxy: ServerImages | None = None
 
     @property
-    def numbers(self) -> int:
+    def summed_parameters(self) -> int:
         """Parameters in all updates that are summed at once."""
         return len(self.initial.params) * (1 if self.experiment.stream else len(self.clients))
 

@@ -24,7 +24,7 @@ TOGETHER = "all together"
 
 
 @dataclass(frozen=True)
-class Alone:
+class TrainedAlone:
     """How a model does that one client trained without the others."""
 
     client: str
@@ -35,13 +35,13 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Check:
+class ScenarioCheck:
     """The paper's acceptance test of a scenario: do its small clients hold the better data?"""
 
     scenario: str
     steps: int
-    clients: tuple[Alone, ...]
-    together: Alone  # trained on all clients' images
+    clients: tuple[TrainedAlone, ...]
+    together: TrainedAlone  # trained on all clients' images
 
     @property
     def margin(self) -> float:
@@ -55,7 +55,7 @@ class Check:
         return self.margin > 0
 
 
-def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> Check:
+def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> ScenarioCheck:
     """Train every client alone, and all together, for the same number of steps; test on validation data."""
     setup = _apart(prepare(experiment), steps)
     small = _small(setup)
@@ -72,8 +72,8 @@ def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update],
         for client, name in enumerate(names):
             areas = _validation(setup, engine.predict(models[client], setup.dataset.rows["validation"]))
             size = len(setup.trainer.shards[client])
-            found.append(Alone(name, size, client in small, metrics.macro(areas.values()), areas))
-    return Check(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
+            found.append(TrainedAlone(name, size, client in small, metrics.macro(areas.values()), areas))
+    return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
 
 
 def _apart(setup: Setup, steps: int) -> Setup:

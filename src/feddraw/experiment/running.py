@@ -106,7 +106,9 @@ def iterate(
             return
         checkpoint = None
         if folder is not None:
-            folder.write_settings(wanted, partition=setup.partition, numbers=setup.numbers, dataset=setup.dataset)
+            folder.write_settings(
+                wanted, partition=setup.partition, parameters=setup.summed_parameters, dataset=setup.dataset
+            )
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
                 raise UserError(f"{folder.checkpoint} is of a longer run than {folder.settings}: choose another folder")

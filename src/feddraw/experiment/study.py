@@ -282,14 +282,14 @@ def conduct(
     record = _PlanFile(out / plan, runs, min(workers, len(waiting)), doubtful)
     pool = _WorkerPool(out, min(workers, len(waiting)))
     try:
-        for event in pool.carry_out(waiting, admit):
+        for event in pool.run(waiting, admit):
             record.note(event)
             if event.row is not None:
                 for table in tables:
                     table.add([event.row])
             yield event
     finally:
-        pool.dismiss()
+        pool.stop()
 
 
 def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
@@ -375,7 +375,7 @@ class _WorkerPool:
         self._processes = dict(start_worker(serve) for _ in range(workers))
         self._busy: dict[Connection, Planned] = {}
 
-    def carry_out(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
+    def run(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
         waiting = list(reversed(runs))
         while waiting or self._busy:
             for pipe in [p for p in self._processes if p not in self._busy]:
@@ -384,7 +384,7 @@ class _WorkerPool:
                     yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
             for heard in wait(list(self._busy)) if self._busy else ():
                 assert isinstance(heard, Connection)
-                yield self._hear(heard)
+                yield self._receive(heard)
 
     def _begin(self, pipe: Connection, planned: Planned) -> Event:
         self._busy[pipe] = planned
@@ -392,7 +392,7 @@ class _WorkerPool:
         pipe.send_bytes(json.dumps(request).encode())
         return Event("started", planned.name)
 
-    def _hear(self, pipe: Connection) -> Event:
+    def _receive(self, pipe: Connection) -> Event:
         planned = self._busy[pipe]
         try:
             said = json.loads(pipe.recv_bytes())
@@ -424,11 +424,11 @@ class _WorkerPool:
     def _replace(self, pipe: Connection) -> Event:
         planned, process = self._busy.pop(pipe), self._processes.pop(pipe)
         how, advice = cause_of_death(process)
-        member, replacement = start_worker(serve)
-        self._processes[member] = replacement
+        pipe, replacement = start_worker(serve)
+        self._processes[pipe] = replacement
         return Event("failed", planned.name, f"its worker {how}{advice}")
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         for pipe, process in self._processes.items():
             pipe.close()
             process.terminate()

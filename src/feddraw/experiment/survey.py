@@ -103,7 +103,7 @@ class Survey:
 # ---------------------------------------------------------------------------------------------------- looking
 
 
-def look(paths: Path | Sequence[Path], out: Path, images: str = "") -> Survey:
+def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> Survey:
     """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
     listed = [paths] if isinstance(paths, Path) else list(paths)
     for path in listed:
@@ -316,9 +316,11 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
         f"# About {max(1, round(chosen.minutes))} min on this machine. What is not here has its default. Change a",
         "# setting here, or for one run with --set, as in --set method.beta_max=2.",
         "",
-        setting("rounds", ROUNDS, "rounds of training, T; FedDRAW's schedules run over all of them"),
-        setting("seed", 0, "initial model, batches and partition; give several runs several seeds"),
-        setting("holdout", chosen.holdout, "share of each client's images kept back to test the model on that client"),
+        toml_line("rounds", ROUNDS, "rounds of training, T; FedDRAW's schedules run over all of them"),
+        toml_line("seed", 0, "initial model, batches and partition; give several runs several seeds"),
+        toml_line(
+            "holdout", chosen.holdout, "share of each client's images kept back to test the model on that client"
+        ),
         "",
         "[data]",
         *data_lines(found, chosen),
@@ -327,35 +329,35 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
         *scenario_lines(found, chosen),
         "",
         "[model]",
-        setting("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
+        toml_line("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
         "",
         "[method]",
-        setting("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
+        toml_line("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
         "",
         "[training]",
-        setting("epochs", EPOCHS, "local epochs per round"),
-        setting("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
-        setting("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
-        setting("augment", False, "turn, shift and scale each batch a little"),
+        toml_line("epochs", EPOCHS, "local epochs per round"),
+        toml_line("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
+        toml_line("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
+        toml_line("augment", False, "turn, shift and scale each batch a little"),
     ]
     return "\n".join(lines) + "\n"
 
 
 def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     names = {"split": "training, validation, test", "site": "who owns the image", "patient": "kept in one split"}
-    yield setting("name", "folder", "a table and image files")
-    tables = [shown(sheet) for sheet in found.sheets]
+    yield toml_line("name", "folder", "a table and image files")
+    tables = [path_text(sheet) for sheet in found.sheets]
     one = "the table; relative paths start where the command is typed"
     several = "one table per site; a finding that a table lacks is unknown there"
-    yield setting("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
+    yield toml_line("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
     if found.images is not None:
-        yield setting("images", shown(found.images), "the folder that its paths start from")
-    yield setting("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
+        yield toml_line("images", path_text(found.images), "the folder that its paths start from")
+    yield toml_line("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
     for kind, meaning in names.items():
         if found.columns[kind]:
-            yield setting(f"{kind}_column", found.columns[kind], meaning)
+            yield toml_line(f"{kind}_column", found.columns[kind], meaning)
     if not found.columns["split"]:
-        yield setting("shares", [0.7, 0.1, 0.2], "training, validation, test: by patient, each finding in proportion")
+        yield toml_line("shares", [0.7, 0.1, 0.2], "training, validation, test: by patient, each finding in proportion")
     yield "findings = ["
     for name, counts in found.marks().items():
         said = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
@@ -365,25 +367,25 @@ def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     first = json.dumps(next(iter(found.marks())), ensure_ascii=False)
     each = f'unknown, negative, positive, or {{ {first} = "negative" }}'
     totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR}
-    yield setting("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
-    yield setting("uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above")
+    yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
+    yield toml_line("uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above")
     if found.missing or found.table.problems:
         bad = len(found.missing) + len(found.table.problems)
-        yield setting("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
-    yield setting("size", chosen.size, "height and width in pixels")
-    yield setting("clahe", False, "equalise contrast, as the paper does")
-    yield setting("normalize", "measured", "mean and spread of the training images; paper takes its own")
+        yield toml_line("skip_bad", False, f"true leaves out the {bad:,} rows that cannot be used")
+    yield toml_line("size", chosen.size, "height and width in pixels")
+    yield toml_line("clahe", False, "equalise contrast, as the paper does")
+    yield toml_line("normalize", "measured", "mean and spread of the training images; paper takes its own")
 
 
 def scenario_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     if chosen.scenario == "by_site":
-        yield setting("name", "by_site", clients_in_words(found, chosen))
-        yield setting("minimum", MINIMUM, "training images below which a site is left out")
+        yield toml_line("name", "by_site", clients_in_words(found, chosen))
+        yield toml_line("minimum", MINIMUM, "training images below which a site is left out")
         return
-    yield setting("name", "quantity", clients_in_words(found, chosen))
-    yield setting("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
+    yield toml_line("name", "quantity", clients_in_words(found, chosen))
+    yield toml_line("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
     if found.columns["patient"]:
-        yield setting("patient_disjoint", True, "all images of a patient at one client")
+        yield toml_line("patient_disjoint", True, "all images of a patient at one client")
 
 
 def clients_in_words(found: Survey, chosen: Plan) -> str:
@@ -404,7 +406,7 @@ def counted(sites: Mapping[str, int]) -> str:
     return some + (", …" if len(sites) > 8 else "")
 
 
-def setting(name: str, value: object, comment: str) -> str:
+def toml_line(name: str, value: object, comment: str) -> str:
     """A line of TOML; JSON writes these values as TOML does."""
     return f"{name} = {json.dumps(value, ensure_ascii=False)}".ljust(31) + f" # {one_line(comment)}"
 
@@ -414,15 +416,15 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def shown(path: Path) -> str:
+def path_text(path: Path) -> str:
     return Path(os.path.relpath(path)).as_posix() if not path.is_absolute() else path.as_posix()
 
 
-def rare(found: Survey) -> list[str]:
+def findings_without_auc(found: Survey) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
     negatives = found.negatives()
     return [name for name, counts in found.positives().items() if 0 in counts or 0 in negatives[name]]
 
 
-def complaints(found: Survey) -> tuple[Problem, ...]:
+def unusable_rows(found: Survey) -> tuple[Problem, ...]:
     return (*found.table.problems, *found.missing)

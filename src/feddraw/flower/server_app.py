@@ -103,7 +103,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
         if folder is not None:
             folder.begin(table, **how)  # another process may have used the folder in the meantime
             numbers = federation.nodes * len(evaluation.initial.params)
-            folder.write_settings(table, partition=evaluation.partition, numbers=numbers)
+            folder.write_settings(table, partition=evaluation.partition, parameters=numbers)
         return _carry_out(grid, experiment, federation, evaluation, folder)
 
 

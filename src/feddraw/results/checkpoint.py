@@ -66,7 +66,7 @@ def _parts(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 def tree_bytes(tree: Mapping[str, Any]) -> bytes:
     """Nested dicts of arrays, numbers and words as one safetensors file."""
     arrays: dict[str, NDArray[Any]] = {}
-    document = {"tree": unpack(tree, "tree", arrays)}
+    document = {"tree": extract_arrays(tree, "tree", arrays)}
     document["blake2"] = digest(arrays, document)
     return save(arrays, {"feddraw": json.dumps(document)})
 
@@ -96,10 +96,10 @@ def _finite(tree: Any) -> bool:
     return not isinstance(tree, float) or math.isfinite(tree)
 
 
-def unpack(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+def extract_arrays(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """A tree whose arrays have gone to `arrays` and left their names behind."""
     if isinstance(tree, Mapping):
-        return {key: unpack(value, f"{path}.{key}", arrays) for key, value in tree.items()}
+        return {key: extract_arrays(value, f"{path}.{key}", arrays) for key, value in tree.items()}
     if isinstance(tree, np.ndarray):
         arrays[path] = np.ascontiguousarray(tree)
         return {"array": path}

@@ -28,9 +28,9 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.splits import counts
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
-from feddraw.results.checkpoint import Checkpoint, digest, model_digest, read_checkpoint, unpack
+from feddraw.results.checkpoint import Checkpoint, digest, extract_arrays, model_digest, read_checkpoint
 from feddraw.results.environment import environment
-from feddraw.results.reading import clean, flat, plain, read_csv, read_jsonl, read_toml
+from feddraw.results.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
 from feddraw.scenarios.dealing import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
@@ -131,17 +131,17 @@ class RunFolder:
                 self._held = False
 
     def write_settings(
-        self, table: Mapping[str, Any], *, partition: Partition, numbers: int, dataset: Dataset | None = None
+        self, table: Mapping[str, Any], *, partition: Partition, parameters: int, dataset: Dataset | None = None
     ) -> None:
-        """The settings, and the environment: `numbers` are in all updates together, by which they are summed."""
+        """The settings, and the environment: `parameters` are in all updates together, by which they are summed."""
         with reporting(self.path):
             make_folder(self.path, private=True)
-        document = plain({**table, "partition": _described(partition, dataset)})
+        document = toml_values({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: use the same images, or choose another folder")
-        about = environment() | {"sums": summed_by(numbers)}
+        about = environment() | {"sums": summed_by(parameters)}
         write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
     def forget_from(self, round: int) -> None:
@@ -180,7 +180,7 @@ class RunFolder:
         line |= {"diverged": diverged} if diverged else {}
         line |= {"rounds": rounds} if rounds else {}
         line |= {"client_seconds": dict(client_seconds), "time": datetime.now(UTC).isoformat(timespec="seconds")}
-        append(self.rounds, json.dumps(clean(line)) + "\n")
+        append(self.rounds, json.dumps(json_values(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
         append(self.ledger, csv_text(_rows(entries)))
@@ -194,8 +194,8 @@ class RunFolder:
         arrays: dict[str, NDArray[Any]] = {}
         document = {
             "next_round": checkpoint.next_round,
-            "state": unpack(checkpoint.state, "state", arrays),
-            "memory": unpack({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
+            "state": extract_arrays(checkpoint.state, "state", arrays),
+            "memory": extract_arrays({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
         }
         arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
         document["blake2"] = digest(arrays, document)
@@ -239,7 +239,7 @@ class RunFolder:
             self._keep(predictions, dataset)
         diverged = first_divergence(read_jsonl(self.rounds))
         document = _without_nothing({**scores, "diverged": diverged})
-        write_whole(self.metrics, (json.dumps(clean(document), indent=2) + "\n").encode())
+        write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
     def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])

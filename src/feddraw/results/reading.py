@@ -125,19 +125,19 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return [{from_cell(name): from_cell(value) for name, value in row.items()} for row in whole_rows]
 
 
-def plain(value: Any) -> Any:
+def toml_values(value: Any) -> Any:
     """Without None, as TOML has no word for it, and with lists for tuples."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items() if item is not None}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: toml_values(item) for key, item in value.items() if item is not None}
+    return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def clean(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
     if isinstance(value, Mapping):
-        return {key: clean(item) for key, item in value.items()}
+        return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value
@@ -146,6 +146,6 @@ def clean(value: Any) -> Any:
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as dotted names."""
     found: dict[str, Any] = {}
-    for key, value in plain(table).items():
+    for key, value in toml_values(table).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import Deck, Hands
+from feddraw.scenarios.dealing import ClientRows, Deck
 
 MINIMUM = 8  # training images that a site should have to be a client
 
 
-def by_site(deck: Deck, scale: float, *, minimum: int = MINIMUM) -> Hands:
+def by_site(deck: Deck, scale: float, *, minimum: int = MINIMUM) -> ClientRows:
     """One client per site in the data; at a smaller scale a random part of each. Sites below the minimum are left out.
 
     Their validation and test images are not touched.

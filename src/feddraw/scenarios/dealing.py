@@ -19,7 +19,7 @@ from feddraw.scenarios.patients import share_out
 
 Rows = NDArray[np.intp]
 LARGEST_SCALE = 1000  # times the images of any archive that there is
-Hands = dict[str, Rows]  # client's name -> its images
+ClientRows = dict[str, Rows]  # client's name -> its images
 
 
 def scaled(count: int, scale: float) -> int:
@@ -40,7 +40,7 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return [int(part) for part in np.diff(marks, prepend=0)]
 
 
-def numbered(hands: Sequence[Rows]) -> Hands:
+def numbered(hands: Sequence[Rows]) -> ClientRows:
     """Clients called C1, C2, … as in the paper."""
     return {f"C{number}": rows for number, rows in enumerate(hands, start=1)}
 

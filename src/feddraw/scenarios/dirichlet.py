@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, not_negative, positive
-from feddraw.scenarios.dealing import Deck, Hands, numbered
+from feddraw.scenarios.dealing import ClientRows, Deck, numbered
 from feddraw.scenarios.rarest import rarest_findings
 
 TRIES = 1000
 
 
-def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5, min_size: int = 10) -> Hands:
+def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5, min_size: int = 10) -> ClientRows:
     """Label skew: each class spread by Dirichlet(alpha); the smaller alpha, the more clients differ."""
     positive("alpha", alpha)
     not_negative("min_size", min_size)

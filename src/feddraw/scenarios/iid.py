@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from feddraw.scenarios.dealing import Deck, Hands, apportion, numbered
+from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
 
 
-def iid(deck: Deck, scale: float, *, clients: int = 4) -> Hands:
+def iid(deck: Deck, scale: float, *, clients: int = 4) -> ClientRows:
     """Random split into equal clients (sizes differ by at most one image)."""
     deck = deck.sample(scale)
     deck.require(clients)

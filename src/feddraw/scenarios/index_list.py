@@ -12,7 +12,7 @@ import numpy as np
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import Hands
+from feddraw.scenarios.dealing import ClientRows
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def fingerprint(names: Mapping[str, list[str]]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def image_names(hands: Hands, labels: Labels) -> dict[str, list[str]]:
+def image_names(hands: ClientRows, labels: Labels) -> dict[str, list[str]]:
     """Each client's image names, sorted."""
     return {client: np.sort(labels.names[rows]).tolist() for client, rows in hands.items()}
 
@@ -45,7 +45,7 @@ def write(path: Path, partition: Partition, labels: Labels, settings: Mapping[st
     write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
-def read(path: Path, labels: Labels, scale: float) -> tuple[str, Hands]:
+def read(path: Path, labels: Labels, scale: float) -> tuple[str, ClientRows]:
     """The scenario's name and the rows that the file's images have in these labels."""
     scenario, recorded, sha256, names = _parsed(path)
     if scale not in (1.0, recorded):

@@ -15,10 +15,10 @@ import numpy as np
 from feddraw.catalog import outside
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import Hands, Rows, numbered
+from feddraw.scenarios.dealing import ClientRows, Rows, numbered
 
 
-def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> Hands:
+def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:
     """What the user's function deals, checked."""
     function = outside(name)
     try:

@@ -20,7 +20,7 @@ from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative, one_of, positive, unknown
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import CONSTRUCTIONS, quota, random_split
-from feddraw.scenarios.dealing import Hands, Partition, Rows, Shard, numbered, shuffle
+from feddraw.scenarios.dealing import ClientRows, Partition, Rows, Shard, numbered, shuffle
 from feddraw.scenarios.own import deal_own
 from feddraw.scenarios.paper import PAPER, Scenario, Source
 
@@ -116,7 +116,7 @@ def defaults(rule: Callable[..., Any], scenario: Scenario | None = None) -> dict
 
 
 @cache
-def _partitions() -> dict[str, Callable[..., Hands]]:
+def _partitions() -> dict[str, Callable[..., ClientRows]]:
     """The field's usual partitions by name: files here whose function of the same name takes a deck."""
     found = catalog.functions("scenarios")
     return {name: rule for name, rule in found.items() if "deck" in inspect.signature(rule).parameters}
@@ -158,7 +158,7 @@ def _deal_paper(scenario: Scenario, labels: Labels, seed: int, options: Mapping[
     return _seal(scenario.name, numbered(hands), labels)
 
 
-def _seal(scenario: str, hands: Hands, labels: Labels) -> Partition:
+def _seal(scenario: str, hands: ClientRows, labels: Labels) -> Partition:
     """Rows in order, the hash taken; nobody without work, nothing dealt twice."""
     if not hands:
         raise UserError(f"{scenario} has no clients")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.dealing import Deck, Hands, apportion, numbered
+from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
 
 
-def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> Hands:
+def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:
     """Random split into clients whose sizes fall by a power law (power 0: equal)."""
     not_negative("power", power)
     deck = deck.sample(scale)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import Deck, Hands, numbered
+from feddraw.scenarios.dealing import ClientRows, Deck, numbered
 from feddraw.scenarios.rarest import rarest_findings
 
 
-def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> Hands:
+def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:
     """Label skew: images sorted by class and cut into equal shards, `per_client` of them for each client."""
     deck = deck.sample(scale)
     deck.require(clients)

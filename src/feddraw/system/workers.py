@@ -42,7 +42,7 @@ def in_workers(job: Callable[[int], Any], items: Iterable[int], workers: int) ->
         while running:
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
-                reply = hear(pipe, running[pipe])
+                reply = receive(pipe, running[pipe])
                 item = next(waiting, None)
                 pipe.send(item)
                 if item is None:
@@ -79,7 +79,7 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
 
 
-def hear(pipe: Connection, process: SpawnProcess) -> tuple[int, Any] | None:
+def receive(pipe: Connection, process: SpawnProcess) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
         reply = pipe.recv()
