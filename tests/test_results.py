@@ -27,7 +27,7 @@ from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.folder import RunFolder
-from feddraw.results.reading import plain
+from feddraw.results.reading import toml_values
 from feddraw.training import build
 from small import small
 
@@ -228,7 +228,7 @@ def test_a_run_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alone(
     finished: Path, tmp_path: Path, how: tuple[str, ...], message: str
 ) -> None:
     settings = Experiment.read(finished / "experiment.toml").with_settings({"method": "fedavg"})
-    (tmp_path / "other.toml").write_text(tomli_w.dumps(plain(settings.table())))
+    (tmp_path / "other.toml").write_text(tomli_w.dumps(toml_values(settings.table())))
     folder = tmp_path / "run"
     words = ["run", tmp_path / "other.toml", "--out", folder, *how]
     command = [sys.executable, "-c", STOPPED_BEFORE_ITS_LOCK, *words]

@@ -28,7 +28,7 @@ from feddraw.experiment.data import read_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import read_study
 from feddraw.models import densenet121
-from feddraw.results.reading import plain, read_json, read_text
+from feddraw.results.reading import read_json, read_text, toml_values
 from feddraw.results.runs import collect
 from feddraw.scenarios.index_list import _parsed
 from run_folders import make_run
@@ -208,9 +208,9 @@ names = st.sampled_from(["data", "scenario", "model", "method", "training", "gat
 @given(st.dictionaries(names, values | st.fixed_dictionaries({"name": values}), max_size=4))
 def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> None:
     with suppress(UserError):
-        experiment = Experiment.of(plain(table))
+        experiment = Experiment.of(toml_values(table))
         assert Experiment.of(experiment.table()).table() == experiment.table() or "nan" in repr(experiment)
-        assert tomli_w.dumps(plain(experiment.table()))
+        assert tomli_w.dumps(toml_values(experiment.table()))
 
 
 @pytest.mark.parametrize(

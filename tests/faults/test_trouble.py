@@ -17,7 +17,7 @@ import tomli_w
 
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.running import iterate, run
-from feddraw.results.reading import plain
+from feddraw.results.reading import toml_values
 from small import small
 
 KEPT = ("weights.csv", "metrics.json", "model.safetensors")
@@ -125,7 +125,7 @@ def test_a_worker_that_runs_out_of_memory_says_so_and_the_run_goes_on(doomed: Pa
 
 def test_a_worker_that_dies_is_one_line_with_its_client_and_how_to_go_on(doomed: Path) -> None:
     shutil.copy(Path(__file__).with_name("hungry.py"), doomed)
-    (doomed / "small.toml").write_bytes(tomli_w.dumps(plain(small(rounds=4).table())).encode())
+    (doomed / "small.toml").write_bytes(tomli_w.dumps(toml_values(small(rounds=4).table())).encode())
     words = ["run", "small.toml", "--model", "hungry:death", "--engine", "processes", "--workers", "1", "--out", "r"]
     words = [sys.executable, "-m", "feddraw", *words]
     failed = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)

@@ -361,7 +361,7 @@ def read_folder(data: bytes, room: Path) -> object:
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
-            RunFolder(place).begin({}, resume=True, how=(), defaults={})
+            RunFolder(place).begin({}, resume=True, defaults={})
         return run
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
@@ -495,9 +495,11 @@ def npz_seeds() -> list[bytes]:
 
 
 def more_archives() -> list[bytes]:
-    nih_names = {f"{s}_names": np.array([f"0000000{i}_{k}.png" for k in range(2)]) for i, s in enumerate(npz.SPLITS)}
-    wide = {f"{split}_labels": np.zeros((2, 3)) for split in npz.SPLITS}
-    twice = {f"{split}_names": np.array(["a", "a"]) for split in npz.SPLITS}
+    nih_names = {
+        f"{s}_names": np.array([f"0000000{i}_{k}.png" for k in range(2)]) for i, s in enumerate(npz.SPLIT_PREFIXES)
+    }
+    wide = {f"{split}_labels": np.zeros((2, 3)) for split in npz.SPLIT_PREFIXES}
+    twice = {f"{split}_names": np.array(["a", "a"]) for split in npz.SPLIT_PREFIXES}
     return [
         archive(test_labels=None),
         archive(train_images=None),
@@ -510,7 +512,7 @@ def more_archives() -> list[bytes]:
         archive(val_names=np.array(["x"])),
         archive(train_images=np.zeros(2, np.uint8)),
         archive(train_labels=np.array([["a", "b"]])),
-        archive(**{f"{split}_sites": np.array(["x"]) for split in npz.SPLITS}),
+        archive(**{f"{split}_sites": np.array(["x"]) for split in npz.SPLIT_PREFIXES}),
     ]
 
 
@@ -521,7 +523,7 @@ def bomb(room: Path) -> object:
 def read_npz(data: bytes, room: Path) -> object:
     opened = npz.Archive.open(written(data, room / "archive.npz"))
     table = opened.table("paper")
-    sizes = [opened.members[f"{split}_labels"].shape[0] for split in npz.SPLITS]
+    sizes = [opened.members[f"{split}_labels"].shape[0] for split in npz.SPLIT_PREFIXES]
     return table, opened.images(sizes)
 
 
