@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -64,14 +65,16 @@ def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Tr
     return Serial(Trainer(build, examples(1 + max(map(max, rows))), rows, training, method.local, asks=method.asks))
 
 
-def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate):
+def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
     """The updates that count, and what the gate found about each client's."""
     checked = check_each(updates, sent, {}, clients, gate)
     cohort = Cohort(0, 1, sent, [update for update in updates if not checked[update.client].reason], clients)
     return accept_by_distance(cohort, cohort.distances, checked, gate)
 
 
-def train(method: Method, rounds: int = 1, *, engine=None, clients: int = 0, **options) -> list[RoundResult]:
+def train(
+    method: Method, rounds: int = 1, *, engine: Any = None, clients: int = 0, **options: Any
+) -> list[RoundResult]:
     engine = engine or bench(method)
     names = NAMES[: clients or len(NAMES)]
     options = {"proxy": server_images()} | options
@@ -149,7 +152,8 @@ class Canned:
     """An engine that always answers with the same updates."""
 
     def __init__(self, updates: Sequence[Update]) -> None:
-        self.updates, self.memory = updates, {}
+        self.updates = updates
+        self.memory: dict[int, Any] = {}
 
     def commit(self, clients: Collection[int]) -> None:
         pass
