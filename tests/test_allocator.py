@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from feddraw.experiment.running import run
-from feddraw.training.allocator import keep_freed
+from feddraw.training.allocator import keep_freed_memory
 from small import small
 
 FAULTS = """
 import resource
 import torch
-from feddraw.training.allocator import keep_freed
-print(keep_freed())
+from feddraw.training.allocator import keep_freed_memory
+print(keep_freed_memory())
 torch.set_num_threads(1)
 def pages(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def step(): return [torch.ones(2_000_000) for _ in range(3)]
@@ -49,9 +49,9 @@ def test_a_second_step_asks_the_system_for_no_memory() -> None:
 
 
 def test_training_tells_the_allocator() -> None:
-    keep_freed.cache_clear()
+    keep_freed_memory.cache_clear()
     list(run(small(rounds=1)))
-    assert keep_freed.cache_info().misses == 1
+    assert keep_freed_memory.cache_info().misses == 1
 
 
 def test_limits_that_somebody_set_are_left_alone() -> None:

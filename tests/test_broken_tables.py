@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from feddraw.data.dataset import SPLITS
-from feddraw.data.tables import complaint
+from feddraw.data.tables import describe_problems
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
 from feddraw.experiment.data import open_dataset
-from feddraw.experiment.survey import Survey, document, inspect_data, plan, unusable_rows
+from feddraw.experiment.inspect_data import Survey, document, inspect_data, plan, unusable_rows
 
 IMAGES = 40
 Cells = Sequence[object]
@@ -103,7 +103,7 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, images: Path) -> None:
     columns, message = MISTAKES[name]
     found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
-    said = complaint("table", unusable_rows(found), IMAGES)
+    said = describe_problems("table", unusable_rows(found), IMAGES)
     assert message in said
     assert "\n" not in said
     assert len(unusable_rows(found)) == 1

@@ -62,18 +62,19 @@ def test_every_kind_of_client_gives_the_same_bits_in_worker_processes(method: st
     assert ours.metrics == theirs.metrics
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(optimizer: str) -> None:
-    settings = {"training.persist_optimizer": True, "training.optimizer": optimizer, "rounds": 2}
-    settings |= {"training.momentum": 0.9 if optimizer == "sgd" else 0.0}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training.optimizer": "adam", "training.augment": True, "training.label_smoothing": 0.05},
+        {"training.optimizer": "sgd", "training.momentum": 0.9, "training.clip": 0.5},
+    ],
+    ids=["adam, augmentation, smoothing", "sgd, clipping"],
+)
+def test_a_persistent_optimiser_gives_the_same_bits_with_two_workers(settings: dict[str, Any]) -> None:
+    settings = settings | {"training.persist_optimizer": True, "rounds": 2}
     one, two = final(small(**settings)), final(small(**settings, engine="processes", workers=2))
     assert same_bits(one.model, two.model)
     assert not same_bits(one.model, final(small(**settings | {"training.persist_optimizer": False})).model)
-
-
-def test_augmentation_clipping_and_smoothing_give_the_same_bits_with_two_workers() -> None:
-    settings = {"training.augment": True, "training.clip": 0.5, "training.label_smoothing": 0.05, "rounds": 2}
-    assert same_bits(final(small(**settings)).model, final(small(**settings, engine="processes", workers=2)).model)
 
 
 class Reversed(Serial):

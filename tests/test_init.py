@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from feddraw.errors import UserError
+from feddraw.experiment.inspect_data import document, inspect_data, plan
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.survey import document, inspect_data, plan
 
 SITES = ["North\n[method]", "South", "Ærø"]  # a name must not become a setting
 

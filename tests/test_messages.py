@@ -36,7 +36,7 @@ PRINTED_BY = {
     "experiment/running.py": ("run", "study", "verify"),
     "experiment/settings.py": ("run", "study", "verify"),
     "experiment/study.py": ("study",),
-    "experiment/survey.py": ("run",),  # in the file that `feddraw init` writes for it
+    "experiment/inspect_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/verify.py": ("verify",),
     "explorer/__init__.py": ("explore",),
     "flower/signatures.py": ("operator sign",),

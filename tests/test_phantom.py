@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from feddraw.data.anatomy import radiographs
-from feddraw.data.contact_sheet import contact_sheet, varied
+from feddraw.data.contact_sheet import contact_sheet, varied_examples
 from feddraw.data.dataset import FINDINGS
 from feddraw.datasets.phantom import BLOCK, MEAN, STD, findings, phantom
 from feddraw.errors import UserError
@@ -173,8 +173,8 @@ def test_a_contact_sheet_names_the_findings_and_says_synthetic():
 
 def test_a_contact_sheet_shows_every_finding_once_before_any_twice():
     values = np.array([[0, 0], [0, 0], [0, 0], [1, 0], [1, 1], [0, 1]], np.uint8)
-    assert varied(values, 3) == [0, 3, 4]
-    assert sorted(varied(values, 9)) == [0, 1, 2, 3, 4, 5]
+    assert varied_examples(values, 3) == [0, 3, 4]
+    assert sorted(varied_examples(values, 9)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_empty_contact_sheet_is_an_error():

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from feddraw.core import Job
 from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
-from feddraw.scenarios.patients import NOBODY, _Packing, share_out
+from feddraw.scenarios.patients import NOBODY, _PatientPlacement, share_out
 from feddraw.server.gate import MOST_STEPS, Gate
 from feddraw.training.loop import batches, steps_per_epoch
 from feddraw.training.settings import Training
@@ -152,13 +152,13 @@ def test_a_counter_may_stay_or_go_up_by_as_many_steps_as_a_training_can_have(cha
 def test_a_patient_goes_where_its_other_images_leave_room_for_the_positives_to_come(
     patient: tuple[int, int], takers: list[int]
 ) -> None:
-    packing = _Packing(np.array([[10, 10], [10, 30]]), np.array([patient, (28, 60), (0, 40)]))
+    packing = _PatientPlacement(np.array([[10, 10], [10, 30]]), np.array([patient, (28, 60), (0, 40)]))
     packing.needs[2], packing.left[2] = (10, 60), [10, 60]  # who leaves images out has room for any of these
     assert [client for client, _ in packing._takers(0)] == takers
 
 
 def test_a_patient_that_no_client_can_take_in_pace_goes_wherever_there_is_room() -> None:
-    packing = _Packing(np.array([[10, 10]]), np.array([(1, 8), (9, 2)]))
+    packing = _PatientPlacement(np.array([[10, 10]]), np.array([(1, 8), (9, 2)]))
     assert packing._takers(0) == [(0, 10)]
 
 

@@ -88,7 +88,7 @@ def test_where_all_are_refused_the_model_stays():
 
 def test_bits_are_the_same_for_any_number_of_workers():
     found = []
-    for changes in ({"engine": "serial"}, *({"engine": "processes", "workers": w} for w in (1, 2, 3))):
+    for changes in ({"engine": "serial"}, *({"engine": "processes", "workers": w} for w in (1, 3))):
         *_, last = run(small(stream=True, method="feddraw", rounds=2, **changes))
         found.append(last.model)
     assert all(np.array_equal(found[0].params, model.params) for model in found[1:])

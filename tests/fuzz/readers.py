@@ -37,7 +37,8 @@ from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
 from feddraw.experiment import data as data_sets
-from feddraw.experiment import study, survey, verify
+from feddraw.experiment import inspect_data as inspection
+from feddraw.experiment import study, verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.report import content, evidence, html, latex, markdown
@@ -231,9 +232,9 @@ def read_survey(data: bytes, room: Path) -> object:
     for name in ("a.png", "b.png"):
         if not (place / name).exists():
             written(picture("PNG"), place / name)
-    found = survey.inspect_data(written(data, place / "table.csv"), place / "out.toml")
-    _ = survey.findings_without_auc(found), survey.unusable_rows(found)
-    text = survey.document(found, survey.plan(found, 2), "feddraw init table.csv", "out.toml")
+    found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
+    _ = inspection.findings_without_auc(found), inspection.unusable_rows(found)
+    text = inspection.document(found, inspection.plan(found, 2), "feddraw init table.csv", "out.toml")
     return Experiment.read(written(text.encode(errors="surrogateescape"), room / "surveyed.toml"))
 
 
@@ -648,7 +649,7 @@ def read_entry(data: bytes, room: Path) -> object:
     for number, seed in enumerate(entry_seeds()[:3]):
         name = ("images.npy", "bad.json", "progress.jsonl")[number]
         written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
-    found = cache.opened(place, (3, 4, 4)), cache.read_log(place / "progress.jsonl")
+    found = cache.open_finished(place, (3, 4, 4)), cache.read_log(place / "progress.jsonl")
     if found[0] is None:
         raise UserError("it is made again")
     return found
@@ -727,14 +728,14 @@ def odd_log(room: Path) -> object:
     return place.load_checkpoint(tiny.initial().layout)
 
 
-def inspect_data(name: str, room: Path) -> object:
+def look(name: str, room: Path) -> object:
     """What is no table: nothing, an archive, a folder of folders, an empty one."""
     (room / "classes" / "train" / "Edema").mkdir(parents=True, exist_ok=True)
     (room / "empty").mkdir(exist_ok=True)
     written(b"", room / "x.npz")
     written(picture("PNG"), room / "classes" / "train" / "Edema" / "a.png")
-    found = survey.inspect_data(room / name, room / "out.toml")
-    return survey.document(found, survey.plan(found), "x", "y")
+    found = inspection.inspect_data(room / name, room / "out.toml")
+    return inspection.document(found, inspection.plan(found), "x", "y")
 
 
 def named_columns(room: Path) -> object:
@@ -774,7 +775,7 @@ def targets(room: Path) -> list[Target]:
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
     ]
-    sheet = functions(tables, without="carve split_rows numbers examples")
+    sheet = functions(tables, without="draw_share split_rows numbers examples")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [
@@ -812,8 +813,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(survey, without="classes_of positives sites sizes"), TABLE_WORDS,
-            odd=[*(partial(inspect_data, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
+            functions(inspection, without="classes_of positives sites sizes"), TABLE_WORDS,
+            odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
             "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric"),
@@ -861,7 +862,7 @@ def targets(room: Path) -> list[Target]:
             odd=no_file(densenet121._weights_file),
         ),
         Target(
-            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(cache, "opened read_log"),
+            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(cache, "open_finished read_log"),
             odd=[lambda room: cache.read_log(room / "nowhere")],
         ),
         *messages(),

@@ -101,10 +101,10 @@ def show(
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
     from feddraw.analysis.plots import save
-    from feddraw.data.contact_sheet import contact_sheet, varied
+    from feddraw.data.contact_sheet import contact_sheet, varied_examples
 
     of_split = {str(name): found for name, found in dataset.rows.items()}[split]
-    chosen = of_split[varied(dataset.labels.values[of_split], rows * columns)]
+    chosen = of_split[varied_examples(dataset.labels.values[of_split], rows * columns)]
     images, labels = dataset.images[chosen], dataset.labels.take(chosen)
     figure = contact_sheet(
         replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns

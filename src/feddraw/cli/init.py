@@ -12,7 +12,7 @@ from feddraw.cli.echo import echo
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.survey import Plan, Survey
+    from feddraw.experiment.inspect_data import Plan, Survey
 
 Where = Annotated[
     list[Path], typer.Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
@@ -23,7 +23,7 @@ Out = Annotated[Path | None, typer.Option(help="Experiment file to write (defaul
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
-    from feddraw.experiment.survey import document, inspect_data, plan
+    from feddraw.experiment.inspect_data import document, inspect_data, plan
     from feddraw.system.files import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
@@ -51,8 +51,8 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
 def show(found: Survey, chosen: Plan) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.cli.show import console, table
-    from feddraw.data.tables import complaint
-    from feddraw.experiment.survey import clients_in_words, findings_without_auc, unusable_rows
+    from feddraw.data.tables import describe_problems
+    from feddraw.experiment.inspect_data import clients_in_words, findings_without_auc, unusable_rows
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
@@ -76,4 +76,4 @@ def show(found: Survey, chosen: Plan) -> None:
         out.print(f"note: {note}")
     if problems := unusable_rows(found):
         total = len(found.table.labels) + len(found.table.problems)
-        out.print(f"note: {complaint(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out")
+        out.print(f"note: {describe_problems(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out")

@@ -117,13 +117,13 @@ def entry_for(name: str, identity: Iterable[str], settings: dict[str, Any]) -> P
 
 
 def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None) -> Prepared:
-    """The prepared images, from the cache or made now; bad files are told, not raised."""
+    """The prepared images, from the cache or made now; bad files are listed, not raised."""
     entry = entry_for(name, source.identity(), asdict(recipe))
     shape = (len(source), recipe.size, recipe.size)
     say = progress or silent
 
     def make(partial: Path) -> None:
-        job = Job(source, recipe, partial, allocate(partial, shape))
+        job = ChunkJob(source, recipe, partial, allocate(partial, shape))
         log = entry / "progress.jsonl"
         done = read_log(log)
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
@@ -139,21 +139,21 @@ def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progres
         write_json(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
 
     about = {"name": name, "format": FORMAT, **asdict(recipe)}
-    return settle(entry, shape, about, make, say)
+    return open_or_make(entry, shape, about, make, say)
 
 
-def settle(
+def open_or_make(
     entry: Path, shape: tuple[int, ...], about: dict[str, Any], make: Callable[[Path], None], say: Progress
 ) -> Prepared:
     """Open the entry if it is finished, else make it, while other processes that want it wait."""
-    if (found := opened(entry, shape)) is not None:
+    if (found := open_finished(entry, shape)) is not None:
         return found
     try:
         make_subfolder(entry, private=True)
         with locked(entry, say):
-            if (found := opened(entry, shape)) is not None:  # made by whoever had the lock
+            if (found := open_finished(entry, shape)) is not None:  # made by whoever had the lock
                 return found
-            check_room(entry, int(np.prod(shape)))
+            require_space(entry, int(np.prod(shape)))
             write_json(entry / "about.json", {**about, "shape": shape})
             make(entry / "images.partial.npy")
             finish(entry)
@@ -161,12 +161,12 @@ def settle(
         raise UserError(
             f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder"
         ) from error
-    found = opened(entry, shape)
+    found = open_finished(entry, shape)
     assert found is not None
     return found
 
 
-def opened(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
+def open_finished(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
     """The entry if it is finished and whole."""
     try:
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
@@ -192,7 +192,7 @@ def finish(entry: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Job:
+class ChunkJob:
     """All that a worker needs to prepare chunks."""
 
     source: Source
@@ -293,7 +293,7 @@ def taken(file: IO[str]) -> bool:
     return True
 
 
-def check_room(entry: Path, needed: int) -> None:
+def require_space(entry: Path, needed: int) -> None:
     there = sum(file.stat().st_blocks * 512 for file in entry.glob("images.partial.npy"))
     free = shutil.disk_usage(entry).free + there
     if needed > free:

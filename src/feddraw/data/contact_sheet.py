@@ -12,7 +12,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.errors import UserError
 
 
-def varied(values: NDArray[np.uint8], count: int) -> list[int]:
+def varied_examples(values: NDArray[np.uint8], count: int) -> list[int]:
     """Up to `count` images, taken in turn from those with no finding and those with each, so that rare ones show."""
     groups = [np.flatnonzero(~values.any(axis=1)), *(np.flatnonzero(column) for column in values.T)]
     turns = zip_longest(*(group[:count].tolist() for group in groups))
@@ -35,7 +35,7 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
     )
     for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
         axes.set_axis_off()
-    for axes, image in zip(grid.flat, varied(dataset.labels.values, rows * columns), strict=False):
+    for axes, image in zip(grid.flat, varied_examples(dataset.labels.values, rows * columns), strict=False):
         axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
         axes.set_title(caption(dataset.labels.values[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
     return figure

@@ -15,7 +15,7 @@ from feddraw.catalog import installed
 from feddraw.data.cache import Files, Prepared, Progress, prepare
 from feddraw.data.dataset import SPLITS, Dataset, Split
 from feddraw.data.imaging import Recipe
-from feddraw.data.tables import Problem, Table, complaint, numbers
+from feddraw.data.tables import Problem, Table, describe_problems, numbers
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.system.files import write_whole
@@ -113,7 +113,7 @@ def refuse(name: str, problems: Sequence[Problem], total: int, how: Preparation)
     """Stop at rows that cannot be used, unless they are to be left out."""
     if problems and not how.skip_bad:
         advice = "correct them, or leave them out with data.skip_bad = true (`feddraw data prepare --skip-bad`)"
-        raise UserError(f"{complaint(name, problems, total)}: {advice}")
+        raise UserError(f"{describe_problems(name, problems, total)}: {advice}")
 
 
 def write_skipped(name: str, problems: Sequence[Problem], path: Path) -> None:

@@ -220,7 +220,7 @@ class Intake:
 # ---------------------------------------------------------------------------------------------------- splits
 
 
-def carve(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
+def draw_share(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
     """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
     if not 0 <= share < 1:
         raise UserError(f"the share of images to carve out must be from 0 to below 1, not {share}")
@@ -245,7 +245,7 @@ def numbers(values: object, count: int) -> bool:
     )
 
 
-def complaint(name: str, problems: Sequence[Problem], total: int) -> str:
+def describe_problems(name: str, problems: Sequence[Problem], total: int) -> str:
     """All problems in one line: counted by kind, the first few by name."""
     kinds: dict[str, list[Problem]] = {}
     for problem in problems:

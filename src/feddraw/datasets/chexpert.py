@@ -24,8 +24,8 @@ from feddraw.data.tables import (
     Sheet,
     Table,
     canonical,
-    carve,
     choose,
+    draw_share,
     split_rows,
 )
 from feddraw.errors import UserError, expanded
@@ -95,7 +95,7 @@ def chexpert(
     sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
     table = read(sheets, findings, release, blank, uncertain)
     if carve_test:
-        table.split[carve(table.labels, split_rows(table, "train"), carve_test, seed)] = 2
+        table.split[draw_share(table.labels, split_rows(table, "train"), carve_test, seed)] = 2
     return from_files("chexpert", release.root, table, how)
 
 

@@ -13,7 +13,18 @@ import numpy as np
 
 from feddraw.data.dataset import Dataset
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, carve, choose, split_rows
+from feddraw.data.tables import (
+    FOURTEEN,
+    Findings,
+    Intake,
+    Problem,
+    Sheet,
+    Table,
+    canonical,
+    choose,
+    draw_share,
+    split_rows,
+)
 from feddraw.errors import UserError, expanded
 
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
@@ -44,7 +55,7 @@ def nih(
         )
     splits = {image: number for name, number in LISTS.items() for image in words(root / name)}
     table = read(sheets[-1], splits, findings, files(root))
-    table.split[carve(table.labels, split_rows(table, "train"), validation, seed)] = 1
+    table.split[draw_share(table.labels, split_rows(table, "train"), validation, seed)] = 1
     return from_files("nih", root, table, how)
 
 

@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, prepare, settle, silent
+from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, open_or_make, prepare, silent
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.preparation import Preparation, assemble, refuse, rows_by_split
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
@@ -180,7 +180,7 @@ class Archive:
             say(f"unpacking {self.path.name}", len(members), len(members))
 
         try:
-            return settle(entry, shape, {"unpacked": self.path.name}, make, say)
+            return open_or_make(entry, shape, {"unpacked": self.path.name}, make, say)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error

@@ -13,7 +13,7 @@ from feddraw.catalog import check, outside
 from feddraw.data.cache import Progress
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.preparation import Preparation
-from feddraw.data.tables import Sheet, complaint, split_rows
+from feddraw.data.tables import Sheet, describe_problems, split_rows
 from feddraw.datasets.chexpert import read_training
 from feddraw.datasets.folder import read_sheet
 from feddraw.datasets.npz import Archive
@@ -111,5 +111,5 @@ def read_labels(path: Path | str) -> Labels:
     else:
         table = read_sheet(path)
     if table.problems:
-        raise UserError(complaint(path.name, table.problems, len(table.labels) + len(table.problems)))
+        raise UserError(describe_problems(path.name, table.problems, len(table.labels) + len(table.problems)))
     return table.labels.take(split_rows(table, "train"))

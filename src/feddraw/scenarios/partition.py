@@ -36,15 +36,15 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     not_negative("seed", seed)
     positive("scale", scale)
     if name.endswith(".json"):
-        return _seal(*index_list.read(Path(name), labels, scale), labels)
+        return _checked_partition(*index_list.read(Path(name), labels, scale), labels)
     if ":" in name:
-        return _seal(name, deal_own(name, labels, seed, scale, options), labels)
+        return _checked_partition(name, deal_own(name, labels, seed, scale, options), labels)
     if name.lower() in PAPER:
         return _deal_paper(PAPER[name.lower()].at(scale), labels, seed, options)
     known = _known(name)
-    patient_disjoint, settled = _settle(options, defaults(_partitions()[known]), known)
+    patient_disjoint, settled = _complete_options(options, defaults(_partitions()[known]), known)
     deck = shuffle(labels, seed, patient_disjoint)
-    return _seal(known, _partitions()[known](deck, scale, **settled), labels)
+    return _checked_partition(known, _partitions()[known](deck, scale, **settled), labels)
 
 
 def names() -> list[str]:
@@ -136,7 +136,7 @@ def _rules(scenario: Scenario) -> dict[str, Callable[..., list[Rows]]]:
     return CONSTRUCTIONS if scenario.small else {"random": random_split}
 
 
-def _settle(options: Mapping[str, object], known: dict[str, Any], owner: str) -> tuple[bool, dict[str, Any]]:
+def _complete_options(options: Mapping[str, object], known: dict[str, Any], owner: str) -> tuple[bool, dict[str, Any]]:
     """Whether patients stay together, and all other options with their defaults."""
     check(options, {**known, "patient_disjoint": False}, owner)
     settled = {**known, "patient_disjoint": False, **options}
@@ -150,15 +150,15 @@ def _deal_paper(scenario: Scenario, labels: Labels, seed: int, options: Mapping[
     if len(rules) > 1:
         construction = one_of("construction", given.pop("construction", construction), list(rules))
         owner = f"{owner} with construction {construction}"
-    patient_disjoint, settled = _settle(given, defaults(rules[construction], scenario), owner)
+    patient_disjoint, settled = _complete_options(given, defaults(rules[construction], scenario), owner)
     deck = shuffle(labels, seed, patient_disjoint)
     scenario.require(len(deck))
     hands = rules[construction](deck, scenario, **settled)
     assert [len(rows) for rows in hands] == list(scenario.sizes)
-    return _seal(scenario.name, numbered(hands), labels)
+    return _checked_partition(scenario.name, numbered(hands), labels)
 
 
-def _seal(scenario: str, hands: ClientRows, labels: Labels) -> Partition:
+def _checked_partition(scenario: str, hands: ClientRows, labels: Labels) -> Partition:
     """Rows in order, the hash taken; nobody without work, nothing dealt twice."""
     if not hands:
         raise UserError(f"{scenario} has no clients")

@@ -22,7 +22,7 @@ def share_out(
 ) -> NDArray[np.intp]:
     """The client of every image, or NOBODY. `needs` (clients, 2): how many marked and unmarked images each must get."""
     counts = np.column_stack([np.bincount(patients, marked), np.bincount(patients, ~marked)]).astype(np.intp)
-    packing = _Packing(needs, counts)
+    packing = _PatientPlacement(needs, counts)
     packing.place_whole(raw)
     packing.fill_gaps()
     packing.require_full()
@@ -40,7 +40,7 @@ def _turn(patients: NDArray[np.intp], marked: NDArray[np.bool_]) -> NDArray[np.i
     return turn
 
 
-class _Packing:
+class _PatientPlacement:
     """Who has which patient while they are handed out."""
 
     def __init__(self, needs: NDArray[np.intp], counts: NDArray[np.intp]) -> None:

@@ -28,7 +28,7 @@ from feddraw.core import (
     empty_model,
     extras_of,
 )
-from feddraw.training.allocator import keep_freed
+from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.loop import (
     Examples,
     Loss,
@@ -66,7 +66,7 @@ class Trainer:
         return extras_of(self.local, self.asks)
 
     def __post_init__(self) -> None:
-        keep_freed()
+        keep_freed_memory()
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
         self.network = Network(*self.build(), self.training)
