@@ -761,7 +761,7 @@ def odd_similarities(room: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- all
 
-PLAN = "read_study _called _require_few _combinations _choices _label _planned _require_different_names"
+PLAN = "read_study _called _require_few _combinations _choices _label planned_run _require_different_names"
 SHEET = "read_tables read_sheet open_sources united _refuse_two_spellings _rows _row _column split inside"
 RUNS = "read_run _json _check number collect find"
 
