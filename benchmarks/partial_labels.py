@@ -6,7 +6,7 @@ as "masked", but of whole images: half of each site's images have every label, t
 all known.
 Results go to a CSV, one line per run; runs that it holds already are skipped, so it can be stopped and started again.
 
-python benchmarks/partial_labels.py --out docs/data/partial-labels.csv
+python benchmarks/partial_labels.py --rounds 10 --out docs/data/partial-labels.csv
 python benchmarks/partial_labels.py --data nih_sample_28.npz --out docs/data/partial-labels.csv
 python benchmarks/partial_labels.py --out docs/data/partial-labels.csv --summary
 """
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["feddraw"])
     parser.add_argument("--labels", nargs="+", default=list(LABELS), choices=LABELS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--train", type=int, default=2400, help="phantoms to train on")
+    parser.add_argument("--train", type=int, default=8000, help="phantoms to train on")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=3e-3)
