@@ -596,7 +596,7 @@ def test_somebodys_own_function_is_a_data_set(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mylab", raising=False)
     dataset = open_dataset("mylab:chests", size=32, options={"count": 7})
     assert len(dataset.rows["train"]) == 7
-    with pytest.raises(UserError, match="must return a .*Dataset, not a NoneType"):
+    with pytest.raises(UserError, match=r"must return a .*Dataset, not a NoneType"):
         open_dataset("mylab:nothing", size=32, options={})
 
 
