@@ -45,7 +45,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     write_whole(target, document(found, chosen, command, shown).encode())
-    echo(f"wrote {target}: read it, then run  feddraw run {shown}")
+    echo(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
 
 
 def show(found: Survey, chosen: Plan) -> None:
