@@ -31,6 +31,7 @@ SOURCE = Path(feddraw.__file__).parent
 
 # Below the command line a module's messages reach the user through these commands; all of them must have the option.
 PRINTED_BY = {
+    "analysis/words.py": ("stats",),
     "bench/document.py": ("bench",),
     "experiment/assignments.py": ("run", "study"),
     "experiment/running.py": ("run", "study", "verify"),
