@@ -320,7 +320,7 @@ def test_usual_partitions_can_keep_patients_together(name: str, small: Labels) -
 
 
 def test_patients_must_be_known_to_be_kept_together() -> None:
-    with pytest.raises(UserError, match="this data has no patients"):
+    with pytest.raises(UserError, match="this data has none"):
         deal("iid", random_labels(100), seed=0, options={"patient_disjoint": True})
 
 
@@ -528,7 +528,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def halves(labels, seed, scale, cut=500):\n    return [range(cut), range(cut, len(labels))]\n"
         "def named(labels, seed, scale):\n    return {'north': [5, 3], 'south': [1, 2]}\n"
         "def again(labels, seed, scale):\n"
-        "    from feddraw.scenarios import deal\n    return deal('iid', labels, seed=seed, scale=scale)\n"
+        "    from feddraw.scenarios.partition import deal\n    return deal('iid', labels, seed=seed, scale=scale)\n"
         "def twice(labels, seed, scale):\n    return [[0, 1], [1, 2]]\n"
         "def outside(labels, seed, scale):\n    return [[0, 1], [2, 10**6]]\n"
         "def ragged(labels, seed, scale):\n    return [[[0], [1, 2]]]\n"

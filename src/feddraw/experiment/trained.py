@@ -74,7 +74,9 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     if model != "last":
         if model not in run.models:
             setting = "keep.best=true" if model == "best" else "keep.tail=5"
-            raise UserError(f"{path} kept no model '{model}': run it with --set {setting}, or use --model last")
+            raise UserError(
+                f"{path} kept no model '{model}': train with `feddraw run --set {setting}`, or use --model last"
+            )
         run = run.models[model]
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
