@@ -50,6 +50,7 @@ PRINTED_BY = {
     "report/evidence.py": ("report",),
     "results/folder.py": ("run", "demo"),
     "scenarios/partition.py": ("scenario show",),
+    "watch/server.py": ("watch",),
 }
 OF_OTHERS = {"--node-config", "--ink", "--muted"}  # Flower's, and a style sheet's
 OTHER_PROGRAMS = {"export/monai_bundle.py"}  # its texts show the command of MONAI
