@@ -153,6 +153,7 @@ def test_without_the_data_the_check_uses_random_images_and_says_so(
     assert "mine.csv" in done.note
     assert not done.checks[0].test_images
     assert "random images" in (folder / "away" / "MODEL_CARD.md").read_text()
+    assert "mine.csv" not in (folder / "away" / "check.json").read_text()  # it is passed on with the model
 
 
 def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

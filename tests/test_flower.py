@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -29,9 +30,12 @@ from feddraw.flower.records import to_arrays, to_model
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
+from feddraw.results.reading import read_jsonl
 from feddraw.server.gate import Gate
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.system.locks import locked_inodes
 from feddraw.training.client import Trainer
+from feddraw.watch.folders import FollowedRun
 
 NODES = [{"partition-id": number} for number in range(4)]
 ROUNDS = 3
@@ -498,6 +502,23 @@ def test_the_ledger_is_written_and_every_round_is_told_as_it_happens(tmp_path: P
     assert [float(line["weight"]) for line in lines[:4]] == list(strategy.history[0].weights.values())
 
 
+def test_watch_follows_the_folder_while_the_server_works(tmp_path: Path) -> None:
+    run, seen = FollowedRun(tmp_path / "run", "run", 0), []
+
+    def look(_: Any) -> None:
+        run.look(locked_inodes(), time.time())
+        seen.append((run.state, run.done, run.total))
+
+    strategy = trained(feddraw(), tmp_path / "memory", folder=tmp_path / "run", on_round=look)
+    assert seen == [("running", 1, ROUNDS), ("running", 2, ROUNDS), ("finished", 3, ROUNDS)]
+    told = run.detail()
+    assert told["clients"] == list(tiny.NAMES)
+    assert [row[-1] for row in told["weights"]] == list(strategy.history[-1].weights.values())
+    assert [row[-1] for row in told["client_seconds"]] == list(strategy.history[-1].client_seconds.values())
+    assert told["loss"] == [done.metrics["loss"] for done in strategy.history]
+    assert all(set(seconds) == {"training", "aggregation"} for seconds in told["seconds"])
+
+
 @pytest.mark.parametrize("name", ["feddraw", "scaffold", "fedadp"])
 def test_a_server_killed_between_rounds_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method = catalog.find("methods", name)()
@@ -517,6 +538,7 @@ def test_a_server_killed_between_rounds_goes_on_to_the_same_bits(name: str, tmp_
     assert [r.round for r in resumed.history] == [2]
     assert tiny.same(resumed.model, whole.model)
     assert len((tmp_path / "run" / "weights.csv").read_text().splitlines()) == 1 + 4 * ROUNDS
+    assert [line["round"] for line in read_jsonl(tmp_path / "run" / "rounds.jsonl")] == list(range(ROUNDS))
     assert trained(method, tmp_path / "memory", resume=True, **options).history == []
     with pytest.raises(UserError, match="already used"):
         trained(method, tmp_path / "memory", **options)

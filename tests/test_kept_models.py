@@ -71,6 +71,12 @@ def test_an_interrupted_run_ends_with_the_same_models(finished, tmp_path: Path, 
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
 
 
+def test_worker_processes_keep_the_same_models(finished, tmp_path: Path) -> None:
+    run(small(engine="processes", workers=2, **KEPT), tmp_path / "run")
+    for name in ("model-best.safetensors", "model-tail.safetensors", "metrics.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished.folder / name).read_bytes(), name
+
+
 def test_a_run_that_lost_what_it_kept_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     list(islice(iterate(small(**KEPT), folder), 2))

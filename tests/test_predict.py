@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddraw.cli import app
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
 from feddraw.experiment.preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained import load_trained
 from feddraw.results.runs import read_run
+from feddraw.system.workers import receive
 from small import small
 
 EXPERIMENT = small(rounds=2, **{"keep.tail": 2})
@@ -102,6 +105,33 @@ def test_several_processes_give_the_same_scores(folder: Path, monkeypatch: pytes
     images = 3 * prediction.find_images([folder / "images"])
     alone, together = (prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2))
     assert np.array_equal(alone.scores, together.scores)
+
+
+def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def died(job, items, workers, **words):
+        here, there = Pipe()
+        there.close()
+        yield receive(here, SimpleNamespace(exitcode=-9, join=lambda timeout: None), **words)
+
+    monkeypatch.setattr(prediction, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(prediction, "in_workers", died)
+    images = 3 * prediction.find_images([folder / "images"])
+    with pytest.raises(RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"):
+        prediction.predict_images(folder / "run", images, workers=2)
+
+
+def test_a_place_for_the_table_is_made_or_refused_before_anything_is_scored(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = folder / "images" / "below" / "000.png"
+    assert typed(folder / "run", image, "--out", tmp_path / "new" / "scores.csv").exit_code == 0
+    assert (tmp_path / "new" / "scores.csv").is_file()
+    monkeypatch.setattr(prediction, "predict_images", None)
+    done = typed(folder / "run", image, "--out", tmp_path / "new")
+    assert isinstance(done.exception, UserError)
+    assert "Is a directory" in str(done.exception)
 
 
 @pytest.mark.parametrize(

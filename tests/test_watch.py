@@ -88,6 +88,15 @@ def test_a_file_is_read_from_where_it_was_left_and_anew_when_it_is_replaced(tmp_
     assert tail.added() == (True, "")
 
 
+def test_a_name_with_a_quotation_mark_does_not_hold_up_the_log(tmp_path):
+    run = FollowedRun(make_run(tmp_path / "run", rounds=1, finished=False), "run", 0)
+    run.look(None, time.time())
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 1, "loss": 0.5, "client_seconds": {'the "A" of 5" ': 1.0}}) + "\n")
+    assert run.look(None, time.time())
+    assert run.rounds[-1].client_seconds == {'the "A" of 5" ': 1.0}
+
+
 def test_a_run_is_followed_round_by_round(tmp_path):
     run, now = FollowedRun(tmp_path / "run", "run", 0), time.time()
     seen = []
@@ -144,7 +153,9 @@ def test_a_flower_servers_folder_has_no_settings_but_a_log_and_a_ledger(tmp_path
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "weights.csv", "experiment.toml", "metrics.json"])
-@pytest.mark.parametrize("text", ['{"round": []}\n', "round,client\n0,a\n", "[method]\nname=3\nrounds='x'\n", "\x00"])
+@pytest.mark.parametrize(
+    "text", ['{"round": []}\n', '{"test": {"auc": 3}}', "round,client\n0,a\n", "[method]\nname=3\nrounds='x'\n", "\x00"]
+)
 def test_a_damaged_file_is_told_and_does_not_hide_the_other_runs(study, name, text):
     (study / "a_fedavg_seed=0" / name).write_text(text)
     followed = FollowedFolder(study)
@@ -182,6 +193,16 @@ def test_the_state_has_all_runs_and_then_only_what_changed(served, study):
     assert len(state(served, f"since={first['version']}&instance=another")["changed"]) == 2
 
 
+def test_a_run_that_failed_after_it_had_begun_says_so_once(served, study):
+    name, why = "a_fedavg_seed=0", "no memory left"
+    first = state(served)
+    plan = json.loads((study / "plan.json").read_text())
+    (study / "plan.json").write_text(json.dumps(plan | {"failed": {name: why}}))
+    then = state(served, f"since={first['version']}&instance={first['instance']}")
+    assert [(run["name"], run["state"], run["why"]) for run in then["changed"]] == [(name, "failed", why)]
+    assert state(served, f"since={then['version']}&instance={then['instance']}")["changed"] == []
+
+
 def test_a_run_that_has_not_changed_is_not_sent_again(served):
     number = state(served)["order"][0]
     answer, body = ask(served, f"/run?id={number}")
@@ -201,6 +222,8 @@ def test_who_has_no_key_or_means_another_server_gets_nothing(served):
         f"127.0.0.1:{port + 1}",
         "127.0.0.1",
         f"127.0.0.1.evil:{port}",
+        f"[::1:{port}",
+        f"127.0.0.1:{port}x",
     ):
         for path in ("/", "/state"):
             assert ask(served, path, host=host)[0].status == 421
@@ -209,7 +232,16 @@ def test_who_has_no_key_or_means_another_server_gets_nothing(served):
 
 @pytest.mark.parametrize(
     "path",
-    ["/../../etc/passwd", "/%2e%2e/plan.json", "/plan.json", "//etc/passwd", "/run?id=../..", "/run?id=99", "/run"],
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/plan.json",
+        "/plan.json",
+        "//etc/passwd",
+        "/run?id=../..",
+        "/run?id=99",
+        "/run",
+        "//[x",
+    ],
 )
 def test_no_file_is_served_by_its_name(served, path):
     state(served)

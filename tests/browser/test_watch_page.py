@@ -86,6 +86,7 @@ def test_it_follows_the_run_under_way_and_comes_back_after_a_restart(new_page: A
         page.wait_for_selector("#run-heading:text-is('feddraw')")
         port = server.server_port
     page.wait_for_selector("#connection:has-text('reconnecting')")
+    make_run(study / "alone", method="alone", clients=CLIENTS, rounds=6)  # the other runs get other numbers
     with serving(study, port) as server:
         page.wait_for_selector("#connection.live")
         assert page.inner_text("#run-heading") == "feddraw"

@@ -203,7 +203,8 @@ class ChunkJob:
     def chunks(self, starts: list[int], workers: int) -> Generator[tuple[int, dict[int, str]], None, None]:
         """Each chunk's start and bad rows, as they get ready. A worker process may not start others: it works alone."""
         if workers > 1 and len(starts) > 1 and not multiprocessing.current_process().daemon:
-            yield from in_workers(self, starts, min(workers, len(starts)))
+            words = {"doing": "prepared images", "then": "finished work is kept: start again to continue"}
+            yield from in_workers(self, starts, min(workers, len(starts)), **words)
         else:
             yield from ((start, self(start)) for start in starts)
 

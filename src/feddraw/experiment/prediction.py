@@ -145,7 +145,8 @@ class Scoring:
         yield starts[0], self(starts[0])
         rest, left = starts[1:], (time.perf_counter() - begun) * (len(starts) - 1)
         if workers > 1 and len(rest) > 1 and left > WORTHWHILE and not multiprocessing.current_process().daemon:
-            yield from in_workers(self, rest, min(workers, len(rest)))
+            words = {"doing": "scored images", "then": "no scores were written: start again"}
+            yield from in_workers(self, rest, min(workers, len(rest)), **words)
         else:
             yield from ((start, self(start)) for start in rest)
 

@@ -78,6 +78,10 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
                 f"{path} kept no model '{model}': train with `feddraw run --set {setting}`, or use --model last"
             )
         run = run.models[model]
+        if "validation" not in run.metrics:  # a Flower server without images of its own
+            raise UserError(
+                f"the model '{model}' of {path} was not evaluated, so it has no thresholds: use --model last"
+            )
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
     if type(make_method(experiment).local).personal is not Local.personal:

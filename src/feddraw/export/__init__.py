@@ -77,20 +77,20 @@ def export_run(
     trained = load_trained(run, model, trust=trust)
     say = progress or (lambda what, done, total: None)
     data, note = _data(trained, say)
-    images = _test_images(data.dataset) if data else _random_images(trained)
-    expected = _in_chunks(trained.scores, images, "scoring with the run's model", say)
+    images = CheckedImages.of_test(data.dataset) if data else CheckedImages.random(trained.recipe.size)
+    expected = images.scored(trained.scores, "scoring with the run's model", say)
     make_folder(out)
     checks = []
     for name in formats:
         make_subfolder(out / name)
         scorer = FORMATS[name].write(trained, out / name)
-        found = _in_chunks(scorer, images, f"checking {name}", say)
-        checks.append(Check(name, len(images), data is not None, _largest(found, expected)))
+        found = images.scored(scorer, f"checking {name}", say)
+        checks.append(Check(name, len(images.rows), data is not None, _largest(found, expected)))
         if not checks[-1].difference <= TOLERANCE:
             raise RunFailed(f"{checks[-1].words}, more than {TOLERANCE:g}: do not use {out / name}")
     card = model_card(trained, data, [check.words for check in checks], names=names, licence=licence)
     write_whole(out / "MODEL_CARD.md", card.encode())
-    about = {"model": model, "note": note, "checks": [vars(check) for check in checks]}
+    about = {"model": model, "checks": [vars(check) for check in checks]}
     write_whole(out / "check.json", (json.dumps(about, indent=2) + "\n").encode())
     return Export(out, tuple(checks), note)
 
@@ -106,22 +106,30 @@ def _data(trained: TrainedModel, say: Progress) -> tuple[DealtData | None, str]:
         return None, f"the run's data cannot be opened here ({why}), so the check used random images"
 
 
-def _test_images(dataset: Dataset) -> Grey:
-    return np.asarray(dataset.images[dataset.rows["test"]])
+@dataclass(frozen=True, eq=False)
+class CheckedImages:
+    """Prepared images to check on, read chunk by chunk: all test images may be more than the memory holds."""
 
+    images: Grey
+    rows: NDArray[np.intp]
 
-def _random_images(trained: TrainedModel) -> Grey:
-    size = trained.recipe.size
-    return np.random.default_rng(0).integers(0, 256, (CHUNK, size, size), dtype=np.uint8)
+    @staticmethod
+    def of_test(dataset: Dataset) -> CheckedImages:
+        return CheckedImages(dataset.images, dataset.rows["test"])
 
+    @staticmethod
+    def random(size: int) -> CheckedImages:
+        images = np.random.default_rng(0).integers(0, 256, (CHUNK, size, size), dtype=np.uint8)
+        return CheckedImages(images, np.arange(CHUNK))
 
-def _in_chunks(scorer: Scorer, images: Grey, what: str, say: Progress) -> NDArray[np.float32]:
-    blocks = []
-    for start in range(0, len(images), CHUNK):
-        say(what, start, len(images))
-        blocks.append(scorer(images[start : start + CHUNK]))
-    say(what, len(images), len(images))
-    return np.concatenate(blocks)
+    def scored(self, scorer: Scorer, what: str, say: Progress) -> NDArray[np.float32]:
+        """The probabilities of all of them."""
+        blocks = []
+        for start in range(0, len(self.rows), CHUNK):
+            say(what, start, len(self.rows))
+            blocks.append(scorer(np.asarray(self.images[self.rows[start : start + CHUNK]])))
+        say(what, len(self.rows), len(self.rows))
+        return np.concatenate(blocks)
 
 
 def _largest(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:

@@ -95,6 +95,17 @@ def refuse_link(path: Path) -> None:
         raise UserError(f"{path} is no regular file: remove it, or choose another place")
 
 
+def require_place(path: Path) -> None:
+    """Before long work whose result goes to this file: its folder is made, and a place that cannot be used is told."""
+    with reporting(path):
+        refuse_link(path)
+        make_folder(path.parent)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def fsync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

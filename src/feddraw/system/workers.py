@@ -34,15 +34,20 @@ def limited(workers: int) -> int:
     return min(workers or cores(), most)
 
 
-def in_workers(job: Callable[[int], Any], items: Iterable[int], workers: int) -> Iterator[tuple[int, Any]]:
-    """(item, job(item)) as they get ready; whatever the job raises is raised here."""
+def in_workers(
+    job: Callable[[int], Any], items: Iterable[int], workers: int, *, doing: str, then: str
+) -> Iterator[tuple[int, Any]]:
+    """(item, job(item)) as they get ready; whatever the job raises is raised here.
+
+    `doing` and `then` are what the message about a worker that died says: at what, and what to do.
+    """
     waiting = iter(items)
     running = dict(start_worker(work, job) for _ in range(workers))
     try:
         while running:
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
-                reply = receive(pipe, running[pipe])
+                reply = receive(pipe, running[pipe], doing, then)
                 item = next(waiting, None)
                 pipe.send(item)
                 if item is None:
@@ -79,15 +84,13 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
 
 
-def receive(pipe: Connection, process: SpawnProcess) -> tuple[int, Any] | None:
+def receive(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
         reply = pipe.recv()
     except (EOFError, ConnectionResetError):
         how, advice = cause_of_death(process)
-        raise RunFailed(
-            f"a worker that prepared images {how}{advice}; finished work is kept: start again to continue"
-        ) from None
+        raise RunFailed(f"a worker that {doing} {how}{advice}; {then}") from None
     if isinstance(reply, Exception):
         raise reply
     result: tuple[int, Any] | None = reply

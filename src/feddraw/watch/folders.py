@@ -42,10 +42,10 @@ MOST_TROUBLE = 200  # refused or missing updates that are shown
 
 
 class Tail:
-    """A file that grows, or is replaced."""
+    """A file that grows, or is replaced; in a table, a name in quotation marks may have line breaks in it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, table: bool = False) -> None:
+        self.path, self._table = path, table
         self._inode, self._read = 0, 0
 
     def added(self) -> tuple[bool, str]:
@@ -64,7 +64,7 @@ class Tail:
             file.seek(self._read)
             content = file.read(MAX_LOG)
         whole = content[: content.rfind(b"\n") + 1]
-        if whole.count(b'"') % 2:  # a quoted name with a line break in it is not whole yet
+        if self._table and whole.count(b'"') % 2:  # a name with a line break in it is not whole yet
             return anew, ""
         self._read += len(whole)
         return anew, whole.decode(errors="replace")
@@ -124,7 +124,7 @@ class FollowedRun:
         self.state: State = "stopped"
         self.why = ""
         self._files = RunFolder(path)
-        self._tails = Tail(self._files.rounds), Tail(self._files.ledger)
+        self._tails = Tail(self._files.rounds), Tail(self._files.ledger, table=True)
         self._settings_time: float | None = None
         self._metrics_time: float | None = None
         self.settings: dict[str, Any] = {}
@@ -136,15 +136,17 @@ class FollowedRun:
 
     # ------------------------------------------------------------------------------------------ looking
 
-    def look(self, locked: frozenset[int] | None, now: float) -> bool:
-        """Read what is new; whether anything has changed."""
+    def look(self, locked: frozenset[int] | None, now: float, failed: str | None = None) -> bool:
+        """Read what is new; whether anything has changed. `failed` is why the run failed, where a plan says so."""
         before = (self.state, self.why)
         try:
             changed = self._read()
+            self.state, self.why = self._judged(locked, now)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, csv.Error, UserError) as error:
             self.state, self.why = "broken", naming.line(str(error))[:200]
             return before != (self.state, self.why)
-        self.state, self.why = self._judged(locked, now)
+        if self.state == "stopped" and failed is not None:
+            self.state, self.why = "failed", failed
         return changed or before != (self.state, self.why)
 
     def _read(self) -> bool:
@@ -226,14 +228,13 @@ class FollowedRun:
     def summary(self) -> dict[str, Any]:
         """A line of the overview."""
         validation = [(one.round, one.validation) for one in self.rounds if one.validation is not None]
-        test = self.metrics.get("test") if isinstance(self.metrics.get("test"), dict) else None
         return {
             "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
-            "scenario": _name_in(self.settings, "scenario"), "seed": self.settings.get("seed"), "done": self.done,
-            "rounds": self.total, "round_seconds": self.round_seconds, "spent": self.spent, "updated": self.updated,
-            "curve": _thinned(validation), "trouble": len(self.ledger.trouble),
+            "scenario": _name_in(self.settings, "scenario"), "seed": _number(self.settings.get("seed")),
+            "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": self.spent,
+            "updated": self.updated, "curve": _thinned(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
-            "test": _number((test or {}).get("auc", {}).get("macro")),
+            "test": _number(_inside(self.metrics, "test", "auc", "macro")),
         }  # fmt: skip
 
     def detail(self) -> dict[str, Any]:
@@ -273,6 +274,13 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return found if math.isfinite(found) else None
+
+
+def _inside(document: Any, *names: str) -> Any:
+    """What lies under names within names; nothing where one of them is missing."""
+    for name in names:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document
 
 
 def _name_in(settings: Mapping[str, Any], section: str) -> str:
@@ -323,10 +331,8 @@ class FollowedFolder:
         failed = {name: why for name, (state, why) in self.planned.items() if state == "failed"}
         changed = []
         for run in self.runs.values():
-            if run.look(locked, wall):
+            if run.look(locked, wall, failed.get(run.name)):
                 changed.append(run)
-            if run.state == "stopped" and run.name in failed:
-                run.state, run.why = "failed", failed[run.name]
         if changed:
             self.version += 1
             for run in changed:

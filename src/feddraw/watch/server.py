@@ -19,7 +19,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from feddraw import naming
 from feddraw.data.cache import root as cache_folder
@@ -52,15 +52,16 @@ def usual_port(folder: Path) -> int:
 def own_key() -> str:
     """One for each user of the machine, kept in the cache's folder where only its owner can read it."""
     path = cache_folder() / "watch.key"
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         found = path.read_text(encoding="ascii").strip()
         if len(found) >= 16:
             return found
     key = secrets.token_urlsafe(16)
-    make_folder(path.parent)
-    path.unlink(missing_ok=True)
-    path.touch(mode=PRIVATE, exist_ok=False)
-    path.write_text(key, encoding="ascii")
+    with suppress(OSError):  # where it cannot be kept, it holds for this server only
+        make_folder(path.parent)
+        path.unlink(missing_ok=True)
+        path.touch(mode=PRIVATE, exist_ok=False)
+        path.write_text(key, encoding="ascii")
     return key
 
 
@@ -68,6 +69,7 @@ class Watch(ThreadingHTTPServer):
     """Follows a folder, and answers the page."""
 
     daemon_threads = True
+    allow_reuse_port = False  # or two servers could share a port, and a page would reach either
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, key: str = "") -> None:
         if not folder.is_dir():
@@ -115,7 +117,7 @@ class Watch(ThreadingHTTPServer):
 
     def knows(self, host: str) -> bool:
         """Whether a request was meant for us: another name that leads here is somebody's trick (DNS rebinding)."""
-        name, port = urlsplit(f"//{host}").hostname or "", _port(host)
+        name, port = _split(f"//{host}").hostname or "", _port(host)
         if port != self.server_port:
             return False
         return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_address(name))
@@ -134,9 +136,17 @@ class Watch(ThreadingHTTPServer):
             return None if found is None else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
 
 
+def _split(address: str) -> SplitResult:
+    """Its parts; those of an empty address where it is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
+
+
 def _port(host: str) -> int:
     try:
-        return urlsplit(f"//{host}").port or 80
+        return _split(f"//{host}").port or 80
     except ValueError:
         return -1
 
@@ -171,13 +181,13 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             self._answer()
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close_connection = True  # the page is gone
 
     do_HEAD = do_GET
 
     def _answer(self) -> None:
-        address = urlsplit(self.path)
+        address = _split(self.path)
         asked = {name: values[0] for name, values in parse_qs(address.query).items()}
         if not self.server.knows(self.headers.get("Host", "")):
             self._send(421, "text/plain", b"this server is not meant by that name\n")

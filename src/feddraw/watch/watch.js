@@ -75,7 +75,7 @@
 
   function take(state) {
     if (known.page && known.page !== state.page) location.reload(); // the server was updated
-    if (known.instance !== state.instance) known.runs.clear();
+    if (known.instance !== state.instance) begin(state.changed);
     for (const run of state.changed) known.runs.set(run.id, run);
     const { changed, ...others } = state;
     Object.assign(known, others);
@@ -87,6 +87,13 @@
     if (changed.length) drawMethods();
   }
 
+  /** Another server counts the runs anew: the chosen one is known by its name. */
+  function begin(runs) {
+    const name = known.runs.get(detail.id)?.name;
+    known.runs.clear();
+    Object.assign(detail, { id: runs.find((run) => run.name === name)?.id ?? null, tag: "", data: null });
+  }
+
   const total = () => known.order.length + known.waiting.length + Object.keys(known.failed).length;
 
   async function lookAtRun() {
@@ -95,8 +102,9 @@
     const answer = await ask(`/run?id=${run.id}`, detail.tag ? { "If-None-Match": detail.tag } : {});
     if (answer.status === 304 || answer.status === 404) return;
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    detail.tag = answer.headers.get("ETag");
-    detail.data = await answer.json();
+    const data = await answer.json();
+    if (run.id !== detail.id) return; // another one was chosen in the meantime
+    Object.assign(detail, { tag: answer.headers.get("ETag"), data });
     drawRun();
   }
 
