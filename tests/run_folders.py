@@ -34,11 +34,16 @@ def make_run(
     settings: Mapping[str, Any] = {},
     alone: Sequence[float] = (),
     undefined: str = "",
+    without_gm: str = "",
+    few: str = "",
     images: int = 0,
     patients: bool = True,
     finished: bool = True,
 ) -> Path:
-    """A run's folder. `settings` are dotted paths; `alone` the test AUC of each client's own model."""
+    """A run's folder. `settings` are dotted paths; `alone` the test AUC of each client's own model.
+
+    One finding can have no AUC, one no GM, and one few test images.
+    """
     path.mkdir(parents=True)
     names = list(clients) or [f"C{i + 1}" for i in range(len(sizes))]
     table = _table(method, scenario, seed, rounds, settings)
@@ -50,6 +55,10 @@ def make_run(
         "sizes": dict(zip(names, sizes, strict=True)),
         "positives": positives,
     }
+    if few:
+        columns = {"images": 100, "negatives": [50] * len(FINDINGS)}
+        columns["positives"] = [3 if finding == few else 50 for finding in FINDINGS]
+        table["partition"]["splits"] = dict.fromkeys(("train", "validation", "test"), columns)
     (path / "experiment.toml").write_bytes(tomli_w.dumps(table).encode())
     (path / "environment.json").write_text(json.dumps({"python": "3.12.3", "packages": {"feddraw": "0.1.0"}}))
     _write_ledger(path / "weights.csv", method, sizes, names, rounds, seed)
@@ -62,6 +71,8 @@ def make_run(
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
         scores = scored(auc, auc - 0.07 if gm is None else gm, undefined)
+        if without_gm:
+            scores["gm"]["per_class"][without_gm], scores["undefined"] = math.nan, [without_gm]
         own = {name: {"test": scored(area, area - 0.07)} for name, area in zip(names, alone, strict=bool(alone))}
         metrics = {"round": rounds - 1, "test": scores, "validation": scores, "clients": own}
         (path / "metrics.json").write_text(json.dumps(json_values(metrics)))

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data.dataset import SPLITS
+from feddraw.data.marks import NO_COLUMN
 from feddraw.data.tables import describe_problems
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
@@ -212,9 +213,13 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert listed.labels.findings == ("Edema", "Mass", "Rib")
     assert listed.labels.known is not None
     assert not listed.labels.known[:, 2].any()
+    negative = read_tables([north, south], root=images, blank="negative").labels
+    assert negative.known is not None  # the column that a site lacks is unknown there, its blank cells are negative
+    assert negative.known.tolist() == [[True, False]] * half + [[False, True]] * half
     spelled.unlink()
     found = inspect_data([north, south], images / "x.toml")
     assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
+    assert [counts[NO_COLUMN] for counts in found.marks().values()] == [half, half]
     assert 'south.csv"]' in document(found, plan(found), "feddraw init", "x.toml")
     write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
     with pytest.raises(UserError, match=r"north.csv has a column for the patient and south.csv has none"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 import feddraw
+from feddraw.datasets.phantom import phantom
 from feddraw.errors import UserError
 from feddraw.experiment import settings
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.preparation import deal_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
@@ -203,6 +205,19 @@ def test_holdout_images_are_not_trained_on_and_are_reported_by_client() -> None:
     *_, last = run(small(holdout=0.25, rounds=1))
     assert set(last.metrics["clients"]) == set(setup.clients)
     assert "auc" in last.metrics["clients"]["C1"]["holdout"]
+
+
+@pytest.mark.parametrize("scenario", ["iid", "by_site"])
+def test_a_patient_of_several_clients_is_kept_back_by_all_or_by_none(scenario: str) -> None:
+    drawn = phantom(size=28, train=120, validation=20, test=20)
+    number = np.arange(len(drawn.labels))
+    sites = np.array(["A", "B"])[number % 2]  # of three images each, so that all patients are at both
+    labels = replace(drawn.labels, patients=(number // 3).astype(np.str_), sites=sites)
+    data = deal_data(small(holdout=0.25, scenario=scenario), replace(drawn, labels=labels))
+    owners = [set(number[np.concatenate(rows)] // 3) for rows in (data.training_rows, data.holdout_rows)]
+    assert not owners[0] & owners[1]
+    for train, held in zip(data.training_rows, data.holdout_rows, strict=True):
+        assert len(held) / (len(held) + len(train)) == pytest.approx(0.25, abs=0.15)
 
 
 def test_equal_steps_give_every_client_the_same_number_of_steps() -> None:

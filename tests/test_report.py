@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from feddraw.analysis.statistics import bootstrap, interval
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.report import Written, markdown, write_report
+from feddraw.report import Written, hospitals, markdown, write_report
 from feddraw.report.content import Report, compose, examine, first_table, main_results
 from feddraw.report.evidence import Draws, draw, over_trainings
 from feddraw.report.pictures import GRID, roc
@@ -144,6 +145,63 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
     assert "| C1 | 0.6000 | +0.2000 [" in text
     assert "| C4 | 0.9000 | -0.1000 [" in text
     assert "3 of 4 clients have a higher test AUC than with the model they train alone: from -0.1000 (C4)" in text
+
+
+def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", method="feddraw", auc=0.8, images=80)
+    make_run(tmp_path / "b", method="alone", auc=0.7, alone=(0.6, 0.7, 0.75, 0.9), images=80)
+    before = draw(collect([tmp_path]).runs, 10)
+    make_run(tmp_path / "c", method="ditto", auc=0.9, alone=(0.9, 0.9, 0.9, 0.9), images=80)
+    after = draw(collect([tmp_path]).runs, 10)
+    assert isinstance(before, Draws)
+    assert isinstance(after, Draws)
+    assert list(after.clients["auc"]) == ["C1", "C2", "C3", "C4"]
+    for client, values in before.clients["auc"].items():
+        assert np.array_equal(after.clients["auc"][client], values)
+
+
+def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:
+    """Two clients; by hand for the first one, with unknown labels and a finding that it does not label."""
+    truth = np.array([[1, 1, -1], [1, 0, -1], [0, -1, -1], [0, -1, -1], [1, 1, 1]], np.int8)
+    first = {  # areas of the first finding: all of 2 × 2 pairs, half, three quarters; of the second one: 1, 0, 1
+        "feddraw": [[0.9, 0.6], [0.8, 0.4], [0.2, 0.5], [0.1, 0.5]],
+        "alone": [[0.9, 0.4], [0.1, 0.6], [0.2, 0.5], [0.8, 0.5]],
+        "fedavg": [[0.9, 0.6], [0.15, 0.4], [0.2, 0.5], [0.1, 0.5]],
+    }
+    scores = {name: np.array([[*row, 0.5] for row in rows] + [[0.5] * 3], np.float32) for name, rows in first.items()}
+    tensors = {"holdout.truth": truth, "holdout.client": np.array([0, 0, 0, 0, 1]), "holdout.rows": np.arange(5) + 30}
+    tensors["holdout.patients"] = np.array([7, 7, 8, 9, 5])
+    for name, own in scores.items():
+        folder = make_run(tmp_path / name, method=name, sizes=(50, 60), alone=(0.6, 0.6) if name == "alone" else ())
+        save_file(tensors | {"holdout.scores": own}, folder / "predictions.safetensors")
+    found = {(view.client, view.method): view for view in hospitals.views(collect([tmp_path]).runs, "none", 40)}
+    assert set(found) == {(client, method) for client in ("C1", "C2") for method in ("feddraw", "fedavg")}
+    view = found["C1", "feddraw"]
+    assert (view.images, view.area, dict(view.common)) == (4, 1.0, {})
+    assert {name: one.estimate for name, one in view.own.items()} == {"alone": 0.75, "fedavg": 0.125}
+    assert found["C1", "fedavg"].own["alone"].estimate == 0.625
+    assert found["C2", "feddraw"].images == 1
+    assert np.isnan(found["C2", "feddraw"].area)  # one image has no AUC
+
+    images = {0: [0, 1], 1: [2], 2: [3]}  # of each patient
+    differences = []
+    for chosen in np.random.default_rng(0).integers(3, size=(40, 3)):  # the same patients for both models
+        rows = [image for patient in chosen for image in images[patient]]
+        areas = [[metrics.auc(scores[m][rows, c], truth[rows, c]) for c in (0, 1)] for m in ("feddraw", "alone")]
+        differences.append(metrics.macro(areas[0]) - metrics.macro(areas[1]))
+    low, high = np.nanquantile(differences, [0.025, 0.975])
+    assert (view.own["alone"].low, view.own["alone"].high) == pytest.approx((low, high))
+
+
+def test_a_finding_without_gm_only_and_the_mean_without_findings_of_few_images_are_told(tmp_path: Path) -> None:
+    for method, auc in (("feddraw", 0.8), ("fedavg", 0.7)):
+        make_run(tmp_path / method, method=method, auc=auc, without_gm="Effusion", few="Atelectasis")
+    _, text = told(tmp_path)
+    assert "Effusion has no GM in CHM-2: one label only in the validation data, so there is no threshold" in text
+    assert "Effusion has no AUC" not in text
+    assert "| method | mean of 3 | mean of 2, without † | Atelectasis † | Cardiomegaly | Effusion |" in text
+    assert "| feddraw | **0.8000** * | **0.8150** * |" in text  # (0.80 + 0.83) / 2
+    assert "| method | mean of 2 | mean of 1, without † |" in text  # of GM
 
 
 def test_a_win_needs_patients_and_trainings_and_one_seed_has_none(tmp_path: Path) -> None:

@@ -14,17 +14,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import tiny
 from feddraw.analysis import metrics, statistics
 from feddraw.analysis.explain import explain, sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
+from feddraw.data.contact_sheet import caption
 from feddraw.data.dataset import FINDINGS, UNKNOWN, Dataset, Labels
 from feddraw.datasets.phantom import phantom
+from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method import combined_method
 from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
-from feddraw.flower.histograms import count
+from feddraw.flower.histograms import BINS, count, summary
+from feddraw.flower.histograms import best_edge as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.runs import read_run
@@ -156,6 +160,33 @@ def _start():  # type: ignore[no-untyped-def]
     return trainer(drawn().labels.targets(), 16).network.read()
 
 
+@pytest.mark.parametrize("name", ["fedprox", "moon", "feddyn", "scaffold", "ditto"])
+def test_local_rules_leave_unknown_labels_out(name: str) -> None:
+    """Finite models and memories, whatever value an unknown label would have; one known label makes a difference."""
+    whole = tiny.examples()
+    known = np.random.default_rng(4).random(whole.targets.shape) >= 0.3
+    known[: tiny.SIZES[0], 1] = False  # the first client does not label one finding
+    known[80:88] = False  # some batches of the last client have few labels or none
+
+    def trained(values: NDArray[np.float32]) -> list[bytes]:
+        method = combined_method(name, {})
+        targets = np.where(known, values, np.nan).astype(np.float32)
+        examples = Examples(whole.images, targets, whole.mean, whole.std)
+        shards = [*tiny.shards()[:3], np.arange(64, 89)]
+        bench = Serial(Trainer(tiny.build, examples, shards, tiny.TRAINING, method.local, asks=method.asks))
+        last = tiny.train(method, rounds=2, engine=bench)[-1]
+        vectors = [last.next_model.params, last.next_model.buffers]
+        vectors += [vector for memory in bench.memory.values() for vector in memory.values()]
+        assert all(np.isfinite(vector).all() for vector in vectors)
+        return [vector.tobytes() for vector in vectors]
+
+    first = trained(whole.targets)
+    assert first == trained(np.where(known, whole.targets, 1 - whole.targets))
+    other = whole.targets.copy()
+    other[tuple(np.argwhere(known)[0])] = 1 - other[tuple(np.argwhere(known)[0])]
+    assert first != trained(other)
+
+
 def test_answers_are_over_known_labels() -> None:
     targets = drawn().labels.targets()
     targets[:24, 1] = math.nan
@@ -189,6 +220,25 @@ def test_metrics_leave_unknown_labels_out() -> None:
     assert macro.tolist() == [0.75]
     kinds = count(scores[:, None], np.array([[0], [1], [1], [0], [math.nan]]))
     assert kinds.sum(axis=2).tolist() == [[2], [2]]
+
+
+def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_and_no_gm() -> None:
+    counts = np.zeros((2, 2, BINS), np.int64)
+    counts[0, :, 100], counts[1, :, 200] = 5, 5
+    validation = counts.copy()
+    validation[1, 1] = 0  # no site has a positive validation image of b
+    edges = [merged_edge(*validation[:, place]) for place in range(2)]
+    found = summary(counts, ("a", "b"), edges)
+    assert found["auc"]["per_class"] == {"a": 1.0, "b": 1.0}
+    assert found["gm"]["per_class"]["a"] == found["gm"]["macro"] == 1.0
+    assert math.isnan(found["gm"]["per_class"]["b"])
+    assert math.isnan(found["thresholds"]["b"])
+    assert found["undefined"] == ["b"]
+
+
+def test_a_contact_sheet_calls_no_image_healthy_whose_labels_are_not_known() -> None:
+    said = [caption(np.array(truth, np.int8), ("a", "b")) for truth in ((1, UNKNOWN), (0, 0), (0, UNKNOWN))]
+    assert said == ["a", "no finding", "none known"]
 
 
 def test_counts_of_clients_leave_unknown_labels_out() -> None:
@@ -225,7 +275,7 @@ def cohort_of(labelled: Sequence[Sequence[bool] | None], seed: int = 0) -> tuple
     updates = []
     for client, own in enumerate(labelled):
         params = (sent + 0.1 * rng.standard_normal(35)).astype(np.float32)
-        extra = {"progress": np.array([client + 2.0], np.float32)}
+        extra = {"progress": np.array([client + 2.0], np.float32), "loss": np.array([0.7], np.float32)}
         mask = None if own is None else np.array(own)
         updates.append(Update(client, model(params), SIZES[client], client + 2, {"loss": 1.0}, extra, mask))
     return model(sent), updates
@@ -256,7 +306,7 @@ def test_a_row_counts_over_the_clients_that_label_its_finding() -> None:
 
 
 RULES = ("fedavg", "feddraw", "feddraw_by_class", "fednova", "fedadam", "fedavgm", "ldawa", "krum", "trimmed_mean",
-         "feddraw_variant", "feddraw_adaptive")  # fmt: skip
+         "feddraw_variant", "feddraw_adaptive", "qfedavg", "fedmgda")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)

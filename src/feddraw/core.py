@@ -608,7 +608,11 @@ class Server:
     def segments(self, cohort: Cohort, weights: Weights) -> list[Segment]:
         """The same for the pieces that have weights of their own."""
         whole = replace(weights, pieces=())
-        return [(span, self.coefficients(cohort, replace(whole, values=v))) for span, v in weights.segments]
+        return [
+            # nobody counts where nobody present labels the finding, and a rule may divide by the sum of the weights
+            (span, self.coefficients(cohort, replace(whole, values=v)) if v.any() else v)
+            for span, v in weights.segments
+        ]
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         return cohort.combine(self.coefficients(cohort, weights), self.segments(cohort, weights)), state

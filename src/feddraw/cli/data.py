@@ -55,15 +55,15 @@ def prepare(
     begun = time.perf_counter()
     options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
     dataset = opened(name, path, size, options, settings)
-    counts = {split: dataset.labels.values[rows] for split, rows in dataset.rows.items()}
+    counts = {split: dataset.labels.truth(rows) for split, rows in dataset.rows.items()}
     rows = [
         [
             split,
-            f"{len(values):,}",
-            *(f"{count:,}" for count in values.sum(axis=0)),
-            f"{(values.max(axis=1) == 0).sum():,}",
+            f"{len(truth):,}",
+            *(f"{count:,}" for count in (truth == 1).sum(axis=0)),
+            f"{(truth == 0).all(axis=1).sum():,}",
         ]
-        for split, values in counts.items()
+        for split, truth in counts.items()
     ]
     out = console()
     out.print(table(["split", "images", *dataset.findings, "none"], rows))

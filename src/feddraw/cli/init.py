@@ -56,8 +56,10 @@ def show(found: Survey, chosen: Plan) -> None:
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
+    header = ["finding", "positive", "negative", "unknown: blank", "unknown: uncertain", "unknown: no column"]
+    shown = len(header) - (len(found.sheets) == 1)
     rows = [[name, *(f"{count:,}" for count in counts.values())] for name, counts in found.marks().items()]
-    out.print(table(["finding", "positive", "negative", "unknown: blank", "unknown: uncertain"], rows))
+    out.print(table(header[:shown], [row[:shown] for row in rows]))
     if found.images is not None:
         out.print(f"images: {found.images}")
     for guess in found.guesses:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice, zip_longest
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,9 +21,10 @@ def varied_examples(values: NDArray[np.uint8], count: int) -> list[int]:
     return list(islice(order, count))
 
 
-def caption(present: NDArray[np.uint8], classes: tuple[str, ...]) -> str:
-    """The findings, one per line."""
-    return "\n".join(name for name, there in zip(classes, present, strict=True) if there) or "no finding"
+def caption(truth: NDArray[np.integer[Any]], classes: tuple[str, ...]) -> str:
+    """The findings, one per line; an image without one has no finding only if all its labels are known."""
+    present = [name for name, label in zip(classes, truth, strict=True) if label == 1]
+    return "\n".join(present) or ("no finding" if (truth == 0).all() else "none known")
 
 
 def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
@@ -35,7 +37,8 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
     )
     for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
         axes.set_axis_off()
+    truth = dataset.labels.truth(np.arange(len(dataset.labels)))
     for axes, image in zip(grid.flat, varied_examples(dataset.labels.values, rows * columns), strict=False):
         axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
-        axes.set_title(caption(dataset.labels.values[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
+        axes.set_title(caption(truth[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
     return figure

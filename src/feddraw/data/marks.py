@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError, one_of, unknown
 
 PRESENT, ABSENT, UNCERTAIN, BLANK = 1, 0, -1, -2
+NO_COLUMN = -3  # of a finding that a table lacks: unknown, however blank cells are read
 WORDS = {
     **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
     **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
@@ -147,7 +148,7 @@ def resolve(
     marks: NDArray[np.int8], findings: Sequence[str], blank: Mapping[str, str], uncertain: Mapping[str, str]
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Labels (0 where unknown) and whether each is known, both (images, findings)."""
-    values, known = marks == PRESENT, np.ones(marks.shape, dtype=bool)
+    values, known = marks == PRESENT, marks != NO_COLUMN
     for code, policy in ((BLANK, blank), (UNCERTAIN, uncertain)):
         there = marks == code
         values |= there & np.array([policy[name] == "positive" for name in findings], dtype=bool)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
-from feddraw.data.marks import BLANK, UNCERTAIN, Column, plain_mark, resolve
+from feddraw.data.marks import NO_COLUMN, UNCERTAIN, Column, plain_mark, resolve
 from feddraw.errors import UserError
 from feddraw.naming import from_cell
 
@@ -180,7 +180,7 @@ class Intake:
             return False
         found = []
         for finding, place in self.findings.items():
-            meaning = BLANK if place is None else self._read(finding, fields[place])
+            meaning = NO_COLUMN if place is None else self._read(finding, fields[place])
             if meaning is None:
                 detail = f"{finding} is '{fields[place or 0][:20]}'"
                 self.problems.append(Problem("with an entry that is no label", where, detail))

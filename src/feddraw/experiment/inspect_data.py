@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from feddraw.data.columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
 from feddraw.data.dataset import SPLITS
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.marks import ABSENT, BLANK, PRESENT, UNCERTAIN, WORDS, mark
+from feddraw.data.marks import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
 from feddraw.data.preparation import absent
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
@@ -37,7 +37,7 @@ SAMPLE = 2000  # rows that guesses are based on
 STEP = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 BUDGET = 20 * 60  # seconds that a first run may take
 EPOCHS = 2  # the paper's
-UNCLEAR = {BLANK: "blank", UNCERTAIN: "uncertain"}
+UNCLEAR = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
 
 
@@ -82,7 +82,7 @@ class Survey:
     def marks(self) -> dict[str, dict[int, int]]:
         """How many cells of each finding say present, absent, uncertain, or nothing."""
         assert self.table.marks is not None
-        codes = (PRESENT, ABSENT, BLANK, UNCERTAIN)
+        codes = (PRESENT, ABSENT, *UNCLEAR)
         columns = zip(self.table.labels.findings, self.table.marks.T, strict=True)
         return {name: {code: int((column == code).sum()) for code in codes} for name, column in columns}
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -179,9 +179,9 @@ def initial_model(build: Callable[[], tuple[torch.nn.Module, str]], seed: int) -
 def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) -> tuple[tuple[Rows, ...], ...]:
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train, held = [], []
-    for number, shard in enumerate(partition.shards):
-        rows = dataset.rows["train"][shard.rows]
-        kept_back = _kept_back(experiment, dataset.labels, rows, number)
+    dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
+    masks = _kept_back(experiment, dataset.labels, dealt)
+    for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
@@ -194,13 +194,22 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     return tuple(train), tuple(held)
 
 
-def _kept_back(experiment: Experiment, labels: Labels, rows: Rows, number: int) -> NDArray[np.bool_]:
-    """Which of its images a client keeps back: whole patients, each finding in proportion, where they are known."""
-    if labels.patients is not None and experiment.holdout:
-        shares = [1 - experiment.holdout, experiment.holdout]
-        return np.equal(stratified(labels, rows, shares, experiment.partition_seed), 1)
-    order = np.random.default_rng([experiment.partition_seed, number]).permutation(len(rows))
-    return np.isin(np.arange(len(rows)), order[: math.floor(experiment.holdout * len(rows))])
+def _kept_back(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
+    """Which of its images each client keeps back: whole patients, each finding in proportion, where they are known."""
+    seed, share = experiment.partition_seed, experiment.holdout
+    if labels.patients is None or not share:
+        orders = [np.random.default_rng([seed, number]).permutation(len(rows)) for number, rows in enumerate(dealt)]
+        return [np.isin(np.arange(len(order)), order[: math.floor(share * len(order))]) for order in orders]
+    patients = [np.unique(labels.patients[rows]) for rows in dealt]
+    if len(np.unique(np.concatenate(patients))) == sum(map(len, patients)):
+        return [np.equal(stratified(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
+    # a patient of several clients is kept back by all of them or by none: else the others would train on the test
+    sizes = [len(rows) for rows in dealt]
+    everyone = replace(
+        labels.take(np.concatenate(dealt)), sites=np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
+    )
+    kept_back = np.equal(stratified(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
+    return np.split(kept_back, np.cumsum(sizes)[:-1])
 
 
 def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:

@@ -80,8 +80,13 @@ def auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:
     return float((positives * (below + negatives / 2)).sum() / pairs)
 
 
-def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int:
-    """The bin from which on images are called positive, for the largest GM; the middle one of equals."""
+def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int | None:
+    """The bin from which on images are called positive, for the largest GM; the middle one of equals.
+
+    None where the validation data has one label only.
+    """
+    if not (negatives.any() and positives.any()):
+        return None
     found = np.concatenate([[0], np.cumsum(positives)])
     products = (positives.sum() - found) * np.concatenate([[0], np.cumsum(negatives)])
     best = np.flatnonzero(products == products.max())
@@ -89,7 +94,7 @@ def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int
 
 
 def summary(
-    counts: Counts, findings: Sequence[str], edges: Sequence[int], broken: Sequence[int] = ()
+    counts: Counts, findings: Sequence[str], edges: Sequence[int | None], broken: Sequence[int] = ()
 ) -> dict[str, Any]:
     """All metrics of the summed counts, in the form of `metrics.json`; broken findings have none."""
     counts = counts.copy()
@@ -104,14 +109,18 @@ def summary(
         "sensitivity": {name: pair[0] for name, pair in rates.items()},
         "specificity": {name: pair[1] for name, pair in rates.items()},
         "thresholds": {
-            name: float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in zip(findings, edges, strict=True)
+            name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
+            for name, edge in zip(findings, edges, strict=True)
         },
-        "undefined": [name for name in findings if math.isnan(areas[name])],
+        "undefined": [name for name in findings if math.isnan(areas[name]) or math.isnan(means[name])],
         "not_finite": [findings[c] for c in broken],
     }
 
 
-def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int) -> tuple[float, float]:
+def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int | None) -> tuple[float, float]:
+    if edge is None:
+        return math.nan, math.nan
+
     def share(some: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
         return float(some.sum() / whole.sum()) if whole.any() else math.nan
 

@@ -44,6 +44,7 @@ from feddraw.report.evidence import (
     draw,
     gains,
     mean,
+    mean_over,
     over_trainings,
     rank_methods,
 )
@@ -52,6 +53,7 @@ from feddraw.results.runs import METRICS, REFERENCES, UNTESTED, Collection, Run,
 
 Say = Callable[[str], None]
 
+WITHOUT_FEW = "mean without †"  # the mean over findings with enough test images
 MODELS = {"last": "last round", "best": "best validation round", "tail": "mean of the last rounds"}
 
 
@@ -285,6 +287,13 @@ def span(found: Interval | Difference) -> str:
     return f"{found.low:+.4f} to {found.high:+.4f}"
 
 
+def _lacking(run: Run, finding: str) -> str:
+    """Which metrics a finding does not have in a run, and why."""
+    if math.isnan(run.test("auc", finding)):
+        return f"AUC or GM in {run.scenario}: one label only in the test data"
+    return f"GM in {run.scenario}: one label only in the validation data, so there is no threshold"
+
+
 def _caveats(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
@@ -293,7 +302,7 @@ def _caveats(report: Report) -> Iterator[Block]:
         yield Bullets([_without(places, f"{problem.path}: {problem.reason}") for problem in collection.problems])
     undefined = sorted(
         {
-            f"{finding} has no AUC or GM in {run.scenario}: one label only in the test data, left out of the mean."
+            f"{finding} has no {_lacking(run, finding)}, left out of the mean."
             for run in collection.runs
             for finding in run.metrics["test"].get("undefined", [])
             if finding not in run.metrics["test"].get("not_finite", [])
@@ -573,6 +582,8 @@ def _findings(report: Report, scenario: str, metric: str, label: str) -> Iterato
     findings = list(dict.fromkeys(finding for run in collection.of(scenario) for finding in run.findings))
     there = [method for method in report.shown if collection.of(scenario, method)]
     columns = {"mean": {m: mean(collection.of(scenario, m), metric) for m in there}}
+    if trusted := splits.unmarked_findings(collection.of(scenario)):
+        columns[WITHOUT_FEW] = {m: mean_over(collection.of(scenario, m), metric, trusted) for m in there}
     columns |= {f: {m: mean(collection.of(scenario, m), metric, f) for m in there} for f in findings}
     cells = {name: _column(column, collection.methods) for name, column in columns.items()}
     rows = {method: [Cell(method), *(cells[name][method] for name in cells)] for method in there}
@@ -630,6 +641,10 @@ def _heading(name: str, runs: Sequence[Run], metric: str) -> str:
         return (
             f"mean of {max((sum(math.isfinite(run.test(metric, f)) for f in run.findings) for run in runs), default=0)}"
         )
+    if name == WITHOUT_FEW:
+        trusted = splits.unmarked_findings(runs)
+        defined = [sum(math.isfinite(run.test(metric, f)) for f in trusted) for run in runs]
+        return f"mean of {max(defined, default=0)}, without †"
     return f"{name} †" if name in splits.marked_findings(runs) else name
 
 

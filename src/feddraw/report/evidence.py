@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.differences import Difference, against, mean_of_last
+from feddraw.analysis.metrics import macro
 from feddraw.analysis.statistics import (
     Comparison,
     Interval,
@@ -80,6 +81,11 @@ def mean(runs: Sequence[Run], metric: str, finding: str = "") -> Mean:
     return Mean.of([run.test(metric, finding) for run in runs])
 
 
+def mean_over(runs: Sequence[Run], metric: str, findings: Sequence[str]) -> Mean:
+    """The same for the mean over some of the findings, of those that have a value."""
+    return Mean.of([macro([run.test(metric, finding) for finding in findings]) for run in runs])
+
+
 def rank_methods(collection: Collection, metric: str, alpha: float) -> Ranking:
     """Means over the repeats that all methods have, ranked in every scenario where that is possible."""
     values = {
@@ -134,7 +140,7 @@ def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
     used = {run for members in chosen.values() for run in members}
     left_out = tuple(f"{run.method}, seed {run.repeat}" for run in runs if run not in used)
     tested = [kept[run] for run in next(iter(chosen.values()))]
-    owners, unit = _owners(tested)
+    owners, unit = owners_of(tested)
     images = {
         "truth": np.concatenate([part.truth for part in tested]),
         "patients": owners,
@@ -158,8 +164,9 @@ def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
 
 
 def _by_client(drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[Run]]) -> dict[str, Floats]:
-    """The models that clients trained for themselves."""
-    own = {method: models for method, models in drawn.items() if len(models) > 1}
+    """The models that clients trained alone. Other methods have personal models too, which learn from all."""
+    alone = {method for method, runs in chosen.items() if runs[0].name == "alone"}
+    own = {method: models for method, models in drawn.items() if method in alone and len(models) > 1}
     pairs = (zip(chosen[method][0].ledger.clients, models, strict=True) for method, models in own.items())
     return {client: model for pair in pairs for client, model in pair}
 
@@ -180,7 +187,7 @@ def _has_all(kept: Mapping[Run, Predictions], repeat: str, methods: Sequence[str
     return set(there) == set(methods) and len(set(there.values())) == 1
 
 
-def _owners(parts: Sequence[Predictions]) -> tuple[NDArray[np.int64], str]:
+def owners_of(parts: Sequence[Predictions]) -> tuple[NDArray[np.int64], str]:
     """Whose image each one is, over all repeats; an image that several repeats test is one unit."""
     patients = [part.patients for part in parts if part.patients is not None]
     if len(patients) == len(parts):

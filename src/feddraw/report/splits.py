@@ -13,7 +13,8 @@ from feddraw.data.dataset import SPLITS
 from feddraw.data.splits import FEW, few
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text
-from feddraw.results.runs import Predictions, Run
+from feddraw.report.evidence import owners_of
+from feddraw.results.runs import Run
 
 COMPARED = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 
@@ -106,6 +107,12 @@ def marked_findings(runs: Sequence[Run]) -> list[str]:
     return [name for name, positives, negatives in pairs if few(positives, negatives)]
 
 
+def unmarked_findings(runs: Sequence[Run]) -> list[str]:
+    """The other findings, where there are both kinds: a mean over them rests on enough test images."""
+    marked = marked_findings(runs)
+    return [name for name in findings_of(runs) if name not in marked] if marked else []
+
+
 def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> Iterator[tuple[str, Interval]]:
     """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
     tested = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
@@ -117,14 +124,8 @@ def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> 
         scores = np.concatenate([found.scores[:, [place]] for found in tested])
         truth = np.concatenate([found.truth[:, [place]] for found in tested])
         rng = np.random.default_rng(0)
-        drawn = bootstrap([scores], truth, rng, patients=_owners(tested), folds=folds, replicates=replicates)
+        drawn = bootstrap([scores], truth, rng, patients=owners_of(tested)[0], folds=folds, replicates=replicates)
         yield name, interval(drawn[0])
-
-
-def _owners(tested: Sequence[Predictions]) -> np.ndarray[Any, Any]:
-    """Whose image each one is; the image itself where patients are not known."""
-    known = all(found.patients is not None for found in tested)
-    return np.concatenate([found.patients if known else np.arange(len(found.truth)) for found in tested])
 
 
 def _counts_cell(split: Mapping[str, Any], place: int) -> Cell:
