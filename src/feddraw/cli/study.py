@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -80,18 +81,21 @@ def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> No
     out = console()
     images = Bars(out)
     prepared: list[str] = []
+    lock = threading.Lock()  # the screen is drawn by a thread of its own
 
     def preparing(what: str, ready: int, total: int) -> None:
         images.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
         prepared.append(what)
 
     def screen() -> RenderableType:
-        return images.progress if prepared and not tally.running else _table(tally)
+        with lock:
+            return images.progress if prepared and not tally.running else _table(tally)
 
     spoken = time.monotonic()
     with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
         for event in conducted(preparing):
-            tally.note(event)
+            with lock:
+                tally.note(event)
             silent = not out.is_terminal and time.monotonic() - spoken > SILENCE
             if event.kind in ("finished", "failed") or silent:
                 spoken = time.monotonic()

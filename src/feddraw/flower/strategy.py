@@ -301,8 +301,8 @@ class MethodStrategy(FedAvg):
         count = self._count(server_round)
         self._take(arrays)
         assert self.state is not None
-        self._sent = time.perf_counter()
         self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
+        self._sent = time.perf_counter()  # waiting for nodes is not training
         config["server-round"] = count
         numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
