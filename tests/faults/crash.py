@@ -48,7 +48,7 @@ CALLS = {
     "making a checkpoint": ("feddraw.results.folder", "RunFolder.save_checkpoint"),
     "dropping cut-off lines": ("feddraw.results.folder", "RunFolder.forget_from"),
     "the last files": ("feddraw.results.folder", "RunFolder.finish"),
-    "preparing a chunk": ("feddraw.data.cache", "Job.__call__"),
+    "preparing a chunk": ("feddraw.data.cache", "ChunkJob.__call__"),
     "before fsync": ("os", "fsync"),
     "before a rename": ("pathlib", "Path.replace"),
 }
