@@ -158,6 +158,12 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tm
     assert list(after.clients["auc"]) == ["C1", "C2", "C3", "C4"]
     for client, values in before.clients["auc"].items():
         assert np.array_equal(after.clients["auc"][client], values)
+        own = after.used_by("auc", "ditto", client)  # of its own personal model, not of the mean over clients
+        assert hospitals._on_all(after, "ditto", client)["alone"].estimate == own[0] - values[0]
+        assert np.array_equal(after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"])
+    every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
+    assert len(set(every)) == 4
+    assert after.methods["auc"]["ditto"][0] == pytest.approx(np.mean(every))
 
 
 def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,11 @@ class Draws:
     methods: Mapping[str, Mapping[str, Floats]]  # metric, method
     clients: Mapping[str, Mapping[str, Floats]]  # metric, client: models that clients trained alone
     left_out: tuple[str, ...]
+    personal: Mapping[str, Mapping[str, Mapping[str, Floats]]] = field(default_factory=dict)  # metric, method, client
+
+    def used_by(self, metric: str, method: str, client: str) -> Floats:
+        """Of the model that a client would use: its own where the method has such, else the common one."""
+        return self.personal.get(metric, {}).get(method, {}).get(client, self.methods[metric][method])
 
     def difference(self, metric: str, first: str, second: str) -> Interval:
         return interval(self.methods[metric][first] - self.methods[metric][second])
@@ -153,22 +158,31 @@ def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
         flat = [model for models in outputs.values() for model in models]
         rows = iter(bootstrap(flat, rng=rng, measure=measure, replicates=replicates, **images))
         drawn[metric] = {method: np.stack([next(rows) for _ in models]) for method, models in outputs.items()}
+    personal = {metric: _by_client(found, chosen) for metric, found in drawn.items()}
     return Draws(
         unit,
         len(np.unique(owners)),
         tuple(repeats),
         {metric: {method: models.mean(axis=0) for method, models in found.items()} for metric, found in drawn.items()},
-        {metric: _by_client(found, chosen) for metric, found in drawn.items()},
+        {metric: _alone(found, chosen) for metric, found in personal.items()},
         left_out,
+        personal,
     )
 
 
-def _by_client(drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[Run]]) -> dict[str, Floats]:
-    """The models that clients trained alone. Other methods have personal models too, which learn from all."""
-    alone = {method for method, runs in chosen.items() if runs[0].name == "alone"}
-    own = {method: models for method, models in drawn.items() if method in alone and len(models) > 1}
-    pairs = (zip(chosen[method][0].ledger.clients, models, strict=True) for method, models in own.items())
-    return {client: model for pair in pairs for client, model in pair}
+def _by_client(drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Floats]]:
+    """The clients' own models, by method, where it has such."""
+    return {
+        method: dict(zip(chosen[method][0].ledger.clients, models, strict=True))
+        for method, models in drawn.items()
+        if len(models) > 1
+    }
+
+
+def _alone(personal: Mapping[str, Mapping[str, Floats]], chosen: Mapping[str, Sequence[Run]]) -> dict[str, Floats]:
+    """Those that clients trained alone: personal models of other methods learn from all clients."""
+    own = [models for method, models in personal.items() if chosen[method][0].name == "alone"]
+    return {client: model for models in own for client, model in models.items()}
 
 
 def _usable(run: Run, found: Predictions) -> bool:

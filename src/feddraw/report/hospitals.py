@@ -88,12 +88,13 @@ def views(runs: Sequence[Run], draws: Draws | str, replicates: int) -> list[View
 
 
 def _on_all(draws: Draws | str, method: str, client: str) -> dict[str, Interval]:
-    """Differences on the common test split: with the client's own model, and with FedAvg's."""
+    """Differences on the common test split: with the model that the client trained alone, and with FedAvg's."""
     if isinstance(draws, str) or method not in draws.methods["auc"]:
         return {}
-    found = {ALONE: draws.gain("auc", method, client)} if client in draws.clients["auc"] else {}
+    used, alone = draws.used_by("auc", method, client), draws.clients["auc"]
+    found = {ALONE: interval(used - alone[client])} if client in alone else {}
     if FEDAVG in draws.methods["auc"] and method != FEDAVG:
-        found[FEDAVG] = draws.difference("auc", method, FEDAVG)
+        found[FEDAVG] = interval(used - draws.methods["auc"][FEDAVG])
     return found
 
 
