@@ -205,6 +205,10 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert read_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
         read_tables([north, south], root=images, findings=["Edema", "Masss"])
+    with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv"):
+        read_tables([north, south], root=images, findings="Edema, Masss")
+    texts = read_tables([north, south], root=images, findings="Edema, Rib", missing_columns="unknown")
+    assert texts.labels.findings == ("Edema", "Rib")  # every site of a federation has the same, whatever it labels
     columns = {"image": PATHS[half:], "patient": range(half), "Mass": column(1, 0)[:half], "edema": EDEMA[half:]}
     spelled = write(images, columns, "south2.csv")
     with pytest.raises(UserError, match="'Edema' and 'edema' look like one finding: give it one name"):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.columns import SPLIT_NAMES, Layout, guess
-from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset import FINDINGS, Dataset, Labels
 from feddraw.data.marks import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.splits import stratified, unknown_patients
@@ -233,16 +233,18 @@ def distinct_stems(paths: Sequence[Path]) -> list[str]:
 def united(sources: Sequence[Source], findings: Findings, may_lack: bool) -> tuple[str, ...]:
     """The findings of all tables together: as listed, or in the order in which they are met."""
     met = tuple(dict.fromkeys(name for source in sources for name in source.layout.findings))
-    if isinstance(findings, str) or (len(sources) == 1 and not may_lack):
+    if findings == "all" or (len(sources) == 1 and not may_lack):
         if not met:
             raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
         _refuse_two_spellings(met)
         return met
-    missing = [str(name) for name in findings if name not in met]
+    listed = findings.split(",") if isinstance(findings, str) else findings
+    wanted = FINDINGS if findings == "paper" else tuple(str(name).strip() for name in listed)
+    missing = [name for name in wanted if name not in met]
     if missing and not may_lack:
         where = ", ".join(source.sheet.path.name for source in sources)
         raise UserError(f"no column called {', '.join(missing)} in {where}; they have {', '.join(met)}")
-    return tuple(map(str, findings))
+    return wanted
 
 
 def _refuse_two_spellings(names: Sequence[str]) -> None:
