@@ -11,6 +11,7 @@ import pytest
 
 from feddraw.core import MEANS, Measurement, gram
 from feddraw.errors import UserError
+from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.methods.fedavg import fedavg
@@ -18,6 +19,7 @@ from feddraw.methods.random_effects import Sums, distances, estimate, random_eff
 from feddraw.methods.uniform import uniform
 from feddraw.results.reading import read_csv
 from feddraw.results.runs import read_run
+from feddraw.server.policy import Policy
 from feddraw.training.measurement import summary, whole_batches
 from small import small
 from tiny import NAMES, bench, cohort_of, initial, same, shards, train
@@ -240,6 +242,38 @@ def test_a_batch_is_whole_and_no_patient_is_in_two():
     assert sum(map(len, owners)) == len(set.union(*owners))
     assert [len(b) for b in whole_batches(rows, 25, 100, rng)] == [25, 25]
     assert len(whole_batches(rows, 8, 2, rng, patients)) == 2
+    assert whole_batches(rows, 8, 16, rng, np.zeros(160, np.int64)) == []  # one patient fills one batch only
+
+
+def test_images_of_patients_with_many_are_measured_as_often_as_others():
+    """Else a site of which some images are measured would differ from one like it of which all are."""
+    rng, counts = np.random.default_rng(0), np.repeat([1, 2, 12], [120, 60, 20])
+    patients = np.repeat(np.arange(200), counts)
+    drawn = np.concatenate([batch for _ in range(200) for batch in whole_batches(np.arange(480), 16, 8, rng, patients)])
+    of_many = counts[patients] == 12
+    assert len(drawn) == 200 * 8 * 16
+    assert np.mean(of_many[drawn]) == pytest.approx(np.mean(of_many), abs=0.02)
+
+
+def test_patients_of_a_data_set_reach_the_batches(monkeypatch: pytest.MonkeyPatch):
+    experiment = small(method="random_effects")
+    dataset = prepare(experiment).dataset
+    patients = np.array([f"P{number // 3}" for number in range(len(dataset.labels.names))])
+    dataset = replace(dataset, labels=replace(dataset.labels, patients=patients))
+    trainer = prepare(experiment, dataset=dataset).trainer
+    seen = []
+
+    def watched(*about):
+        seen.append(whole_batches(*about))
+        return seen[-1]
+
+    monkeypatch.setattr("feddraw.training.measurement.whole_batches", watched)
+    for client in range(2):
+        rows = trainer.shards[client]
+        assert list(trainer.batch_gradients(client, prepare(experiment).initial, Measurement(4, 8), "classifier", 0))
+        owners = [set(patients[batch]) for batch in seen[-1]]
+        assert sum(map(len, owners)) == len(set.union(*owners))
+        assert set(np.concatenate(seen[-1])) <= set(rows)
 
 
 def test_a_small_site_and_the_rounds_between_send_nothing():
@@ -249,6 +283,15 @@ def test_a_small_site_and_the_rounds_between_send_nothing():
         assert images == ([24, 24, 16, 0] if result.round != 1 else [0] * 4)
     assert np.isnan(rounds[1].ledger[0].q)
     assert rounds[1].ledger[0].rho == rounds[0].ledger[0].rho
+
+
+def test_a_policy_limits_the_weights_and_leaves_the_measurement():
+    method = measuring(batch_size=4)
+    (plain,), (limited,) = train(method, rounds=1), train(method, rounds=1, policy=Policy(cap=0.3))
+    assert max(plain.weights.values()) > 0.3
+    assert max(limited.weights.values()) == pytest.approx(0.3)
+    for before, after in zip(plain.ledger, limited.ledger, strict=True):
+        assert (before.q, before.rho, before.weight) == (after.q, after.rho, after.proposed)
 
 
 def test_a_site_that_sends_what_cannot_be_is_refused():

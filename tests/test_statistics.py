@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from feddraw import cli
-from feddraw.analysis import statistics
+from feddraw.analysis import statistics, words
 from feddraw.analysis.differences import against, repeats_needed
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
@@ -396,6 +396,15 @@ def test_holm_is_over_all_scenarios_shown_and_apart_over_their_means() -> None:
     values = {(s, m): [v for s_, m_, _, v in rows if (s_, m_) == (s, m)] for s in "pq" for m in "abc"}
     expected_p = {(s, m): stats.ttest_rel(values[s, m], values[s, "a"]).pvalue for s in "pq" for m in "bc"}
     assert {(one.scenario, one.method): one.p for one in found if one.scenario} == pytest.approx(expected_p)
+
+
+def test_differences_of_a_single_repeat_are_not_counted_in_the_correction() -> None:
+    values = (("a", "0", 1.0), ("a", "1", 2.0), ("b", "0", 2.0), ("b", "1", 2.5), ("c", "0", 3.0))
+    rows = [("p", *value) for value in values]
+    found = {one.method: one for one in against(rows, "a")}
+    assert found["b"].holm_p == found["b"].p
+    assert math.isnan(found["c"].holm_p)
+    assert "corrected for the 1 differences" in words.about_differences(list(found.values()), 0.05, 0, last=False)
 
 
 def test_folds_that_share_images_widen_intervals_as_nadeau_and_bengio_have_it() -> None:

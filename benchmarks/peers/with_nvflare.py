@@ -1,4 +1,4 @@
-"""NVIDIA FLARE's simulator: its FedAvg, a thread and a process a client."""
+"""NVIDIA FLARE's simulator: its FedAvg, one thread and one process per client."""
 
 import os
 import sys

@@ -16,7 +16,7 @@ from feddraw.core import Method, Model
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
-Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one a client
+Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one per client
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,8 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
     _refuse("more than one row for", twice, "give one, such as the mean over seeds")
     _refuse("no row for", [(s, m) for s in scenarios for m in methods if (s, m) not in cells], "complete the table")
-    _refuse("no finite number for", [cell for cell, value in cells.items() if not math.isfinite(value)], "mend these")
+    broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
+    _refuse("no finite number for", broken, "correct these")
     at_least_two("method", methods)
     at_least_two("scenario", scenarios)
     values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)

@@ -87,8 +87,9 @@ def about_differences(found: Sequence[Difference], alpha: float, folds: int, *, 
     else:
         said = f"Intervals: {100 * (1 - alpha):g} % CI over repeats (Student's t"
         said += f", widened for {folds} folds that share training images: Nadeau and Bengio). " if folds else "). "
-        overall = sum(not one.scenario for one in found)
-        said += f"* Holm p < {alpha:g}, corrected for the {len(found) - overall} differences by scenario"
+        tested = [one for one in found if one.repeats > 1]
+        overall = sum(not one.scenario for one in tested)
+        said += f"* Holm p < {alpha:g}, corrected for the {len(tested) - overall} differences by scenario"
         said += f" and, separately, the {overall} over all. " if overall else ". "
         said += "ahead: repeats in which the "
         said += "difference is above 0. more: further repeats to find a difference of this size with a power of 80 %, "

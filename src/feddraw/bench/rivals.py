@@ -70,7 +70,7 @@ RIVALS = {
         "nvflare",
         2,
         settings=("tiny 10 × 10", "wide 10 × 1"),
-        note="a process a client: a hundred do not fit",
+        note="one process per client: a hundred do not fit",
     ),
 }
 

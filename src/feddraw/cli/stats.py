@@ -112,7 +112,7 @@ def _number(text: str, what: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         have = f"{text[:40]!r}, not a number" if text else "blank"
-        raise UserError(f"{' '.join(what.split())[:200]} is {have}: mend it, or choose other columns with --value")
+        raise UserError(f"{' '.join(what.split())[:200]} is {have}: correct it, or choose other columns with --value")
     return number
 
 

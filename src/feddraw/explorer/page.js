@@ -146,7 +146,7 @@ function weightTable() {
   };
 }
 
-/** A row a round and client, with the columns of a run's weights.csv: the page reads it back. */
+/** One row per round and client, with the columns of a run's weights.csv: the page reads it back. */
 function everything() {
   const header = ["round", "client", "size", "prior", "similarity", "gamma", "beta", "reputation", "weight"];
   const lines = rows.flatMap(({ round, gamma, beta, clients }) =>

@@ -32,7 +32,7 @@ function softmax(scores, beta) {
   return shifted.map((value) => value / total);
 }
 
-/** The similarities of one round: given once, a row a round, or not at all (then every one is 1). */
+/** The similarities of one round: given once, one row per round, or not at all (then every one is 1). */
 function similaritiesOf(round, { sizes, similarities }) {
   if (!similarities) return sizes.map(() => 1);
   return Array.isArray(similarities[0]) ? similarities[round] : similarities;

@@ -76,7 +76,7 @@ class Estimate:
     q: float  # Cochran's Q
     expected: float  # Q's expectation where all clients have one mean
     variance: float  # S², of one image's gradient
-    excess: float  # tau² / S² before the cut at zero, an estimate without bias
+    excess: float  # tau² / S² before the cut at zero; tau² has no bias, the ratio that of 1 / S²
 
     @property
     def rho(self) -> float:
@@ -101,7 +101,7 @@ def estimate(sums: Sums) -> Estimate | None:
 
 
 def _contrasts(images: Floats) -> Floats:
-    """A row for each client: itself less the mean of the others, each by its images."""
+    """One row per client: itself minus the mean of the others, weighted by their images."""
     others = np.tile(images, (len(images), 1)) * (1 - np.eye(len(images)))
     return np.asarray(np.eye(len(images)) - others / others.sum(axis=1, keepdims=True))
 
@@ -113,7 +113,7 @@ def squared_distances(images: Floats, products: Floats) -> Floats:
 
 
 def corrected_distances(images: Floats, products: Floats, variances: Floats) -> Floats:
-    """Squared distances less what sampling adds to them: estimates without bias, which may be below zero."""
+    """Squared distances minus what sampling adds to them: estimates without bias, which may be below zero."""
     noise = _contrasts(images) ** 2 @ (variances / images)
     return np.asarray(squared_distances(images, products) - noise)
 

@@ -319,7 +319,7 @@ def _span(metric: str, scenario: str) -> float:
 
 
 def _gains(metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """FedDRAW minus FedAvg, a number a scenario; to the tables' two digits."""
+    """FedDRAW minus FedAvg, one number per scenario; to the tables' two digits."""
     table = results(metric)
     difference = table.values[:, table.methods.index(OURS)] - table.values[:, table.methods.index("FedAvg")]
     return np.round(difference, 2)

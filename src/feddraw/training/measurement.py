@@ -61,27 +61,23 @@ def whole_batches(
 ) -> list[Rows]:
     """Up to so many batches of exactly this size, without replacement.
 
-    No patient is in two of them: of a patient who no longer fits into a batch, only so many images are taken.
+    Where patients are known, each is in one batch at most: they are dealt in random order to groups of about as many
+    images, and a batch is drawn from each group. So images of patients with many images are as likely to be measured as
+    others; with batches that are filled patient by patient they would not be, and sites that are alike would differ.
     """
     order = rng.permutation(rows)
+    most = min(most, len(order) // size)
     if patients is None:
-        return [order[start : start + size] for start in range(0, min(most, len(order) // size) * size, size)]
-    _, first, owner = np.unique(patients[order], return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))  # patients in the order in which their first image comes up
-    together = order[np.argsort(rank[owner], kind="stable")]
-    found: list[Rows] = []
-    batch: list[int] = []
-    full_with = -1  # whose images filled the last batch
-    for row in together.tolist():
-        if patients[row] == full_with:
-            continue
-        batch.append(row)
-        if len(batch) == size:
-            found.append(np.array(batch, np.intp))
-            batch, full_with = [], patients[row]
-            if len(found) == most:
-                break
-    return found
+        return [order[start : start + size] for start in range(0, most * size, size)]
+    _, owner, counts = np.unique(patients[order], return_inverse=True, return_counts=True)
+    turn = rng.permutation(len(counts))
+    middle = np.empty(len(counts), np.int64)  # of each patient's images, one patient after another, doubled
+    middle[turn] = 2 * np.cumsum(counts[turn]) - counts[turn]
+    for number in range(most, 1, -1):
+        group = (middle * number // (2 * len(order)))[owner]
+        if np.bincount(group, minlength=number).min() >= size:
+            return [order[group == one][:size] for one in range(number)]
+    return []
 
 
 @contextmanager

@@ -220,7 +220,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        pass  # a line a second would bury everything else
+        pass  # one line per second would bury everything else
 
 
 def _whole(text: str | None) -> int:
