@@ -5,7 +5,7 @@ export PIP_NO_INPUT = 1
 KILLS ?= 320
 MINUTES ?= 10
 
-.PHONY: install demo test test-federation lint types faults fuzz docs docs-test bench clean
+.PHONY: install demo test test-federation lint types faults fuzz docs docs-test bench matrix dist clean
 
 install: .venv/installed
 
@@ -49,7 +49,7 @@ docs-test: docs
 # Hundreds of kills at chosen and at random moments; a table by phase, and an error if a byte differs.
 faults: .venv/installed-dev
 	.venv/bin/python tests/faults/kills.py --kills $(KILLS)
-	FEDDRAW_LONG=1 .venv/bin/python -m pytest tests/test_gate.py tests/faults/test_trouble.py
+	FEDDRAW_LONG=1 .venv/bin/python -m pytest tests/test_gate.py tests/faults/test_trouble.py tests/test_secure*.py
 
 # Processor minutes for each reader of files; prints the branch coverage of each.
 fuzz: .venv/installed-dev
@@ -67,6 +67,15 @@ test-federation: .venv/installed-federation
 # Beside a bare loop and the peers that are installed (`pip install 'feddraw[bench]'`, or see `feddraw bench --help`).
 bench: .venv/installed-dev
 	.venv/bin/feddraw bench --out runs/bench
+
+# Every framework, version and Python of tests/matrix/matrix.toml, each in an environment of its own; writes
+# docs/compatibility.md. MATRIX='--only flower-1.41' for some, '--without-large' without gigabytes of CUDA packages.
+matrix:
+	$(PYTHON) tests/matrix/run.py $(MATRIX)
+
+# The files of a release in dist/: built twice to the same bytes, checked, and installed into an empty environment.
+dist:
+	$(PYTHON) tests/matrix/dist.py $(DIST)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

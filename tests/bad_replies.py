@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.flower import MethodStrategy
+from feddraw.flower._inprocess import identify
 from feddraw.flower.records import NUMPY, pack, to_arrays, unpack, vectors_to_arrays
 
 Change = Callable[[RecordDict], None]
@@ -195,7 +195,7 @@ NODES = tuple(range(101, 105))
 
 def asked(node: int, group: str = "1") -> Message:
     """A message to a node."""
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as only Flower's own launchers set it
+    identify()
     return Message(RecordDict(), node, MessageType.TRAIN, group_id=group)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,3 +25,19 @@ def in_tmp(tmp_path: Path) -> Iterator[Path]:
     os.chdir(tmp_path)
     yield tmp_path
     os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _flowers_log() -> None:
+    """Flower's log tells every test what it tells users, also after one that made it quiet, as its simulation does."""
+    logging.getLogger("flwr").setLevel(logging.INFO)
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """A test that sets a variable (`feddraw.cli.main` does, for its workers) does not set it for those after it."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)

@@ -13,7 +13,7 @@ import feddraw
 import tiny
 from feddraw.core import Job
 from feddraw.errors import UserError
-from feddraw.experiment.method import combined_method
+from feddraw.experiment.method_by_name import combined_method
 from feddraw.federation import seed_of
 
 ROUNDS = 2

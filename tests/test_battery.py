@@ -27,7 +27,11 @@ METHODS = catalog.names("methods")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-FEWER = {"fedlaw": {"epochs": 2}, "random_effects": {"batch_size": 4}}  # slow at the server; too few images
+FEWER = {  # slow at the server; too few images
+    "fedlaw": {"epochs": 2},
+    "random_effects": {"batch_size": 4},
+    "effects_then_uniform": {"batch_size": 4},
+}
 
 
 def method_of(name):
@@ -363,6 +367,9 @@ def test_a_mixture_has_the_weighting_of_one_and_the_training_of_the_other(weight
     assert np.array_equal(found.weights.values, alone.values)
 
 
+MAY_BE_BY_SIZE = ("move_effects", "power_by_validation")  # FedAvg's weights while nothing speaks against them
+
+
 def two_rounds(method, cohort):
     """What is made of the same updates in the first two rounds: weights, parameters and what is sent beside them."""
     state, found = method.init(cohort.model), []
@@ -389,7 +396,7 @@ def test_no_mixture_equals_one_of_its_halves(weighting, training):
     found = two_rounds(mixture, cohort)
     if first.weighting == second.weighting:  # FedAvg's weights are FedProx's own: the name says what it is
         assert mixture == second
-    else:
+    elif weighting not in MAY_BE_BY_SIZE:
         assert not np.array_equal(found, two_rounds(second, cohort))
     if training == "ditto":  # trains the common model as FedAvg does: what it adds is a model of each client's own
         assert mixture.local.keeps == {"own": "model"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.bench import document, growth, memory, rivals, server, work
+from feddraw.bench import document, growth, loops, rivals, secure_costs, server_memory, server_step, short_runs, work
 from feddraw.bench.ratios import Session, interval, ratio
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
@@ -49,7 +50,7 @@ def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing
 
 
 def test_figures_of_the_server_become_lines_and_files(tmp_path):
-    part = server.measure(Session(blocks=1), parameters=40_000)
+    part = server_step.measure(Session(blocks=1), parameters=40_000)
     found = document.document({"server": part})
     for one in found["server_over_floor"].values():
         assert one.keys() == {"median", "low", "high"}
@@ -103,7 +104,7 @@ def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, t
 
 
 def test_a_server_of_many_streams_in_little_memory():
-    few, many = (memory.serve(clients, 1, memory.network(40_000)) for clients in (2, 20))
+    few, many = (server_memory.serve(clients, 1, server_memory.network(40_000)) for clients in (2, 20))
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
 
@@ -123,3 +124,50 @@ def test_the_page_shows_the_figures_of_the_file_beside_it():
     assert document.markdown(measured) in (docs / "scale.md").read_text()
     for key in ("overhead_serial", "speedup_two_workers", "flower_over_ours"):
         assert measured[key].keys() == {"median", "low", "high"}
+
+
+def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
+    part = secure_costs.measure(Session(blocks=1, quick=True), parameters=40_000, counts=(3, 4))
+    found = document.document({"secure": {"blocks": 1} | part})
+    table = {what: (figure, bar) for what, figure, _, bar in document.lines(found["parts"])}
+    bars = {bar for _, bar in table.values()} - {""}
+    assert bars == {"at most 1.5", "at least 200", "at most 1.1", "at most 2"}
+    assert float(table["bytes up and down of a secure round ÷ a plain one"][0]) > 1
+    assert part["in_process"]["megabytes"]["secure"]["up"] > part["in_process"]["megabytes"]["plain"]["up"]
+    assert part["memory"].keys() == {"3", "4"}
+    assert document.write(found, tmp_path)
+
+
+def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
+    monkeypatch.setattr(loops, "belong_to_parent", lambda: None)
+    seen: list[int] = []
+    bare_loop = loops.bare_loop
+    monkeypatch.setattr(loops, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
+    here, there = multiprocessing.Pipe()
+    here.send(True)
+    here.send(False)
+    loops._serve_bare(there, loops.Workload("tiny", "compact", 16, 3, 1, 4), 0)
+    assert here.recv() > 0
+    assert seen == [2]
+
+
+def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_path):
+    monkeypatch.setattr(short_runs, "belong_to_parent", lambda: None)
+    given = short_runs.experiments(2)
+    assert [experiment.seed for experiment in given] == [0, 1]
+    here, there = multiprocessing.Pipe()
+    short_runs._script(there, [given[0].table()], str(tmp_path))
+    assert here.recv()
+    assert (tmp_path / "0" / "metrics.json").is_file()
+
+
+def test_two_processes_beside_ours_become_lines():
+    one = {"median": 1.0, "low": 0.9, "high": 1.1}
+    rounds = {"small": {"title": "t", "overhead_serial": one, "speedup_two_workers": one}}
+    assert not [line for line in document.lines({"rounds": rounds}) if "bare processes" in line[0]]
+    rounds["small"]["two_bare_over_two_workers"] = one
+    study = {"title": "40 runs", "two_scripts_over_study": one}
+    lines = document.lines({"rounds": rounds, "study": study})
+    assert [line[3] for line in lines if "two bare processes" in line[0] or "two scripts" in line[0]] == [
+        "at least 0.97", "at least 0.97",
+    ]  # fmt: skip

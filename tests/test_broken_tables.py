@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data.dataset import SPLITS
-from feddraw.data.marks import NO_COLUMN
+from feddraw.data.label_cells import NO_COLUMN
 from feddraw.data.tables import describe_problems
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.placement import memory_of, places_for_clients, places_for_runs, recorded
+from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import iterate, run
-from feddraw.training.loop import Examples
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.study import _WorkerPool, conduct, planned_run, read_study
+from feddraw.experiment.verify import verify
+from feddraw.results.checkpoint import model_digest
+from feddraw.results.folder import toml_values
+from feddraw.results.reading import read_json, read_jsonl
+from feddraw.training import devices
+from feddraw.training.augment import augment
+from feddraw.training.devices import (
+    Place,
+    compute_exactly,
+    out_of_memory,
+    place_workers,
+    room_for_images,
+    shortage,
+    survey,
+)
+from feddraw.training.feed import Copied, Kept
+from feddraw.training.footprint import CONTEXT
+from feddraw.training.loop import Examples, over_known, seeded
 from small import small
 
 
@@ -48,12 +75,343 @@ def test_a_compiled_network_learns_the_same():
     assert fast == pytest.approx(plain, abs=1e-3)
 
 
-def test_images_that_lie_on_the_device_give_the_same_batches(monkeypatch):
+# ---------------------------------------------------------------------------------------------------- placement
+
+
+def gpus(*free_gb):
+    return {f"cuda:{n}": {"type": "cuda", "free": int(gb * 1e9), "memory": int(24e9)} for n, gb in enumerate(free_gb)}
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "need", "most", "expected"),
+    [
+        ((24, 24), 0, 10.0, 99, [0, 1, 0, 1]),  # two fit on each
+        ((24, 9), 0, 10.0, 99, [0, 1, 0]),  # one is tried in any case
+        ((80, 80), 0, 1.0, 99, [0, 1] * 4),  # no more than four, however much memory
+        ((24, 24), 3, 10.0, 99, [0, 1, 0]),
+        ((24, 24), 1, 10.0, 99, [0]),
+        ((24, 24), 0, 10.0, 3, [0, 1, 0]),  # no more than have work
+    ],
+)
+def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, most, expected, monkeypatch):
+    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 64)
+    placed = place_workers([*gpus(*free)], workers, int(need * 1e9), gpus(*free), most)
+    assert [place.device for place in placed] == [f"cuda:{number}" for number in expected]
+
+
+def test_more_workers_than_memory_holds_are_lowered_and_it_is_said():
+    with pytest.warns(UserWarning, match=r"5 workers need 10\.0 GB each, and there are free: cuda:0 24\.0 GB: 2 start"):
+        assert len(place_workers(["cuda:0"], 5, int(10e9), gpus(24), 99)) == 2
+
+
+def test_images_get_what_training_leaves_of_a_device_and_equal_shares_of_it():
+    placed = place_workers(["cuda:0"], 2, int(10e9), gpus(24), 99)
+    assert {place.images for place in placed} == {int(0.92 * 24e9) // 2 - int(10e9)}
+    assert place_workers(["cuda:0"], 1, int(30e9), gpus(24), 99)[0].images == 0
+
+
+def fake_gpus(monkeypatch, *free_gb):
+    """A torch.cuda that says it has GPUs; nothing can be computed on them."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "device_count", lambda: len(free_gb))
+    memory = {torch.device("cuda", n): (int(gb * 1e9), int(24e9)) for n, gb in enumerate(free_gb)}
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: memory[torch.device(device)])
+    about = SimpleNamespace(name="A GPU", major=8, minor=0)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr("feddraw.experiment.placement.survey_apart", survey)
+    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 8)
+
+
+def test_a_run_and_a_study_are_placed_on_all_gpus(monkeypatch):
+    fake_gpus(monkeypatch, 24, 1.5)
+    placed = places_for_clients(small(engine="processes", devices="all"), 99)
+    assert [place.device for place in placed] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0", "cuda:0"]
+    large = small().with_settings({"model.growth": 64, "data.size": 224, "training.batch_size": 64})
+    placed = places_for_runs([large, small()] * 9, devices="all")  # the largest decides
+    assert [place.device for place in placed] == ["cuda:0", "cuda:1", "cuda:0", "cuda:0"]
+    assert [place.device for place in places_for_runs([small(**{"training.device": "cuda:1"})], workers=1)] == [
+        "cuda:1"
+    ]
+
+
+def test_the_environment_says_what_a_gpu_is_and_how_it_computes(monkeypatch):
+    fake_gpus(monkeypatch, 24, 24)
+    monkeypatch.setattr("feddraw.training.devices._driver", lambda: "550.54.15")
+    experiment = small(engine="processes", devices="cuda:1").with_settings({"training.tf32": True})
+    found = recorded(experiment, [Place("cuda:1")] * 2)
+    about = {"name": "A GPU", "capability": "8.0", "memory_gb": 24.0, "workers": 2}
+    assert found["devices"] == [{"device": "cuda:1", "type": "cuda"} | about]
+    assert set(found["cuda"]) == {"driver", "cuda", "cudnn", "tf32", "cublas_workspace"}
+    assert (found["cuda"]["driver"], found["cuda"]["tf32"]) == ("550.54.15", True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [("cuda:0,gpu", "devices must be cpu, cuda"), ("cpu:1,cpu:1", "names a device twice")],
+)
+def test_devices_that_make_no_sense_are_refused(devices, words):
+    with pytest.raises(UserError, match=words):
+        prepare(small(devices=devices, engine="processes"))
+
+
+def test_the_first_gpu_has_two_names_and_is_one_device(monkeypatch):
+    fake_gpus(monkeypatch, 24, 24)
+    assert devices.found("cuda") == ["cuda:0"]
+    with pytest.raises(UserError, match="names a device twice"):
+        devices.found("cuda,cuda:0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_all_gpus_of_a_machine_without_one_are_said_in_a_line():
+    with pytest.raises(UserError, match=r"devices = all, but torch finds no GPU here: use cpu"):
+        next(iterate(small(devices="all")))
+
+
+def test_one_process_trains_on_one_device():
+    with pytest.raises(UserError, match=r"engine serial trains on one device, not on 2: use engine processes"):
+        next(iterate(small(devices="cpu:0,cpu:1")))
+
+
+def test_memory_of_a_step_is_reckoned_without_taking_it():
+    small_one, large = (memory_of(small().with_settings({"training.batch_size": b})) for b in (32, 64))
+    assert 1.2 < (large - CONTEXT) / (small_one - CONTEXT) < 2
+    paper = memory_of(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
+    assert 7e9 < paper < 13e9
+
+
+# ---------------------------------------------------------------------------------------------------- two devices
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run(small(rounds=2))
+
+
+def test_two_devices_give_the_bits_of_one(tmp_path, whole):
+    placed = run(small(rounds=2, engine="processes", devices="cpu:0,cpu:1"), tmp_path / "run")
+    assert placed.last.model.params.tobytes() == whole.last.model.params.tobytes()
+    assert placed.metrics == whole.metrics
+    said = read_json(tmp_path / "run" / "environment.json")["devices"]
+    assert said == [{"device": f"cpu:{n}", "type": "cpu", "workers": 1} for n in (0, 1)]
+
+
+def test_a_study_on_two_devices_gives_the_bits_of_one_and_says_which_run_was_where(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_bytes(tomli_w.dumps(toml_values(small(rounds=1).table() | {"seed": [0, 1]})).encode())
+    runs = read_study(path)
+    places = places_for_runs([planned.experiment for planned in runs], devices="cpu:0,cpu:1")
+    assert [place.device for place in places] == ["cpu:0", "cpu:1"]
+    assert [event.kind for event in conduct(runs, tmp_path / "out", places, []) if event.kind != "progress"] == [
+        *["started"] * 2,
+        *["finished"] * 2,
+    ]
+    for number, planned in enumerate(runs):
+        folder = tmp_path / "out" / planned.name
+        assert read_json(folder / "environment.json")["devices"][0]["device"] == f"cpu:{number}"
+        assert read_jsonl(folder / "rounds.jsonl")[-1]["model"] == model_digest(run(planned.experiment).last.model)
+    assert verify(tmp_path / "out" / runs[1].name, changes={"devices": "cpu:0"}).same
+
+
+# ---------------------------------------------------------------------------------------------------- images
+
+
+@pytest.fixture
+def pictures():
     rng = np.random.default_rng(0)
-    examples = Examples(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32))
-    rows = np.array([7, 0, 3])
-    images, targets = examples.batch(rows)
-    monkeypatch.setattr("feddraw.training.loop.CPU", torch.device("meta"))  # so that this device counts as another
-    for found, expected in zip(examples.batch(rows, torch.device("cpu")), (images, targets), strict=True):
-        assert torch.equal(found, expected)
-    assert len(examples._kept[torch.device("cpu")]) == 2
+    return Examples(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32))
+
+
+@pytest.mark.parametrize(("room", "kind"), [(10**6, Kept), (0, Copied)])
+def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, kind, pictures, monkeypatch):
+    device = torch.device("cpu:1")
+    monkeypatch.setitem(devices._ALLOTTED, device, room)
+    chosen = [np.array([7, 0, 3]), np.array([1, 2]), np.array([8, 8, 4]), np.array([5])]
+    expected = [pictures.batch(rows) for rows in chosen]
+    found = list(pictures.batches(iter(chosen), device))  # all are kept: a buffer that is filled anew must not show
+    for one, other in zip(found, expected, strict=True):
+        assert [tensor.tolist() for tensor in one] == [tensor.tolist() for tensor in other]
+    assert isinstance(pictures._feeds[device], kind)
+
+
+def test_room_for_images_is_planned_once_and_not_by_what_the_last_run_left(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(devices, "_ALLOTTED", {})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(20e9), int(24e9)))
+    assert room_for_images(device) == int(10e9)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(2e9), int(24e9)))
+    assert room_for_images(device) == int(10e9)
+    devices.allot(Place("cuda:0", 7))
+    assert room_for_images(device) == 7
+
+
+class Log(list):
+    """A torch.cuda that writes down what is asked of its streams."""
+
+    def __init__(self, monkeypatch):
+        log, cuda = self, torch.cuda
+
+        class Stream:
+            def __init__(self, *_):
+                self.name = "copies"
+
+            def wait_event(self, event):
+                log.append(f"computation waits for copy {event.number}")
+
+        class Event:
+            made = 0
+
+            def __init__(self):
+                self.number, Event.made = Event.made, Event.made + 1
+
+            def record(self, stream):
+                log.append(f"copy {self.number} on the way")
+
+            def synchronize(self):
+                log.append(f"buffer of copy {self.number} free")
+
+        monkeypatch.setattr(cuda, "Stream", Stream)
+        monkeypatch.setattr(cuda, "Event", Event)
+        monkeypatch.setattr(cuda, "stream", lambda _: nullcontext())
+        monkeypatch.setattr(cuda, "current_stream", lambda _: Stream())
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+        empty, to = torch.empty, torch.Tensor.to
+        monkeypatch.setattr(
+            torch, "empty", lambda *a, pin_memory, **k: self.append(f"pinned {pin_memory}") or empty(*a, **k)
+        )
+        monkeypatch.setattr(torch.Tensor, "to", lambda part, *a, **k: part.clone() if k else to(part, *a))
+
+
+def test_a_batch_is_copied_while_the_one_before_is_computed_on(monkeypatch):
+    log = Log(monkeypatch)
+    feed = Copied(torch.device("cuda", 0), [np.arange(10)])
+    for number, (values,) in enumerate(feed([np.array([n, n + 1]) for n in range(4)])):
+        assert values.tolist() == [number, number + 1]
+        log.append(f"step {number}")
+    assert log == [
+        "pinned True", "copy 0 on the way", "pinned True", "copy 1 on the way",
+        "computation waits for copy 0", "step 0",
+        "buffer of copy 0 free", "copy 2 on the way", "computation waits for copy 1", "step 1",
+        "buffer of copy 1 free", "copy 3 on the way", "computation waits for copy 2", "step 2",
+        "computation waits for copy 3", "step 3",
+    ]  # fmt: skip
+
+
+def test_augmentation_happens_where_the_images_are():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.empty(4, 1, 8, 8, device="meta")
+    assert augment(images, generator).device.type == "meta"
+    with FakeTensorMode():  # any tensor that it made elsewhere could not be mixed with these
+        assert augment(torch.empty(4, 1, 8, 8, device="cpu"), torch.Generator()).shape == images.shape
+
+
+def test_a_step_asks_nothing_of_a_device_that_knows_all_labels(monkeypatch, pictures):
+    assert pictures.complete
+    monkeypatch.setattr(torch.Tensor, "isnan", lambda _: pytest.fail("the device was asked"))
+    assert over_known(torch.nn.functional.mse_loss, torch.ones(2, 2), torch.zeros(2, 2), complete=True) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- exact
+
+
+def test_a_gpu_is_told_to_compute_the_same_way_every_time(monkeypatch):
+    told, cudnn = [], SimpleNamespace(benchmark=True, deterministic=False, allow_tf32=True)
+    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul := SimpleNamespace(allow_tf32=True))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: told.append((a, k)))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    compute_exactly(torch.device("cuda", 1), tf32=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", filled)
+    assert told == [torch.device("cuda", 1), ((True,), {"warn_only": True})]
+    assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32) == (False, True, False, False)
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    compute_exactly(torch.device("cuda", 1), tf32=True)
+    assert (cudnn.allow_tf32, matmul.allow_tf32) == (True, True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", filled)
+
+
+def test_the_generator_of_the_device_itself_is_seeded_and_put_back(monkeypatch):
+    generators = [torch.Generator().manual_seed(n) for n in (5, 6)]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    before = [one.get_state() for one in generators]
+    with seeded(3, torch.device("cuda", 1)):
+        assert generators[1].initial_seed() == 3
+        assert generators[0].initial_seed() == 5
+        torch.rand(2, generator=generators[1])
+    assert all(torch.equal(one.get_state(), old) for one, old in zip(generators, before, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- no memory
+
+
+class Hungry(torch.nn.Module):
+    """A network whose first process finds no memory."""
+
+    classifier_name = "classifier"
+
+    def __init__(self, classes):
+        super().__init__()
+        self.classifier = torch.nn.Linear(28 * 28, classes)
+
+    def forward(self, images):
+        mark = Path("eaten")
+        if self.training and (not mark.exists() or mark.read_text() == str(os.getpid())):
+            mark.write_text(str(os.getpid()))
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return self.classifier(images.flatten(1))
+
+
+def hungry(classes: int) -> torch.nn.Module:
+    return Hungry(classes)
+
+
+def test_a_worker_without_memory_leaves_its_client_to_the_others_and_the_bits_stay(in_tmp):
+    experiment = small(rounds=1, model=f"{__name__}:hungry", engine="processes", workers=2)
+    with pytest.warns(UserWarning, match="cpu has no memory for 2 workers: going on with 1"):
+        found = run(experiment).last.model.params
+    assert found.tobytes() == run(experiment.with_settings({"engine": "serial"})).last.model.params.tobytes()
+
+
+class Full:
+    """A worker of a study that found no memory; its process and its pipe."""
+
+    def recv_bytes(self):
+        return json.dumps({"full": "cuda:0 (24 GB) ran out of memory: lower workers"}).encode()
+
+    def close(self):
+        self.gone = True
+
+    terminate = join = close
+
+
+def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fails_in_a_line(tmp_path):
+    pool, planned = _WorkerPool(tmp_path, []), planned_run(small(), {})
+    first, second, elsewhere = pipes = [Full() for _ in range(3)]
+    pool._processes = dict(zip(pipes, pipes, strict=True))
+    pool._places = dict(zip(pipes, map(Place, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
+    pool._busy[first] = planned
+    event = pool._receive(first)
+    assert (event.kind, event.text) == ("progress", "waits: cuda:0 has no memory for 2 runs at once")
+    assert first.gone
+    assert (list(pool._processes), pool._waiting) == ([second, elsewhere], [planned])
+    pool._busy[second] = planned
+    event = pool._receive(second)
+    assert (event.kind, event.text) == ("failed", "cuda:0 (24 GB) ran out of memory: lower workers")
+    assert list(pool._processes) == [second, elsewhere]
+
+
+def test_the_only_run_without_memory_fails_in_a_line_that_says_what_to_lower(in_tmp):
+    with pytest.raises(RunFailed, match=r"^it ran out of memory: try fewer workers or smaller batches$"):
+        run(small(rounds=1, model=f"{__name__}:hungry"))
+
+
+def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, int(24e9)))
+    assert shortage(torch.device("cuda", 1), 64) == (
+        "cuda:1 (24 GB) ran out of memory: lower workers, training.batch_size (now 64) or data.size, "
+        "or set training.amp=bf16"
+    )
+    for error in (MemoryError(), torch.cuda.OutOfMemoryError("x"), RuntimeError("CUDA error: out of memory")):
+        assert out_of_memory(error)
+    assert not out_of_memory(RuntimeError("shapes differ"))

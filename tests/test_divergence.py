@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.analysis.explain import explain, sentences
+from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.analysis.metrics import not_finite
 from feddraw.analysis.statistics import weighted_auc
 from feddraw.cli import app

@@ -23,8 +23,9 @@ from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.placement import places_for_clients
 from feddraw.experiment.preparation import prepare
-from feddraw.experiment.running import _workers, run
+from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from small import small
@@ -170,7 +171,9 @@ class Failing(nn.Module):
         self.head = nn.Linear(28 * 28, classes)
 
     def forward(self, x: Any) -> Any:
-        raise ValueError("no more")
+        if self.training:
+            raise ValueError("no more")
+        return self.head(x.flatten(1))
 
 
 def failing(classes: int) -> nn.Module:
@@ -209,9 +212,10 @@ def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feddraw.system.workers.cores", lambda: 2)
-    monkeypatch.setattr("feddraw.experiment.running.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.experiment.placement.cores", lambda: 2)
     with warnings.catch_warnings(record=True) as told:
-        assert _workers(workers, clients) == started
+        found = places_for_clients(small(engine="processes", workers=workers), clients)
+        assert len(found) == started
     assert [str(workers) in str(one.message) for one in told] == ([True] if workers > started else [])
 
 

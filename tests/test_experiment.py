@@ -59,7 +59,7 @@ def test_the_paper_preset_is_the_papers() -> None:
     assert training.augment
     assert paper.section("model") == ("densenet121", {})
     assert paper.scenario == {"name": "CHM-2", "scale": 1.0}
-    assert paper.data == {"name": "chestmnist", "size": 224, "clahe": True}
+    assert paper.data == {"name": "as-scenario", "size": 224, "clahe": True}
     elsewhere = paper.with_settings({"scenario": "CHX-4", "data": "chexpert"})
     assert elsewhere.scenario == {"name": "CHX-4", "scale": 1.0}
     assert elsewhere.data == {"name": "chexpert", "size": 224, "clahe": True}
@@ -135,7 +135,7 @@ MISTAKES = [
     ({"scenario.clients": 0}, "clients"),
     ({"data.size": 8}, "28 to 224 pixels, not 8"),
     ({"model.growth": "x"}, "model.growth must be a whole number"),
-    ({"model.classifier": "nose"}, "no layer 'nose'"),
+    ({"model.classifier": "nose"}, "no 'nose' among the layers"),
     ({"method.layer": "nose"}, "no 'nose' among the layers"),
     ({"model": "os:getcwd"}, "model 'getcwd' cannot be called with classes"),
     ({"method": "nowhere.at.all:f"}, "cannot import 'nowhere.at.all'"),

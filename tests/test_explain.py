@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from feddraw.analysis.explain import document, explain, rounds, sentences, spans, split
+from feddraw.analysis.explain_weights import document, explain, rounds, sentences, spans, split
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.results.folder import LEDGER
@@ -137,7 +137,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
     make_run(tmp_path / "study" / "one")
     (tmp_path / "study" / "one" / "weights.csv").write_text("round,client\n0,C1\n")
     for folder, expected in (
-        ("study", "is not the folder of a run; there are 1 below it"),
+        ("study", "is not the folder of a run: there are 1 below it"),
         ("study/one", "weights.csv"),
     ):
         found = CliRunner().invoke(app, ["explain", str(tmp_path / folder)])

@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-import feddraw.export as exporting
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
 from feddraw.experiment.preparation import open_data
 from feddraw.experiment.running import run
+from feddraw.export import run_export as exporting
 from feddraw.results.runs import read_run
 from small import small
 

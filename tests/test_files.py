@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.folder import RunFolder
+from feddraw.system import locks
 from feddraw.system.files import append, make_folder, make_subfolder, open_file, write_whole
 from run_folders import make_run
 from small import small
@@ -234,3 +236,52 @@ def test_only_new_folders_get_a_mode(tmp_path: Path) -> None:
     before = mode(tmp_path / "mine")
     make_folder(tmp_path / "mine", private=True)
     assert mode(tmp_path / "mine") == before
+
+
+ELSEWHERE = """
+import os, sys
+sys.modules["fcntl"] = None  # as on Windows
+for name in ("O_NOFOLLOW", "sysconf", "sched_getaffinity"):
+    delattr(os, name)
+from pathlib import Path
+import pytest
+from feddraw.errors import UserError
+from feddraw.experiment.running import run
+from feddraw.system import files, locks
+from small import small
+
+folder = Path(sys.argv[1])
+list(run(small(rounds=1), folder / "run"))
+assert (folder / "run" / "metrics.json").is_file()
+assert not list(folder.rglob("*.lock")) + list(folder.rglob("*.part"))
+with locks.lock_folder(folder), pytest.raises(UserError, match=r"another process is running .* delete .*\\.lock"):
+    with locks.lock_folder(folder):
+        pass
+locks.LONGEST = 0.1
+with locks.lock_file(folder / "plan.json"), pytest.raises(UserError, match=r"another process writes .*plan\\.json"):
+    with locks.lock_file(folder / "plan.json"):
+        pass
+files.write_whole(folder / "whole", b"old")
+files.write_whole(folder / "whole", b"new")
+assert (folder / "whole").read_bytes() == b"new"
+assert {path.name for path in folder.iterdir()} == {"run", "whole"}
+"""
+
+
+def test_without_fcntl_a_run_is_written_and_locks_are_files(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_imports_fcntl_before_it_is_needed() -> None:
+    source = Path(locks.__file__).parent.parent
+    early = [
+        path for path in source.rglob("*.py") if re.search(r"^(import|from) fcntl", path.read_text(), re.MULTILINE)
+    ]
+    assert not early

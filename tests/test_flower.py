@@ -35,7 +35,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.locks import locked_inodes
 from feddraw.training.client import Trainer
-from feddraw.watch.folders import FollowedRun
+from feddraw.watch.followed_runs import FollowedRun
 
 NODES = [{"partition-id": number} for number in range(4)]
 ROUNDS = 3
@@ -65,11 +65,11 @@ def trained(method: Method, memory: Path, rounds: int = ROUNDS, arrive: Any = No
 # ---------------------------------------------------------------------------------------------------- the same bits
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names("methods") if name not in ("fedlaw", "fedlbw")])
+@pytest.mark.parametrize("name", catalog.names("methods"))
 def test_every_method_gives_the_bits_of_the_serial_engine(name: str, tmp_path: Path) -> None:
     method = catalog.find("methods", name)()
     *_, last = tiny.train(method, ROUNDS)
-    strategy = trained(method, tmp_path)
+    strategy = trained(method, tmp_path, proxy=tiny.server_images() if method.weighting.proxy else None)
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -195,36 +195,33 @@ def test_the_classifier_is_the_last_matrix_with_a_bias_or_the_one_that_is_named(
 
 
 @pytest.mark.parametrize(
-    ("shapes", "taken", "says"),
+    ("shapes", "taken"),
     [
-        ({"hidden.weight": (5, 4), "hidden.bias": (5,), "fc.weight": (2, 5)}, "hidden", "set classifier='fc' if"),
-        (
-            {"neck.weight": (5, 4), "neck.bias": (5,), "head.weight": (2, 5, 1, 1), "head.bias": (2,)},
-            "neck",
-            "set classifier='head' if",
-        ),
-        ({"body.weight": (5, 4), "fc.weight": (2, 5)}, "fc", "though it is not a matrix with a bias"),
-        ({"body.weight": (5, 4), "fc.weight": (2, 5), "fc.bias": (2,)}, "fc", ""),
+        ({"hidden.weight": (5, 4), "hidden.bias": (5,), "fc.weight": (2, 5)}, "fc"),
+        ({"neck.weight": (5, 4), "neck.bias": (5,), "head.weight": (2, 5, 1, 1), "head.bias": (2,)}, "head"),
+        ({"body.weight": (5, 4), "fc.weight": (2, 5)}, "fc"),
+        ({"fc.weight": (2, 5), "fc.bias": (2,), "aux.weight": (2, 5), "aux.bias": (2,)}, ""),
+        ({"fc.weight": (2, 5), "fc.bias": (2,), "aux.weight": (1, 5), "aux.bias": (1,)}, ""),
     ],
 )
-def test_a_head_that_is_only_guessed_is_told_at_warning_with_how_to_name_it(
-    shapes: dict[str, Any], taken: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_that_cannot_be_told_is_asked_for_with_the_candidates(shapes: dict[str, Any], taken: str) -> None:
     arrays = record({name: torch.ones(shape) for name, shape in shapes.items()})
 
-    def started(**options: Any) -> list[str]:
-        caplog.clear()
+    def started(**options: Any) -> Any:
         grid = InProcessGrid(echo(lambda arrays, number: arrays), NODES[:2])
         strategy = MethodStrategy(options.pop("method", feddraw()), fraction_evaluate=0.0, **options)
         strategy.start(grid, arrays, 1)
-        assert strategy.model.layout.classifier == options.get("classifier", taken)
-        return [r.message for r in caplog.records if r.levelname == "WARNING" and "classifier" in r.message]
+        return strategy.model.layout.classifier
 
-    told = started()
-    assert len(told) == bool(says)
-    assert all(f"the layer '{taken}' is taken as the classifier" in line and says in line for line in told)
-    assert started(classifier=taken) == []
-    assert started(method=fedavg()) == []  # which does not look at the classifier
+    if taken:
+        assert started() == taken
+    else:
+        with pytest.raises(UserError, match="it may be fc, aux"):
+            started()
+        assert started(method=fedavg()) == "aux"  # which does not look at the classifier
+        assert started(classifier="fc") == "fc"
+    with pytest.raises(UserError, match=r"has \d output\(s\) for 3 finding"):
+        started(classifier=taken or "fc", findings=("a", "b", "c"))
 
 
 # ---------------------------------------------------------------------------------------------------- bad replies

@@ -26,6 +26,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import flat, read_csv, read_jsonl
+from feddraw.secure.keys import directory_line, new_key
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}
@@ -61,6 +62,26 @@ def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) 
         assert ours.read_bytes() == theirs.read_bytes(), name
     ours, theirs = (read_jsonl(tmp_path / folder / "rounds.jsonl") for folder in ("run", "flower"))
     assert [line["validation"] for line in ours] == [line["validation"] for line in theirs]
+
+
+def keyed(nodes: Any, names: Any, folder: Path) -> list[dict[str, Any]]:
+    """The nodes with a signing key each, and the file of all their public keys."""
+    folder.mkdir()
+    lines = [directory_line(name, new_key(folder / f"{name}.key")) for name in names]
+    (folder / "sites.toml").write_text("\n".join(lines))
+    common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
+    return [node | common | {"key": str(folder / f"{name}.key")} for node, name in zip(nodes, names, strict=True)]
+
+
+def test_the_app_under_secure_sums_writes_the_folder_that_run_writes_under_them(tmp_path: Path) -> None:
+    list(run(small(rounds=2, secure=True), tmp_path / "run"))
+    secured = config(rounds=2, out=str(tmp_path / "flower"), secure=True) | {
+        "site_keys": str(tmp_path / "k/sites.toml")
+    }
+    carry_out(secured, keyed(NODES, ("C1", "C2", "C3"), tmp_path / "k"))
+    for name in ("model.safetensors", "weights.csv", "metrics.json"):
+        ours, theirs = (tmp_path / folder / name for folder in ("run", "flower"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
 
 
 def test_a_server_killed_between_rounds_and_started_again_gives_the_same_folder(tmp_path: Path) -> None:
@@ -196,6 +217,42 @@ def test_sites_with_folders_of_their_own_train_and_are_judged_by_pooled_counts(h
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert found["test"]["auc"]["macro"] > 0.8
     assert {line["client"] for line in read_csv(tmp_path / "run" / "weights.csv")} == {"North", "East", "South"}
+
+
+def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: Any, tmp_path: Path) -> None:
+    seen: list[RecordDict] = []
+
+    def arrive(replies: Any) -> Any:
+        seen.extend(reply.content for reply in replies if not reply.has_error())
+        return replies
+
+    nodes = keyed(hospitals, ("North", "East", "South"), tmp_path / "keys")
+    carry_out(folders(tmp_path, rounds=1, secure=True), nodes, arrive)
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert found["test"]["auc"]["macro"] > 0.5
+    assert [set(content.array_records) for content in seen].count({"words"}) == 6  # of training, of evaluation
+    assert len(seen) == 2 * 5 * 3
+    said = {name for content in seen for record in content.metric_records.values() for name in record}
+    assert said == {"num-examples", "num-steps", "loss", "train-seconds"}
+
+
+def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_images() -> None:
+    rng, truth = np.random.default_rng(0), np.random.default_rng(1).integers(0, 2, (60, 3))
+    scores = rng.uniform(size=(60, 3))
+    parts = [histograms.count(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
+    sites = [RecordDict({"metrics": MetricRecord(histograms.to_metrics("test", one, [1]))}) for one in parts]
+    total = sum(
+        (histograms.to_words(site, 3) for site in sites), np.zeros(2 * (2 * 3 * histograms.BINS + 3), np.uint64)
+    )
+    found = [RecordDict({"metrics": histograms.from_words(total, 3)})]
+    assert np.array_equal(histograms.add_up(found, "test", 3), histograms.count(scores, truth))
+    assert histograms.broken(found, "test", 3) == [1]
+    assert not histograms.add_up(found, "validation", 3).any()
+
+
+def test_secure_sums_of_two_nodes_are_refused(hospitals: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least 3 clients, and nodes = 2 would begin with fewer"):
+        carry_out(folders(tmp_path, secure=True, nodes=2), hospitals)
 
 
 def test_a_server_with_images_of_its_own_judges_on_them(hospitals: Any, tmp_path: Path) -> None:

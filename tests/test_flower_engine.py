@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import ServerApp
 
 from feddraw.errors import RunFailed
 from feddraw.experiment.running import iterate, run
+from feddraw.flower._inprocess import InProcessGrid
 from small import small
 
 FILES = ("model.safetensors", "weights.csv", "metrics.json")
@@ -50,6 +56,41 @@ def test_an_error_at_a_client_names_it() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     with pytest.raises(RunFailed, match=r"training client C\d failed: its app failed: ValueError: no more"):
         list(run(small(model="test_engines:failing", engine="flower")))
+
+
+class Deaf(InProcessGrid):
+    """Nodes that are there and never answer."""
+
+    asked = threading.Event()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.asked.set()
+        return [f"message {number}" for number, _ in enumerate(messages)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return []
+
+
+def test_a_simulation_that_crashes_after_its_start_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = []
+
+    def crashing(server: ServerApp, app: Any, nodes: int, **_: Any) -> None:
+        grid = Deaf(app, [{"partition-id": number} for number in range(nodes)])
+        servers.append(threading.Thread(target=server, args=(grid, Context(1, 1, {}, RecordDict(), {}))))
+        servers[0].start()
+        grid.asked.wait(timeout=60)
+        try:
+            raise OSError("no space left for\nRay's object store")
+        except OSError as error:
+            raise RuntimeError("An error was encountered. Ending simulation.") from error
+
+    monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: True)
+    monkeypatch.setattr("feddraw.flower._simulation.run_simulation", crashing)
+    said = "Flower's simulation on Ray crashed: OSError: no space left for Ray's object store"
+    with pytest.raises(RunFailed, match=said):
+        list(run(small(engine="flower")))
+    servers[0].join(timeout=10)
+    assert not servers[0].is_alive()
 
 
 def test_without_flower_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.analysis import explain
-from feddraw.analysis.forest import forest_figure
-from feddraw.analysis.heterogeneity import Batches, compared, from_ledger, intervals, weights_by_rule
+from feddraw.analysis import explain_weights
+from feddraw.analysis.forest_plot import forest_figure
+from feddraw.analysis.site_distances import Batches, compared, from_ledger, intervals, weights_by_rule
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
@@ -154,9 +154,9 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     measured = from_ledger(read.ledger, 3)
     weights = [site.weights["random_effects"] for site in measured[0].sites]
     assert weights == pytest.approx(read.ledger["weight"][0].tolist())
-    words = list(explain.sentences(explain.explain(read)))
+    words = list(explain_weights.sentences(explain_weights.explain(read)))
     assert any("is expected if the sites are alike" in sentence for sentence in words)
-    assert explain.document(explain.explain(read))["by_round"][0]["q"] == measured[0].overall.q
+    assert explain_weights.document(explain_weights.explain(read))["by_round"][0]["q"] == measured[0].overall.q
     written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
     page = written.page.read_text()
     assert "Cochran" in page

@@ -31,28 +31,30 @@ SOURCE = Path(feddraw.__file__).parent
 
 # Below the command line a module's messages reach the user through these commands; all of them must have the option.
 PRINTED_BY = {
-    "analysis/words.py": ("stats",),
+    "analysis/statistics_in_words.py": ("stats",),
     "bench/document.py": ("bench",),
+    "doctor/cost.py": ("study", "compare", "run"),
+    "doctor/examination.py": ("doctor",),
     "experiment/assignments.py": ("run", "study"),
+    "experiment/preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
     "experiment/settings.py": ("run", "study", "verify"),
     "experiment/study.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/inspect_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),
-    "experiment/trained.py": ("predict", "export"),
+    "experiment/trained_model.py": ("predict", "export"),
     "experiment/verify.py": ("verify",),
-    "export/__init__.py": ("export",),
-    "explorer/__init__.py": ("explore",),
+    "export/run_export.py": ("export",),
+    "explorer/build.py": ("explore",),
     "flower/signatures.py": ("operator sign",),
-    "report/__init__.py": ("report",),
-    "report/content.py": ("report",),
+    "report/writing.py": ("report",),
     "report/evidence.py": ("report",),
     "results/folder.py": ("run", "demo"),
     "scenarios/partition.py": ("scenario show",),
     "watch/server.py": ("watch",),
 }
-OF_OTHERS = {"--node-config", "--ink", "--muted"}  # Flower's, and a style sheet's
+OF_OTHERS = {"--node-config", "--ink", "--muted", "--print"}  # Flower's, and a style sheet's
 OTHER_PROGRAMS = {"export/monai_bundle.py"}  # its texts show the command of MONAI
 OF_ALL = {"--help", "--version"}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")

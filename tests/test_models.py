@@ -24,6 +24,17 @@ def test_the_compact_network_has_about_fifty_thousand_parameters() -> None:
         assert module(torch.zeros(2, 1, pixels, pixels)).shape == (2, 5)
 
 
+def test_the_plain_network_has_three_convolutions_at_every_size() -> None:
+    module, classifier = build.build("plain", 5, {})
+    assert 20_000 < sum(p.numel() for p in module.parameters()) < 30_000
+    assert sum(isinstance(layer, nn.Conv2d) for layer in module.modules()) == 3
+    assert classifier == "classifier"
+    for pixels in (28, 32, 64):
+        assert module(torch.zeros(2, 1, pixels, pixels)).shape == (2, 5)
+    with pytest.raises(UserError, match=r"model\.width must be from 1 to 512"):
+        build.build("plain", 5, {"width": 0})
+
+
 def test_a_flat_model_holds_exactly_the_state_dict() -> None:
     module, classifier = build.build("compact", 5, {})
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -42,10 +53,11 @@ def test_the_flat_network_computes_what_the_module_did() -> None:
     torch.testing.assert_close(Network(module, classifier)(images)[0], expected)
 
 
-def test_the_classifier_of_ones_own_network_is_its_last_linear_layer_unless_named() -> None:
+def test_the_classifier_of_ones_own_network_is_the_layer_with_one_output_per_finding() -> None:
     assert build.build("test_models:own", 3, {})[1] == "2"
-    assert build.build("test_models:own", 3, {"classifier": "1"})[1] == "1"
-    with pytest.raises(UserError, match="no linear layer"):
+    with pytest.raises(UserError, match=r"the classifier 1 has 4 output\(s\) for 3 finding\(s\): did you mean 2"):
+        build.build("test_models:own", 3, {"classifier": "1"})
+    with pytest.raises(UserError, match="no parameters"):
         build.build("test_models:headless", 3, {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,44 @@ import numpy as np
 import pytest
 
 import tiny
+from feddraw import catalog
 from feddraw.core import Job
-from feddraw.errors import RunFailed
+from feddraw.errors import RunFailed, UserError
 from feddraw.federation import seed_of
 from feddraw.methods.feddraw import feddraw
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed")
 
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ProcessType, ReservedKey
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from feddraw.nvflare import FedDRAW
+from feddraw.nvflare import FedDRAW, MethodAggregator, Site
+from feddraw.nvflare.carried import packed, unpacked
 
 
 class Context:
-    """What FLARE tells an aggregator."""
+    """What FLARE tells an aggregator; with a site's name, as in a swarm."""
 
-    def __init__(self, round: int, weights: dict[str, Any]) -> None:
-        self.props = {AppConstants.CURRENT_ROUND: round, AppConstants.GLOBAL_MODEL: {"weights": weights}}
+    def __init__(self, round: int, weights: dict[str, Any], meta: Any = None, site: str = "") -> None:
+        learnable = {"weights": weights, "meta": meta or {}}
+        self.props = {AppConstants.CURRENT_ROUND: round, AppConstants.GLOBAL_MODEL: learnable}
+        self.props[ReservedKey.PROCESS_TYPE] = ProcessType.CLIENT_JOB if site else ProcessType.SERVER_JOB
+        self.site = site
 
     def get_prop(self, name: str) -> Any:
-        return self.props[name]
+        return self.props.get(name)
+
+    def get_identity_name(self) -> str:
+        return self.site
+
+    def get_peer_context(self) -> None:
+        return None
 
 
 def test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path: Path) -> None:
@@ -135,9 +153,18 @@ def test_two_rounds_in_which_nobody_counts_end_the_job(caplog: pytest.LogCapture
         numpy_round(aggregator, 2, {"num_examples": 5}, {})
 
 
-def test_a_layer_that_is_only_guessed_to_be_the_classifier_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
-    assert "the layer 'numpy_key' is taken as the classifier, though it is not a matrix with a bias" in caplog.text
+def test_the_last_layer_is_found_and_told_or_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "feddraw.nvflare"):
+        numpy_round(FedDRAW(rounds=3), 0, {"num_examples": 5})
+    assert "classifier: numpy_key, 3 outputs" in caplog.messages
+    heads = {"edema.weight": np.ones((2, 4), np.float32), "effusion.weight": np.ones((3, 4), np.float32)}
+    for classifier, says in (("", "the classifier cannot be told: it may be edema, effusion"), ("effusion", "")):
+        aggregator = FedDRAW(rounds=3, classifier=classifier)
+        for client in ("site-1", "site-2"):
+            aggregator.accept_model(FLModel(params=heads, meta={"client_name": client, "num_examples": 5}))
+        aggregator.fl_ctx = Context(0, heads)
+        with pytest.raises(UserError, match=says) if says else nullcontext():
+            aggregator.aggregate_model()
 
 
 def test_a_policy_limits_a_site_that_says_ten_million_images(tmp_path: Path) -> None:
@@ -153,3 +180,150 @@ def test_a_policy_limits_a_site_that_says_ten_million_images(tmp_path: Path) -> 
         found = {entry.client: (entry.weight, entry.clause) for entry in aggregator.history[0]}
         assert found["c"] == (0.5, "cap_times")
         assert sum(weight for weight, _ in found.values()) == pytest.approx(1)
+
+
+# ---------------------------------------------------------------------------------------------------- any method
+
+
+def averaging() -> list[str]:
+    """The methods that average models with no images at the server."""
+    made = {name: catalog.find("methods", name)() for name in catalog.names("methods")}
+    return [
+        name
+        for name, method in made.items()
+        if not (method.centralised or method.weighting.proxy) and method.local.starts_from_sent
+    ]
+
+
+def sites_of(method: Any) -> list[Site]:
+    return [
+        Site(method, tiny.bench(method).trainer, number, name=name, shard=number)
+        for number, name in enumerate(tiny.NAMES)
+    ]
+
+
+@pytest.mark.parametrize("name", averaging())
+def test_every_method_gives_the_models_and_the_weights_of_the_loop(name: str) -> None:
+    method = catalog.find("methods", name)()
+    results = tiny.train(method, 3)
+    aggregator, sites = MethodAggregator(name, rounds=3), sites_of(method)
+    model, meta = tiny.initial().arrays(), dict[str, Any]()
+    for round in range(3):
+        aggregator.reset_stats()
+        for number in (2, 0, 3, 1):
+            sent = FLModel(params=model, current_round=round, total_rounds=3, meta=meta)
+            answer = sites[number].train(sent)
+            answer.meta["client_name"] = f"{number} {tiny.NAMES[number]}"  # in the order of the loop's clients
+            sites[number].name = answer.meta["client_name"]
+            aggregator.accept_model(answer)
+        aggregator.fl_ctx = Context(round, model, meta)
+        found = aggregator.aggregate_model()
+        weights = {entry.client.split()[1]: entry.weight for entry in aggregator.history[round]}
+        assert weights == results[round].weights
+        model, meta = found.params, found.meta
+        for key, array in results[round].next_model.arrays().items():
+            assert np.array_equal(model[key], array), (round, key)
+
+
+def test_a_method_that_needs_other_clients_says_what_they_must_run() -> None:
+    with pytest.raises(RunFailed, match=r"scaffold needs .* train with feddraw\.nvflare\.Site"):
+        numpy_round(MethodAggregator("scaffold", rounds=3), 0, {"num_examples": 5})
+    with pytest.raises(UserError, match="averages no models"):
+        MethodAggregator("centralised", rounds=3)
+    with pytest.raises(UserError, match="gate: "):
+        MethodAggregator("fedavg", rounds=3, gate={"max_sice": 4})
+
+
+def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:
+    method = catalog.find("methods", "scaffold")()
+    site = sites_of(method)[0]
+    sent = {"current_round": 0, "total_rounds": 2, "params": tiny.initial().arrays()}
+    site.train(FLModel(**sent, meta=packed({"counted": {}})))
+    site.train(FLModel(**sent, meta=packed({"counted": {"East": 0}})))
+    assert not site._memory
+    site.train(FLModel(**sent, meta=packed({"counted": {"North": 0}})))
+    assert site._memory
+
+
+def test_what_travels_beside_a_model_is_words_and_bytes_and_comes_back_as_it_was() -> None:
+    tree = {"state": {"mean": np.arange(6, dtype=np.float32).reshape(2, 3), "round": 3}, "names": ["A", "B"]}
+    meta = packed(tree)
+    assert {type(value) for value in meta["feddraw"]["bits"].values()} == {bytes}
+    back = unpacked(meta)
+    assert np.array_equal(back["state"].pop("mean"), tree["state"]["mean"])  # type: ignore[index]
+    assert back == {"state": {"round": 3}, "names": ["A", "B"]}
+    assert packed({}) == unpacked({}) == unpacked(None) == {}
+    with pytest.raises(UserError, match="cannot be read"):
+        unpacked({"feddraw": {"words": "[[1", "bits": {}}})
+
+
+# ---------------------------------------------------------------------------------------------------- the older kind
+
+
+def sent_by(client: str, params: Any, round: int = 0, kind: str = DataKind.WEIGHTS, **meta: Any) -> Shareable:
+    """A result as ScatterAndGather and a swarm's gatherer pass it on."""
+    shareable = DXO(kind, data=params, meta=meta).to_shareable()
+    shareable.add_cookie(AppConstants.CONTRIBUTION_ROUND, round)
+    shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
+    return shareable
+
+
+def test_the_older_kind_takes_weights_and_differences_and_knows_a_site_by_flares_word() -> None:
+    aggregator, sent = FedDRAW(rounds=3), {"numpy_key": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    context = Context(0, sent)
+    ones = {"numpy_key": np.ones((3, 3), np.float32)}
+    whole = {"numpy_key": sent["numpy_key"] + 1}
+    assert aggregator.accept(sent_by("site-1", whole, num_examples=5, client_name="site-9"), context)
+    assert aggregator.accept(sent_by("site-2", ones, kind=DataKind.WEIGHT_DIFF, num_examples=5), context)
+    assert not aggregator.accept(sent_by("site-3", whole, round=7, num_examples=5), context)
+    nothing = Shareable()
+    nothing.set_peer_props({ReservedKey.IDENTITY_NAME: "site-4"})
+    assert not aggregator.accept(nothing, context)
+    shareable = aggregator.aggregate(context)
+    assert np.array_equal(shareable["DXO"]["data"]["numpy_key"], whole["numpy_key"])
+    found = {entry.client: entry.status for entry in aggregator.history[0]}
+    assert found["site-1"] == found["site-2"] == "counted"
+    assert "site-3" not in found
+    assert found["site-4"].startswith("refused: no model: ")
+    aggregator.accept(sent_by("site-1", whole, round=1, num_examples=5), later := Context(1, sent))
+    aggregator.aggregate(later)  # nobody has called reset, as in a swarm
+    assert [entry.status for entry in aggregator.history[1]][:2] == ["counted", "missing"]
+
+
+def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_count() -> None:
+    aggregator, sent = FedDRAW(rounds=3), tiny.initial().arrays()
+    about: dict[str, dict[str, Any]] = {"a": {"num_examples": 5}, "b": {}, "c": {"num_examples": 5}}
+    for client, meta in about.items():
+        moved = {name: array + (0.1 if array.dtype == np.float32 else 1) for name, array in sent.items()}
+        aggregator.accept(sent_by(client, moved, **meta), Context(0, sent))
+    aggregator.aggregate(Context(0, sent))
+    found = {entry.client: entry.status for entry in aggregator.history[0]}
+    assert (found["a"], found["c"]) == ("counted", "counted")
+    assert "let the client's script send FLModel(params=…, meta={'num_examples': number of its images" in found["b"]
+
+
+def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddraw.nvflare.aggregator.PAUSE", 0.0)
+    method = catalog.find("methods", "fedadam")()  # it remembers moments
+    results, sites = tiny.train(method, 3), sites_of(method)
+    names = [f"{number} {name}" for number, name in enumerate(tiny.NAMES)]
+    swarm = {name: MethodAggregator("fedadam", rounds=3, folder=str(tmp_path)) for name in names}
+    model, meta = tiny.initial().arrays(), dict[str, Any]()
+    for round, gatherer in enumerate((names[2], names[0], names[3])):
+        for name, aggregator in swarm.items():
+            aggregator.handle_event(AppEventType.ROUND_STARTED, Context(round, model, meta, site=name))
+        context = Context(round, model, meta, site=gatherer)
+        for number, name in enumerate(names):
+            answer = sites[number].train(FLModel(params=model, current_round=round, total_rounds=3, meta=meta))
+            swarm[gatherer].accept(sent_by(name, answer.params, round, **answer.meta), context)
+        found = FLModelUtils.from_shareable(swarm[gatherer].aggregate(context))
+        model, meta = found.params, found.meta
+        for key, array in results[round].next_model.arrays().items():
+            assert np.array_equal(model[key], array), (round, key)
+    for name, aggregator in swarm.items():
+        aggregator.handle_event(EventType.END_RUN, Context(2, model, meta, site=name))
+    ledgers = {(tmp_path / name / "weights.csv").read_bytes() for name in names}
+    assert len(ledgers) == 1
+    assert len(ledgers.pop().splitlines()) == 1 + 3 * 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -24,7 +26,8 @@ def our_look():
 def test_a_users_own_look_of_figures_stays():
     before = dict(mpl.rcParams)
     with mpl.rc_context(before):
-        plots.critical_difference_figure({"AUC": ({"a": 1.0, "b": 2.0}, [["a", "b"]], 1.2)})
+        found: Any = SimpleNamespace(average_ranks={"a": 1.0, "b": 2.0}, groups=[["a", "b"]], difference=1.2, alpha=0.1)
+        plots.critical_difference_figure({"AUC": found})
         assert dict(mpl.rcParams) == before
 
 
@@ -119,3 +122,16 @@ def test_the_roc_marks_the_operating_point() -> None:
     _, axes = plots.panel()
     plots.draw_roc(axes, {"m": (np.array([0, 1]), np.array([0, 1]))}, {"m": (0.2, 0.7)}, ["m"])
     assert any((list(line.get_xdata()), list(line.get_ydata())) == ([0.2], [0.7]) for line in axes.lines)
+
+
+def test_a_figure_that_is_laid_out_once_is_saved_as_one_that_is_drawn_for_it() -> None:
+    saved = []
+    for prepare in (plots.lay_out, lambda figure: (figure.draw_without_rendering(), figure.set_layout_engine("none"))):
+        figure, axes = plots.panel()
+        plots.draw_weights(axes, WEIGHTS, title="feddraw")
+        prepare(figure)
+        for kind in ("svg", "png"):
+            content = io.BytesIO()
+            figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {})
+            saved.append(content.getvalue())
+    assert saved[:2] == saved[2:]

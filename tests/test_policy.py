@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from feddraw import catalog
-from feddraw.analysis.explain import explain, sentences
+from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import Server
 from feddraw.errors import UserError
 from feddraw.experiment.preparation import prepare

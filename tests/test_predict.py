@@ -18,7 +18,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
 from feddraw.experiment.preparation import open_data
 from feddraw.experiment.running import run
-from feddraw.experiment.trained import load_trained
+from feddraw.experiment.trained_model import load_trained
 from feddraw.results.runs import read_run
 from feddraw.system.workers import receive
 from small import small

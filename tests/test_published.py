@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,7 +212,9 @@ def test_nothing_in_the_diagram_is_printed_over_anything_else(methods: int) -> N
     ranks = {f"method-{i}+fedprox": float(r) for i, r in enumerate(np.sort(rng.uniform(1, methods, methods)))}
     names = list(ranks)
     groups = [names[i : i + 3] for i in range(0, methods - 1, 2)]
-    figure = plots.critical_difference_figure({"AUC": (ranks, groups, 2.78), "GM": (ranks, [names], 1.2 * methods)})
+    auc: Any = SimpleNamespace(average_ranks=ranks, groups=groups, difference=2.78, alpha=0.05)
+    gm: Any = SimpleNamespace(average_ranks=ranks, groups=[names], difference=1.2 * methods, alpha=0.05)
+    figure = plots.critical_difference_figure({"AUC": auc, "GM": gm})
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for axes in figure.axes for text in [*axes.texts, axes._left_title]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feddraw.core import Update
-from feddraw.experiment.references import TOGETHER, ScenarioCheck, TrainedAlone, check
+from feddraw.experiment.scenario_check import TOGETHER, ScenarioCheck, TrainedAlone, check
 from small import small
 
 

@@ -22,10 +22,13 @@ from feddraw.analysis.statistics import bootstrap, interval
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.report import Written, hospitals, markdown, write_report
-from feddraw.report.content import Report, compose, examine, first_table, main_results
-from feddraw.report.evidence import Draws, draw, over_trainings
+from feddraw.report import Written, markdown, write_report
+from feddraw.report.composition import compose
+from feddraw.report.evidence import Draws, Report, draw, examine, over_trainings
 from feddraw.report.pictures import GRID, roc
+from feddraw.report.sections import client_views
+from feddraw.report.sections.first_screen import first_table
+from feddraw.report.sections.summary import main_results
 from feddraw.results.runs import collect, read_run
 from run_folders import FINDINGS, make_run, write_predictions
 
@@ -159,7 +162,7 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tm
     for client, values in before.clients["auc"].items():
         assert np.array_equal(after.clients["auc"][client], values)
         own = after.used_by("auc", "ditto", client)  # of its own personal model, not of the mean over clients
-        assert hospitals._on_all(after, "ditto", client)["alone"].estimate == own[0] - values[0]
+        assert client_views._on_all(after, "ditto", client)["alone"].estimate == own[0] - values[0]
         assert np.array_equal(after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"])
     every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
     assert len(set(every)) == 4
@@ -180,7 +183,7 @@ def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> Non
     for name, own in scores.items():
         folder = make_run(tmp_path / name, method=name, sizes=(50, 60), alone=(0.6, 0.6) if name == "alone" else ())
         save_file(tensors | {"holdout.scores": own}, folder / "predictions.safetensors")
-    found = {(view.client, view.method): view for view in hospitals.views(collect([tmp_path]).runs, "none", 40)}
+    found = {(view.client, view.method): view for view in client_views.views(collect([tmp_path]).runs, "none", 40)}
     assert set(found) == {(client, method) for client in ("C1", "C2") for method in ("feddraw", "fedavg")}
     view = found["C1", "feddraw"]
     assert (view.images, view.area, dict(view.common)) == (4, 1.0, {})
@@ -520,6 +523,8 @@ def test_the_page_is_one_file_that_asks_nothing_of_a_network(tmp_path: Path) -> 
     assert "default-src 'none'" in page
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+    assert "<path" in page
+    assert not re.search(r"<path[^>]*\.\d{3}|<text[^>]*font-family", page)  # nothing that a reader cannot see
     for name in re.findall(r"figures/([^)]+)\.svg", (tmp_path / "report.md").read_text()):
         assert (tmp_path / "figures" / f"{name}.svg").is_file()
         assert (tmp_path / "figures" / f"{name}.png").is_file()

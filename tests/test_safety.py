@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw.cli import app
 from feddraw.data.imaging import BadImage, decode
-from feddraw.datasets.folder import inside, read_sheet, read_tables
+from feddraw.datasets.folder import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
 from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
@@ -219,7 +219,7 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         Experiment.read,
         read_study,
         read_json,
-        read_sheet,
+        lambda path: read_tables([path]),
         read_labels,
         Archive.open,
         _parsed,

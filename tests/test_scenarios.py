@@ -23,8 +23,8 @@ from feddraw.errors import UserError
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import self_information
 from feddraw.scenarios.dealing import Partition, Shard, apportion, scaled, shuffle
-from feddraw.scenarios.heterogeneity import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
 from feddraw.scenarios.partition import dataset_of, deal, describe, names, options_of, wanted
+from feddraw.scenarios.skew import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
 
 # Tables 2 and 3 of the paper.
 SIZES = {
@@ -207,6 +207,42 @@ def test_certain_gives_small_clients_no_uncertain_label(tables: dict[str, Labels
     assert [int((labels.uncertain[shard.rows] > 0).sum()) for shard in partition.shards] == [8000, 8000, 0, 0]
 
 
+def shares_of(partition: Partition, labels: Labels, small: set[int], columns: list[int]) -> tuple[float, float]:
+    """The share of images with one of the classes at the small and at the large clients."""
+    own = np.array(positives(partition, labels, columns))
+    few = np.array([client in small for client in range(len(own))])
+    return (float(own[few].sum() / partition.sizes[few].sum()), float(own[~few].sum() / partition.sizes[~few].sum()))
+
+
+@pytest.mark.parametrize(("name", "prevalence"), [("CHX-4", 0.5), ("CHM-2", 0.15)])
+def test_enriched_small_clients_leave_the_large_ones_a_natural_draw(
+    name: str, prevalence: float, tables: dict[str, Labels]
+) -> None:
+    source = dataset_of(name) or ""
+    labels, rare = tables[source], RARE[source]
+    partition = deal(name, labels, seed=0, options={"construction": "enriched"})
+    assert sizes(partition) == SIZES[name]
+    few, many = shares_of(partition, labels, set(SMALL[name]), rare)
+    marked = labels.values[:, rare].any(axis=1)
+    small = sum(SIZES[name][client] for client in SMALL[name])
+    assert few == pytest.approx(prevalence, abs=1e-3)
+    assert many == pytest.approx((marked.sum() - prevalence * small) / (len(labels) - small), abs=1e-3)
+    depleted = shares_of(deal(name, labels, seed=0), labels, set(SMALL[name]), rare)[1]
+    assert depleted < many
+
+
+def test_small_clients_may_hold_findings_only_or_a_random_sample(tables: dict[str, Labels]) -> None:
+    labels = tables["chexpert"]
+    everything = list(range(len(labels.findings)))
+    only = deal("CHX-4", labels, seed=0, options={"construction": "findings"})
+    few, many = shares_of(only, labels, set(SMALL["CHX-4"]), everything)
+    natural = float((labels.values.max(axis=1) > 0).mean())
+    assert few == 1.0
+    assert many == pytest.approx(natural, abs=0.01)
+    random = deal("CHX-4", labels, seed=0, options={"construction": "random"})
+    assert shares_of(random, labels, set(SMALL["CHX-4"]), everything)[0] == pytest.approx(natural, abs=0.03)
+
+
 # ------------------------------------------------------------------------------------------ scale
 
 
@@ -312,7 +348,7 @@ def test_patient_disjoint_keeps_sizes_and_quotas(
         assert positives(partition, labels, column) == positives(plain, labels, column)
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards", "quantity"])
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards", "quantity", "lognormal"])
 def test_usual_partitions_can_keep_patients_together(name: str, small: Labels) -> None:
     partition = deal(name, small, seed=0, options={"patient_disjoint": True})
     assert shared_patients(partition, small) == 0
@@ -368,6 +404,17 @@ def test_quantity_follows_the_power_law(small: Labels) -> None:
     assert sizes(deal("quantity", small, seed=0, options={"clients": 4, "power": 0.0})) == [250] * 4
 
 
+def test_lognormal_sizes_are_exact_and_have_the_wanted_spread() -> None:
+    labels = random_labels(20_000)
+    found = np.array(sizes(deal("lognormal", labels, seed=0, options={"clients": 200, "min_size": 2})))
+    assert found.sum() == 20_000
+    assert found.min() >= 2
+    assert np.log(found).std() == pytest.approx(1.0, abs=0.15)
+    assert sizes(deal("lognormal", labels, seed=0, options={"clients": 4, "sigma": 0.0})) == [5000] * 4
+    with pytest.raises(UserError, match="20 clients of at least 10 images need 200, the data has 100"):
+        deal("lognormal", random_labels(100), seed=0)
+
+
 def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]) -> None:
     labels = tables["chexpert"].take(np.arange(5000))
     skew = []
@@ -421,7 +468,7 @@ def test_by_site_counts_patients_of_several_sites() -> None:
 
 
 def test_every_scenario_is_listed_with_a_line_and_options() -> None:
-    assert names() == [*SIZES, "by_site", "dirichlet", "iid", "quantity", "shards"]
+    assert names() == [*SIZES, "by_site", "dirichlet", "iid", "lognormal", "quantity", "shards"]
     assert describe("chx-4") == "CheXpert, 9 large + 1 small: 9 × 10,000, 1 × 2,500"
     assert all(describe(name) and "\n" not in describe(name) for name in names())
     assert options_of("CHX-1")["share"] == 0.85
@@ -460,7 +507,7 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
         ("dirichlet", {"beta": 1.0}, "dirichlet has no setting 'beta'"),
         ("CHM-2", {"tilt": 1.0}, "CHM-2 with construction concentration has no setting 'tilt'"),
         ("CHM-5", {"share": 0.5}, "CHM-5 has no setting 'share'"),
-        ("CHM-2", {"construction": "tlt"}, "construction must be one of concentration, tilt, certain"),
+        ("CHM-2", {"construction": "tlt"}, "construction must be one of concentration, enriched, findings, tilt, "),
         ("CHM-2", {"construction": "tilt", "tilt": -1.0}, "tilt must be zero or more"),
         ("CHM-2", {"share": math.nan}, "share must be between 0 and 1"),
         ("CHM-2", {"share": 0}, "share must be above 0"),
@@ -654,10 +701,10 @@ def test_measures_of_a_partition_by_hand() -> None:
 
 
 def test_figure_has_a_bar_a_client_with_the_first_on_top(small: Labels) -> None:
-    from feddraw.scenarios.draw import figure_of
+    from feddraw.analysis.partition_figure import partition_figure
 
     partition = deal("CHM-2", small, seed=0, scale=0.01)
-    bars, mix = figure_of(partition, small).axes
+    bars, mix = partition_figure(partition, small).axes
     assert [bar.get_width() for bar in bars.patches] == [95, 95, 95, 500]
     assert len(mix.patches) == 4 * 6
     assert bars.yaxis_inverted()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,6 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
@@ -28,7 +28,9 @@ from typer.testing import CliRunner
 from feddraw.cli import app as command_line
 from feddraw.errors import UserError
 from feddraw.flower import signatures, supernode
+from feddraw.flower._inprocess import identify
 from feddraw.flower.signatures import Bundle, Refused, Signatures
+from feddraw.secure.keys import read_directory, read_public
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -142,7 +144,7 @@ def run_of(bundle: Bundle, **changes: Any) -> Run:
 
 def receive(bundle: Bundle, run: Run, site: Signatures) -> SimpleNamespace:
     """What Flower's own loop stores when the server sends a message, a run and its bundle."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run.run_id, 2
+    identify(run=run.run_id, node=2)
     stores = ObjectStoreFactory()
     state, store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
     state.set_node_id(1)
@@ -244,7 +246,7 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: Bundle) -> None:
-    public = signatures.read_public(operator / "operator.key.pub")
+    public = read_public(operator / "operator.key.pub")
     assert Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256 == ready.sha256
     assert (operator / "operator.key").stat().st_mode & 0o777 == 0o600
 
@@ -276,6 +278,9 @@ def test_what_is_no_app_is_not_signed(operator: Path, what: str) -> None:
         ({"node_config": "trust=true"}, "a signature does not cover that"),
         ({"node_config": "data=["}, "--node-config"),
         ({"node_config": "North"}, "--node-config: 'North' has no KEY=VALUE"),
+        ({"node_config": 'key="nothing"'}, "there is no file nothing"),
+        ({"node_config": 'key="operator.key.pub"'}, "operator.key.pub can be read by others: close it with `chmod"),
+        ({"node_config": 'sites="operator.key.pub"'}, "operator.key.pub is no directory of sites"),
         ({"operator": "node.key"}, "node.key is no public key"),
         ({"key": "nothing"}, "there is no file nothing"),
         ({"signatures": "nothing"}, "there is no nothing"),
@@ -286,6 +291,21 @@ def test_a_site_that_is_set_up_wrongly_does_not_start(operator: Path, changes: A
     refused = start(operator, **changes)
     assert isinstance(refused.exception, UserError)
     assert words in str(refused.exception)
+
+
+def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_start_warns(operator: Path) -> None:
+    lines = [
+        feddraw("site", "key", f"{name}.sign", "--name", name).stdout.splitlines()[2] for name in ("North", "St. M")
+    ]
+    (operator / "sites.toml").write_text("\n".join(lines))
+    directory = read_directory(operator / "sites.toml")
+    assert {name: read_public(operator / f"{name}.sign.pub") for name in directory} == directory
+    assert list(directory) == ["North", "St. M"]
+    with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
+        supernode.check_node_config('key="North.sign"')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        supernode.check_node_config('key="North.sign" sites="sites.toml"')
 
 
 def test_a_site_with_a_signature_of_another_operator_does_not_start(operator: Path) -> None:

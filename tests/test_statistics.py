@@ -16,7 +16,8 @@ import pytest
 from scipy import stats
 
 from feddraw import cli
-from feddraw.analysis import statistics, words
+from feddraw.analysis import statistics
+from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.differences import against, repeats_needed
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
@@ -240,6 +241,17 @@ def test_a_weighted_auc_is_the_auc_of_images_so_often_repeated() -> None:
     found = statistics.weighted_auc(good[:, 0], truth[:, 0], weights)
     for row, area in zip(weights, found, strict=True):
         assert area == pytest.approx(metrics.roc_auc_score(truth[:, 0], good[:, 0], sample_weight=row))
+
+
+def test_the_weighted_auc_counts_ties_half_and_is_exact_for_whole_weights() -> None:
+    rng = np.random.default_rng(3)
+    scores, truth = rng.integers(12, size=200) / 12, (rng.random(200) < 0.2).astype(np.int64)
+    weights = rng.integers(4, size=(6, 200)).astype(np.float64)
+    positive, negative = np.flatnonzero(truth == 1), np.flatnonzero(truth == 0)
+    wins = (np.sign(scores[positive, None] - scores[negative]) + 1) / 2
+    pairs = [np.outer(row[positive], row[negative]) for row in weights]
+    expected = [(wins * pair).sum() / pair.sum() for pair in pairs]
+    assert statistics.weighted_auc(scores, truth, weights).tolist() == expected
 
 
 def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_of_a_plain_bootstrap() -> None:

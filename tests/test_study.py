@@ -340,3 +340,16 @@ def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):
     write_report([whole / "out"], replicates=0)
     assert (whole / "out" / "runs.csv").read_bytes() == before
     assert [event.kind for event in conduct(read_study(whole / "tiny.toml"), whole / "out", 1, [])] == ["skipped"] * 4
+
+
+def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path):
+    text = TINY.replace("[0, 1]", "5").replace('["feddraw", "uniform"]', '"uniform"')
+    text = 'keep = { tail = 2 }\ncorruption = { gamma = "C2=2" }\ntest_every_round = true\n' + text
+    planned = read_study(file(text.replace("test = 60", "test = 60\nseed = -1")))
+    table = ResultTable(tmp_path / "table.csv")
+    assert [event.kind for event in conduct(planned, tmp_path / "runs", 1, [table])][-1] == "finished"
+    (row,) = rows(tmp_path / "table.csv").values()
+    assert 0 < float(row["auc_of_tail"]) < 1
+    site, *curve = row["auc_by_site_by_round"].split()
+    assert site == "C2"
+    assert len(curve) == len(row["auc_by_round"].split()) == 2

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 import tiny
 from feddraw.analysis import metrics, statistics
-from feddraw.analysis.explain import explain, sentences
+from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.contact_sheet import caption
 from feddraw.data.dataset import FINDINGS, UNKNOWN, Dataset, Labels
 from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.method import combined_method
+from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.preparation import prepare
 from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
@@ -33,7 +33,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.runs import read_run
 from feddraw.scenarios.dealing import Partition, Shard
-from feddraw.scenarios.heterogeneity import counts
+from feddraw.scenarios.skew import counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 from feddraw.training.build import build
@@ -68,7 +68,9 @@ def trainer(targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (),
     builder = partial(build, "compact", len(FINDINGS), {"growth": 4})
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return Trainer(builder, examples, [np.arange(rows)], how, Local(), asks=asks)  # type: ignore[arg-type]
+        found = Trainer(builder, examples, [np.arange(rows)], how, Local(), asks=asks)  # type: ignore[arg-type]
+        assert found.network is not None  # it is made when it is first looked at: here, under this seed
+        return found
 
 
 # ---------------------------------------------------------------------------------------------------- representation

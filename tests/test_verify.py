@@ -63,9 +63,11 @@ def test_another_environment_is_told(finished: Path, tmp_path: Path) -> None:
     environment = tmp_path / "run" / "environment.json"
     told = json.loads(environment.read_text())
     told["packages"]["torch"] = "1.0"
+    told["devices"] = [{"device": "cuda:1", "type": "cuda", "name": "A GPU"}]
     environment.write_text(json.dumps(told))
-    (difference,) = verify(tmp_path / "run", 1).other_environment
-    assert difference.startswith("torch 1.0, now ")
+    version, device = verify(tmp_path / "run", 1).other_environment
+    assert version.startswith("torch 1.0, now ")
+    assert device == "trained on A GPU, now cpu"
 
 
 def test_mistakes_are_one_line(finished: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.runs import collect
-from feddraw.watch import folders as following
-from feddraw.watch.folders import FollowedFolder, FollowedRun, Tail
+from feddraw.watch import followed_runs as following
+from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, Tail
 from feddraw.watch.server import Watch, require_loopback, usual_port
 from run_folders import make_run
 from small import small

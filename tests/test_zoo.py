@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddraw import catalog
-from feddraw.analysis.explain import explain, sentences
+from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
-from feddraw.datasets.folder import read_sheet
+from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
 from feddraw.experiment.preparation import balanced, prepare
 from feddraw.experiment.running import iterate, run
@@ -76,6 +76,7 @@ FEDAVG = [
     ("fedeba", {"temperature": 1e9, "start": "size"}),
     ("fedlaw", {"epochs": 0}),
     ("size_then_uniform", {"until": 99}),
+    ("size_power", {"power": 1.0}),
     ("fedsim", {"groups": 1}),
 ]
 UNIFORM = [
@@ -83,6 +84,7 @@ UNIFORM = [
     ("fedeba", {"temperature": 1e9}),
     ("trimmed_mean", {"share": 0.0}),
     ("size_then_uniform", {"until": 0}),
+    ("size_power", {"power": 0.0}),
     ("krum", {"keep": 4}),
     ("fedsim", {"groups": 4}),
 ]
@@ -107,6 +109,12 @@ def test_with_equal_steps_inverse_steps_is_uniform():
         [1 / 3] * 3
     )
     assert values("inverse_steps", cohort_of(np.zeros((2, 2)), [5, 3], steps=[30, 10])) == pytest.approx([0.25, 0.75])
+
+
+def test_a_power_of_size_by_hand():
+    weights = values("size_power", cohort_of(np.zeros((2, 2)), [4, 1]), power=0.5)
+    assert weights == pytest.approx([2 / 3, 1 / 3])
+    assert values("size_power", cohort_of(np.zeros((2, 2)), [4, 1]), power=-0.5) == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_size_then_uniform_changes_once():
@@ -409,6 +417,8 @@ STILL = {  # settings under which what a rule remembers must make no difference,
     "fedadp": ({"alpha": 1e-9}, "fedavg"),
     "feddraw_adaptive": ({}, "feddraw"),  # these clients' similarities are steady
 }
+# What these remember decides for all clients alike.
+OF_THE_FEDERATION = {"effects_then_uniform", "move_effects", "power_by_validation", "size_until_slow"}
 
 
 def some(present, round=0):
@@ -423,7 +433,7 @@ def some(present, round=0):
 
 def test_every_rule_that_remembers_is_tried_with_absent_clients():
     remembering = {name for name in catalog.names("methods") if method(name).weighting.init()}
-    assert remembering == STILL.keys()
+    assert remembering - OF_THE_FEDERATION == STILL.keys()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -579,7 +589,7 @@ def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
 
 def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
     (tmp_path / "own.csv").write_text("file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n")
-    labels = read_sheet(tmp_path / "own.csv").labels
+    labels = read_tables([tmp_path / "own.csv"]).labels
     assert labels.findings == ("Edema",)
     assert labels.groups.tolist() == ["F", "M", "M", "F"]
     assert labels.take(np.array([1, 3])).groups.tolist() == ["M", "F"]
@@ -684,6 +694,20 @@ def test_the_ablations_by_hand():
     for inner in ("annealed", "size", "similarity"):
         assert drawn("feddraw_variant", 14, inner=inner).values == pytest.approx([1 / 3] * 3)
         assert drawn("feddraw_variant", 0, inner=inner).values == pytest.approx(p)
+
+
+def test_controls_of_the_similarity_keep_nothing_of_whose_it_is():
+    gamma, beta, p = math.exp(-0.4 * 4), 3 * (1 - math.exp(-0.2 * 10)), np.array([0.6, 0.3, 0.1])
+    same = drawn("feddraw_variant", 4, signal="constant")
+    assert same.parts["similarity"].tolist() == [1, 1, 1]
+    assert same.values == pytest.approx(softmax(gamma * p, beta), abs=1e-9)
+    shuffled = [drawn("feddraw_variant", t, signal="shuffled").parts["similarity"] for t in range(12)]
+    assert all(sorted(found) == pytest.approx(sorted(S), abs=1e-6) for found in shuffled)
+    assert len({tuple(found) for found in shuffled}) > 2
+    standard = drawn("feddraw_variant", 4, signal="standardised").parts["similarity"]
+    assert standard == pytest.approx((S - S.mean()) / S.std(), abs=1e-4)
+    alike = drawn("feddraw_variant", 4, rows=np.array([[1.0, 0.0]] * 3), signal="standardised").parts["similarity"]
+    assert alike.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("rounds", [2, 8, 15, 29, 57])
@@ -856,6 +880,13 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
         ("trimmed_mean", {"share": 0.5}),
         ("krum", {"keep": 0}),
         ("size_then_uniform", {"until": -1}),
+        ("effects_then_uniform", {"until": 0}),
+        ("effects_then_uniform", {"lam": 0.0}),
+        ("move_effects", {"until": 0}),
+        ("power_by_validation", {"phase": 0}),
+        ("size_until_slow", {"least": 1.0}),
+        ("size_power", {"power": 11.0}),
+        ("size_power", {"power": float("nan")}),
         ("ditto", {"pull": -1.0}),
         ("feddraw_variant", {"inner": "sizes"}),
         ("feddraw_variant", {"clock": "t"}),

@@ -6,8 +6,9 @@ import inspect
 from pathlib import Path
 
 from feddraw import catalog
-from feddraw.cli.listing import first_line, needs_of, place_in_mixture, settings_of
+from feddraw.cli.listing import needs_of, place_in_mixture
 from feddraw.core import brings_training, brings_weighting
+from feddraw.experiment.method_by_name import defaults_of, without_empty
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -17,6 +18,7 @@ KINDS = {
         "fedavg",
         "uniform",
         "size_then_uniform",
+        "size_power",
         "inverse_steps",
         "centralised",
         "alone",
@@ -31,6 +33,10 @@ KINDS = {
         "fedlbw",
         "fedawa",
         "random_effects",
+        "effects_then_uniform",
+        "move_effects",
+        "power_by_validation",
+        "size_until_slow",
     ),
     "Fairness between clients, or between groups of patients": (
         "fedeba",
@@ -111,14 +117,16 @@ def entry(name: str) -> str:
     function = catalog.find("methods", name)
     method = function()
     about = inspect.getdoc(inspect.getmodule(function)) or ""
+    settings = without_empty(defaults_of(function))
     rows = {
-        "in short": first_line(function),
+        "in short": catalog.about("methods", name),
         "looks at": needs_of(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
         "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",
+        "under secure sums": str(method.secure),
         "in a mixture A+B": place_in_mixture(method),
-        "settings": ", ".join(f"`{key} = {value}`" for key, value in settings_of(function).items()) or "none",
+        "settings": ", ".join(f"`{key} = {value}`" for key, value in settings.items()) or "none",
     }
     table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
     return "\n".join([f"### {name}\n", about, "", *table, ""])

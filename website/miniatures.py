@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,3 +115,15 @@ def archives(folder: Path) -> None:
     ]
     write_table(chexpert / "train.csv", header, rows[:300])
     write_table(chexpert / "valid.csv", header, rows[300:])
+
+
+def matrix_archives(folder: Path) -> None:
+    """Both archives of the paper's matrix at a scale of 0.002, as the tests have them, and the matrix's file."""
+    root = Path(__file__).parents[1]
+    sys.path.append(str(root / "tests"))
+    from archives import chestmnist_archive, chexpert_archive
+
+    chexpert_archive(folder, 0.002)
+    chestmnist_archive(folder, 0.002)
+    (folder / "studies").mkdir(exist_ok=True)
+    shutil.copy(root / "studies" / "paper.toml", folder / "studies")

@@ -5,6 +5,7 @@ each client of the run's scenario with a key of its own and the operator's signa
 
 Certificates, keys, logs and the run are in the folder. Everything listens on 127.0.0.1, and everything that was
 started is stopped at the end, also by Ctrl-C. `--stranger` also shows what somebody with the address and ca.crt can do.
+With a Flower before 1.41 only `--insecure` works: these have several ports, and feddraw checks no signatures there.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 APP = Path(__file__).parent / "app"
 DOOR = Path(__file__).parent / "nginx.conf"  # the guide's own file
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
 NAME = "local"  # of the connection in Flower's configuration
+SEVERAL_PORTS = tuple(map(int, version("flwr").split(".")[:2])) < (1, 38)  # of a SuperLink: nodes, `flwr`, its own
 REFUSED = 305  # a SuperNode's way of saying that the SuperLink does not know it
 
 
@@ -34,10 +37,13 @@ class Federation:
 
     def __init__(self, folder: Path, *, secure: bool = True, behind_nginx: bool = True) -> None:
         self.folder, self.secure, self.behind_nginx = folder.resolve(), secure, secure and behind_nginx
+        if secure and SEVERAL_PORTS:
+            raise SystemExit(f"keys and signatures need Flower 1.41, and this is {version('flwr')}: give --insecure")
         if self.behind_nginx and NGINX is None:
             raise SystemExit("nginx is not installed: apt install nginx, or try without it with --without-nginx")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()  # of the SuperLink
+        self.control = free_port() if SEVERAL_PORTS else self.port  # where `flwr` finds it
         self.door = free_port() if self.behind_nginx else self.port  # where the nodes knock
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         tools = Path(sys.executable).parent  # Flower starts its own commands by their bare names
@@ -60,7 +66,7 @@ class Federation:
         trust = f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
-        (home / "config.toml").write_text(connection(self.port, trust))
+        (home / "config.toml").write_text(connection(self.control, trust))
 
     # ------------------------------------------------------------------------------------------ processes
 
@@ -110,12 +116,18 @@ class Federation:
         if self.secure:
             security = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
             security += ["--enable-supernode-auth"]
-        where = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self.start("superlink", "flower-superlink", *security, *where, "--disable-runtime-dependency-installation")
+        self.start("superlink", "flower-superlink", *security, *self._addresses())
         link = self.processes["superlink"]
-        wait_for(lambda: answers(self.port) or link.poll() is not None, 60, "the SuperLink does not answer")
+        ports = {self.port, self.control}
+        wait_for(lambda: all(map(answers, ports)) or link.poll() is not None, 60, "the SuperLink does not answer")
         if link.poll() is not None:
             raise SystemExit(f"the SuperLink has ended: see {self.folder / 'superlink.log'}")
+
+    def _addresses(self) -> list[str]:
+        if not SEVERAL_PORTS:
+            return ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        ports = {"fleet": self.port, "control": self.control, "serverappio": free_port()}
+        return [part for name, port in ports.items() for part in (f"--{name}-api-address", f"127.0.0.1:{port}")]
 
     def nginx(self) -> None:
         """The door: TLS for the nodes, and no way to anything that they do not need."""
@@ -146,10 +158,13 @@ class Federation:
         subprocess.run(command, check=True, capture_output=True, env=self.environment)
 
     def supernode(self, name: str, config: str, *, register: bool = True) -> None:
-        where = ["--superlink", f"127.0.0.1:{self.door}", "--port", str(free_port()), "--node-config", config]
+        where = ["--superlink", f"127.0.0.1:{self.door}", "--node-config", config]
         if not self.secure:
-            self.start(name, "flower-supernode", "--insecure", "--host", "127.0.0.1", *where)
+            old = ["--clientappio-api-address", f"127.0.0.1:{free_port()}"]
+            own = old if SEVERAL_PORTS else ["--host", "127.0.0.1", "--port", str(free_port())]
+            self.start(name, "flower-supernode", "--insecure", *own, *where)
             return
+        where += ["--port", str(free_port())]
         key = make_key(self.folder / f"{name}.key")
         if register:
             self.flwr("supernode", "register", key.with_suffix(".key.pub"), NAME)

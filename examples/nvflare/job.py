@@ -19,15 +19,21 @@ from feddraw.nvflare import FedDRAW
 ROUNDS = 3
 
 
-def main(folder: Path) -> None:
+def first_model(folder: Path) -> Path:
+    """The weights to begin with: FLARE would draw some of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    torch.save(Net().state_dict(), folder / "initial.pt")  # FLARE would begin with random weights of its own
+    torch.save(Net().state_dict(), folder / "initial.pt")
+    return folder / "initial.pt"
+
+
+def main(folder: Path) -> None:
+    initial = first_model(folder)
     os.chdir(Path(__file__).parent)
     recipe = FedAvgRecipe(
         name="feddraw",
         model=Net(),
-        initial_ckpt=str(folder / "initial.pt"),
+        initial_ckpt=str(initial),
         min_clients=3,
         num_rounds=ROUNDS,
         train_script="client.py",

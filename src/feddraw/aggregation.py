@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,14 +19,14 @@ import numpy as np
 
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
 from feddraw.errors import UserError, unknown
-from feddraw.experiment.method import by_half, combined_method, recorded_settings
+from feddraw.experiment.method_by_name import by_half, combined_method, recorded_settings
 from feddraw.results.checkpoint import read_tree, tree_bytes
 from feddraw.results.folder import policy_of
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import array_of, doubt, flatten, layout_of_arrays, like, plain
+from feddraw.server.state_dict import array_of, flatten, layout_of_arrays, like, looks_at_classifier, plain
 from feddraw.system.files import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
@@ -105,7 +104,8 @@ def aggregate(
     method: str | Mapping[str, Any] | Method = "feddraw",
     state: AggregationState | None = None,
     clients: Sequence[str] | None = None,
-    classifier: str = "",
+    classifier: str | Sequence[str] = "",
+    outputs: int = 0,
     gate: Gate | None = None,
     policy: Policy | Mapping[str, Any] | Path | str | None = None,
 ) -> AggregationResult:
@@ -114,21 +114,22 @@ def aggregate(
     `sent` is the state dict that the clients started from, `updates` are their trained state dicts with their numbers
     of images. Rounds count from 0. Pass `state` of the result to the next round. `method` is a name, a table with a
     name and settings, or a `Method`. `clients` names all clients, in the order of the ledger; left out, they are those
-    that have answered so far. `classifier` names the layer that gives the scores; left out, it is found by its shape.
-    An update that is broken is refused by name in the ledger, and the others count.
+    that have answered so far. `classifier` names the layer that gives the scores, or several in the order of the
+    findings; left out, it is found by its shape and by `outputs`, the number of findings, and asked for where that does
+    not decide. An update that is broken is refused by name in the ledger, and the others count.
     """
-    rule, name = _rule(method)
+    rule, name = rule_of(method)
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
     given = [_named(update, index) for index, update in enumerate(updates)]
-    _require(rule, name, given)
+    require(rule, name, given)
     _check_round(round, rounds, name, state)
     names = _names(given, state, clients)
     arrays = plain(sent)
-    layout = layout_of_arrays(arrays, classifier)
-    if state is None and not classifier and (unsure := doubt(layout)):
-        warnings.warn(unsure, stacklevel=2)
+    by_finding = [len(one.labelled) for one in given if one.labelled is not None]
+    looked_at = bool(by_finding) or looks_at_classifier(rule)
+    layout = layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.weighting.check(layout)
     model = flatten(arrays, layout)
     values = rule.init(model) if state is None else state.values
@@ -148,7 +149,7 @@ def aggregate(
     )
 
 
-def _rule(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
+def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
@@ -168,7 +169,7 @@ def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> Client
     return ClientUpdate(update[0], update[1], f"C{index + 1}")
 
 
-def _require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
+def require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
     if rule.centralised or not rule.local.starts_from_sent:

@@ -88,7 +88,10 @@ def outside(name: str) -> Callable[..., Any]:
 def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any) -> Any:
     """Call with settings from a file or the command line."""
     parameters = inspect.signature(function).parameters
-    check(settings, {name: p.default for name, p in parameters.items() if name not in given}, what)
+    named = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    passed_on = settings.keys() - named.keys() if len(named) < len(parameters) else set()  # to what it calls
+    own = {name: value for name, value in settings.items() if name not in passed_on}
+    check(own, {name: default for name, default in named.items() if name not in given}, what)
     try:
         bound = inspect.signature(function).bind(**given, **settings)
     except TypeError as error:

@@ -30,6 +30,7 @@ Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' 
 Parts = Mapping[str, NDArray[np.float64] | float | None]  # what explains a weight, by its name in the ledger
 State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
+Heads = str | tuple[str, ...]  # the classifier: one layer, or several in the order of their findings
 
 # A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single number, one number
 # per finding, the counts of `GROUP_COUNTS`, as long as the classifier's parameters, or the two numbers of `SPREAD`.
@@ -66,6 +67,26 @@ SPREAD = ("images measured", "variance")  # of one image's gradient, summed over
 # those that are called right.
 GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
 
+
+@dataclass(frozen=True)
+class Secure:
+    """How a rule works where the server sees nothing but sums over clients (docs/privacy.md)."""
+
+    sums: int  # masked sums in a round; 0: it cannot
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        return f"no: {self.why_not}" if self.why_not else "one sum" if self.sums == 1 else "two sums"
+
+
+ONE_SUM, TWO_SUMS = Secure(1), Secure(2)
+
+
+def not_secure(why: str) -> Secure:
+    """A rule that needs more than sums, and why."""
+    return Secure(0, why)
+
+
 _BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 _SUM_BLOCK = 1 << 15
 _STRETCH = 1 << 16  # columns for one thread at a time
@@ -95,13 +116,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the flat vectors of a model mean: the order of its tensors and which layer is the classifier."""
+    """What the flat vectors of a model mean: the order of its tensors and which layer is the classifier.
+
+    Frozen tensors are in no vector: they are the same in every model of a run, and part of its state dict only.
+    """
 
     entries: tuple[Entry, ...]
-    classifier: str
+    classifier: Heads
+    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
 
     @staticmethod
-    def of(tensors: Iterable[tuple[str, Kind, tuple[int, ...], str]], classifier: str) -> Layout:
+    def of(tensors: Iterable[tuple[str, Kind, tuple[int, ...], str]], classifier: Heads) -> Layout:
         """From name, kind, shape and type of each tensor in the network's order; each kind is counted from zero."""
         entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
         for name, kind, shape, dtype in tensors:
@@ -125,9 +150,21 @@ class Layout:
         return self.count("classifier") if extent == "classifier" else lengths[extent]
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """The classifier's layers, in the order of their findings."""
+        return (self.classifier,) if isinstance(self.classifier, str) else self.classifier
+
+    def in_classifier(self, name: str) -> bool:
+        """Whether a tensor belongs to the classifier."""
+        return any(within(name, head) for head in self.heads)
+
+    @property
     def outputs(self) -> int:
         """How many outputs the classifier has."""
-        return next(entry.shape[0] for entry in self.entries if entry.name.startswith(f"{self.classifier}."))
+        return sum(self._rows(head) for head in self.heads)
+
+    def _rows(self, head: str) -> int:
+        return next((*entry.shape, 1)[0] for entry in self.entries if within(entry.name, head))
 
     @property
     def batch_norm(self) -> NDArray[np.bool_]:
@@ -142,9 +179,14 @@ class Layout:
 
     def rows_of(self, output: int) -> list[slice]:
         """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
-        entries = [e for e in self.entries if e.kind == "param" and e.name.startswith(f"{self.classifier}.")]
-        lengths = [(entry.start, entry.size // self.outputs) for entry in entries if entry.shape[0] == self.outputs]
-        return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
+        for head in self.heads:
+            rows = self._rows(head)
+            if output < rows:
+                entries = [e for e in self.entries if e.kind == "param" and within(e.name, head)]
+                lengths = [(entry.start, entry.size // rows) for entry in entries if entry.shape[:1] == (rows,)]
+                return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
+            output -= rows
+        raise UserError(f"the classifier has {self.outputs} outputs, and none after them")
 
     def count(self, layer: str) -> int:
         """How many parameters a layer has."""
@@ -153,9 +195,9 @@ class Layout:
 
     def find(self, layer: str = "classifier", part: LayerPart = "both") -> slice | NDArray[np.intp]:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
-        prefix = self.classifier if layer == "classifier" else layer
+        prefixes = self.heads if layer == "classifier" else (layer,)
         params = [entry for entry in self.entries if entry.kind == "param"]
-        chosen = [e for e in params if layer == "all" or e.name == prefix or e.name.startswith(prefix + ".")]
+        chosen = [e for e in params if layer == "all" or any(within(e.name, prefix) for prefix in prefixes)]
         if not chosen:
             raise unknown("layers", layer, {"classifier", "all", *(e.name.rpartition(".")[0] for e in params)})
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
@@ -181,9 +223,10 @@ class Model:
     layout: Layout
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Name to array, in the network's order: a state dict in numpy."""
+        """Name to array, in the network's order, then what is frozen: a state dict in numpy."""
         vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
-        return {e.name: vectors[e.kind][e.span].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
+        found = {e.name: vectors[e.kind][e.span].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
+        return found | dict(self.layout.frozen)
 
     def joined(self) -> Vector:
         """Parameters, then floating buffers: a whole model as a client remembers it."""
@@ -193,6 +236,11 @@ class Model:
         """The same network with what `joined` gave."""
         split = len(self.params)
         return Model(vector[:split], vector[split:], self.counters, self.layout)
+
+
+def within(name: str, layer: str) -> bool:
+    """Whether a tensor is a layer's, or of a layer inside it."""
+    return name == layer or name.startswith(f"{layer}.")
 
 
 def empty_model(layout: Layout, rows: int | None = None, dtype: Any = np.float32) -> Model:
@@ -343,6 +391,22 @@ class Cohort:
         """(clients,): how far each moved, in a pass of its own; `combine_and_measure` gives it with the sum."""
         return np.sqrt([squared_distance(update.model.params, self.model.params) for update in self.updates])
 
+    def moved(self, by: Column, span: slice) -> Vector:
+        """The sum of the clients' moves times these numbers, of some of the parameters."""
+        return weighted_sum(by, self.params[:, span]) - float(by.sum()) * self.model.params[span]
+
+    def extra_sum(self, name: str, by: Column, span: slice) -> Vector:
+        """The sum of what the clients sent beside the model times these numbers, of some of its elements."""
+        return weighted_sum(by, self.extra(name)[:, span])
+
+    def factors(self, server: Server) -> Column:
+        """What a server rule multiplies each client's move with, beside its weight."""
+        return server.factors(self)
+
+    def mean_term(self, server: Server, weights: Weights) -> float:
+        """The weighted mean of a server rule's terms."""
+        return float(weights.values @ server.terms(self))
+
     def combine(self, coefficients: Column, segments: Sequence[Segment] = ()) -> Vector:
         """The sent parameters plus each client's move times its coefficient; `segments` have their own coefficients."""
         return self.combine_and_measure(coefficients, segments)[0]
@@ -368,6 +432,29 @@ class Cohort:
         for span, column in all_segments(len(total), coefficients, segments):
             total[span] += (float(column.sum()) - 1.0) * self.model.params[span]
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What all clients that were asked know before each weighs itself, under secure sums."""
+
+    round: int
+    rounds: int
+    sizes: Column  # (asked,), as announced and within the policy
+    labelled: NDArray[np.bool_] | None = None  # (asked, outputs); None where all label all
+    told: Column = field(default_factory=lambda: np.zeros(0))  # what the server made of the first of two sums
+
+    @property
+    def priors(self) -> Column:
+        """Each asked client's share of all their images."""
+        return np.asarray(self.sizes / self.sizes.sum())
+
+    def labelling(self, output: int, place: int) -> tuple[Facts, int | None]:
+        """The same of those that label a finding, and a client's place among them, if it is one of them."""
+        if self.labelled is None:
+            return self, place
+        who = self.labelled[:, output]
+        return replace(self, sizes=self.sizes[who], labelled=None), int(who[:place].sum()) if who[place] else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -486,6 +573,7 @@ class Local:
     keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
     sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
     held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `shares`)
+    secure: ClassVar[Secure] = ONE_SUM  # what it sends is masked as the move is
     starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
     def check(self, solver: Solver) -> None:
@@ -559,6 +647,8 @@ class Weighting(ABC):
     sums_to_one: ClassVar[bool] = True  # everywhere in the model; if not, the weights also scale it
     made_for: ClassVar[type[Server] | None] = None  # the only server rule that its weights fit, if not all
     selects: ClassVar[bool] = False  # it leaves clients out on purpose, so no floor may bring them back
+    by_output: ClassVar[bool] = False  # each output of the classifier has weights of its own
+    secure: ClassVar[Secure] = not_secure("its weighting does not say how a client could weigh itself")
 
     def check(self, layout: Layout) -> None:
         """Refuse a network that does not fit the rule."""
@@ -581,6 +671,44 @@ class Weighting(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not stream")
 
+    # Under secure sums (`secure`) each client weighs itself, by what it knows and what all were told.
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+        """What the cohort's one client adds to the first of two sums."""
+        return np.zeros(0)
+
+    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+        """From the first sum over some of the asked: what all are told, parts for the ledger, and the next state."""
+        return total, {}, state
+
+    def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
+        """The lowest and highest score that a client with this prior can have; -inf where no lowest is known before."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what scores are possible")
+
+    def scores(self, facts: Facts) -> tuple[float, float]:
+        """The lowest and highest score that any of the clients asked can have."""
+        lows, highs = zip(*(self.score_range(prior, facts) for prior in facts.priors.tolist()), strict=True)
+        return min(lows), max(highs)
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        """How much the cohort's one client counts, up to a factor that all share; at most one but for few rules."""
+        score, _ = self.score(cohort, float(facts.priors[place]))
+        return math.exp(score - self.scores(facts)[1])
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        """Between which numbers `own_weight` of a client lies, whatever it has trained: more it cannot claim."""
+        low, high = self.score_range(float(facts.priors[place]), facts)
+        top = self.scores(facts)[1]
+        return math.exp(low - top), math.exp(high - top)
+
+    def own_rows(self, cohort: Cohort, facts: Facts, place: int) -> dict[int, float]:
+        """The same for outputs of the classifier that have weights of their own."""
+        return {}
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        """What explains the weights that these of the asked clients gave themselves, as far as a server can know."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Server:
@@ -593,6 +721,9 @@ class Server:
     proportional: ClassVar[bool] = True  # a client's coefficient is its weight times one number for all clients
     limitable: ClassVar[bool] = False  # if not proportional: limits on the weights still limit what a client does
     adds_to_average: ClassVar[bool] = True  # of a subclass: it differs from an average if the weights sum to one
+    secure: ClassVar[Secure] = ONE_SUM  # its step needs nothing but weighted means
+    all_rows: ClassVar[bool] = False  # it needs all clients' moves also in rows of findings that some do not label
+    announced: ClassVar[tuple[str, ...]] = ()  # numbers beside the model that a secure client says in clear
 
     def init(self, model: Model) -> State:
         return {}
@@ -604,6 +735,14 @@ class Server:
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """What each client's move is multiplied with; the weights themselves for an average."""
         return weights.values
+
+    def factors(self, cohort: Cohort) -> Column:
+        """What each client's move is multiplied with beside its weight, from what the client itself knows."""
+        return np.ones(len(cohort.updates))
+
+    def terms(self, cohort: Cohort) -> Column:
+        """A number of each client whose weighted mean the coefficients need; zeros where none is needed."""
+        return np.zeros(len(cohort.updates))
 
     def segments(self, cohort: Cohort, weights: Weights) -> list[Segment]:
         """The same for the pieces that have weights of their own."""
@@ -669,6 +808,20 @@ class Method:
         return self.weighting.streams and self.server.streams
 
     @property
+    def secure(self) -> Secure:
+        """How it works under secure sums; the first reason why not."""
+        if self.centralised:
+            return not_secure("all images are in one place, so there is nothing to add up")
+        for rule in (self.weighting, self.server, self.local):
+            if not rule.secure.sums:
+                return rule.secure
+            if not _says_secure(rule):
+                return not_secure(f"{type(rule).__name__} does not declare how it works under them")
+        if "held" in self.asks:
+            return not_secure("under unequal weights the server needs what each client remembers by its own share")
+        return Secure(max(self.weighting.secure.sums, self.server.secure.sums, self.local.secure.sums))
+
+    @property
     def only_weighs(self) -> bool:
         """Plain clients and a plain average: only its weighting differs from other methods."""
         averages = type(self.server) is Server or not self.server.adds_to_average
@@ -698,6 +851,12 @@ class Method:
 
     def shown(self, model: Model, state: State) -> Model:
         return self.server.shown(model, state["server"])
+
+
+def _says_secure(rule: Weighting | Server | Local) -> bool:
+    """Whether a rule, or one that it is made from, declares `secure`: what the plain ones can, others may not."""
+    own = [kind for kind in type(rule).__mro__ if kind not in (Weighting, Server, Local)]
+    return type(rule) in (Server, Local) or any("secure" in vars(kind) for kind in own)
 
 
 def misfit(weighting: Weighting, server: Server) -> str:

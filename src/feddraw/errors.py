@@ -19,6 +19,10 @@ class RunFailed(Exception):
     """A run that could not go on through no mistake of the user's; what it had is kept. Exit code 1."""
 
 
+class OutOfMemory(RunFailed):
+    """A device had no memory left; says what to lower."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist: suggests the nearest that does."""
     names = sorted(known)

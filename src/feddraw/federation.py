@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from feddraw.engines import Engine
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
+
+if TYPE_CHECKING:
+    from feddraw.server.masked.local import MaskedRounds
 
 
 def seed_of(run: int, round: int, client: int) -> int:
@@ -37,12 +41,14 @@ def federate(
     proxy: Proxy | None = None,
     sizes: Sequence[int] | None = None,
     on_update: Callable[[int, Update], None] | None = None,
+    masked: MaskedRounds | None = None,
 ) -> Iterator[RoundResult]:
     """Train for some rounds, or, with `start` and `state`, continue from a checkpoint.
 
     `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
     `proxy` are labelled images at the server, for the methods that need some. With `sizes`, the number of images that
-    each client will report, updates are summed as they come (see `streaming`).
+    each client will report, updates are summed as they come (see `streaming`). With `masked` the server sees nothing of
+    an update but what its client says in clear, and the sum of all (see `server.masked`).
     """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
@@ -53,7 +59,11 @@ def federate(
         took: dict[str, float] = {}
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
         coming = _reported(_timed(arriving, clients, took), round, on_update)
-        if sizes is None:
+        if masked is not None:
+            this = (round, rounds, model, method, state)
+            result = masked.round(*this, coming, asked, gate, policy)
+            trained = time.perf_counter()
+        elif sizes is None:
             updates = list(coming)
             trained = time.perf_counter()
             this = (round, rounds, model, method, state)

@@ -71,9 +71,9 @@ def test_a_scenario_at_a_time_or_all(page: Any) -> None:
         return [text for text in page.locator("h2:visible").all_inner_texts() if text.startswith("Scenario")]
 
     assert headings() == ["Scenario CHM-1"]
-    page.get_by_label("Scenario").select_option("CHM-2")
+    page.locator("select#scenario").select_option("CHM-2")
     assert headings() == ["Scenario CHM-2"]
-    page.get_by_label("Scenario").select_option("all")
+    page.locator("select#scenario").select_option("all")
     assert headings() == ["Scenario CHM-1", "Scenario CHM-2"]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from feddraw.watch import folders as following
+from feddraw.watch import followed_runs as following
 from feddraw.watch.server import Watch
 from run_folders import make_run
 

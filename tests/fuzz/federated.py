@@ -17,7 +17,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Wire
-from flwr.supercore.task_identity import TaskIdentity
 from guided import Target, mutate
 
 import tiny
@@ -26,6 +25,7 @@ from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import histograms, intake, records, site, strategy
+from feddraw.flower._inprocess import identify
 from feddraw.flower.histograms import merge, to_metrics
 from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
 from feddraw.flower.roster import Roster
@@ -214,8 +214,8 @@ def request_seeds() -> list[bytes]:
 
 
 def targets() -> list[Target]:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    inside = "read _reply _once of_kind _equal one_line decode _moved_up _update _metrics _size _arrays_name"
+    identify()
+    inside = "read reply_of _once of_kind _equal one_line decode _moved_up _update _metrics _size _arrays_name"
     reading = [getattr(intake, name) for name in inside.split()]
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)

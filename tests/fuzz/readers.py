@@ -29,10 +29,10 @@ from safetensors.numpy import save
 from torch import nn
 
 import tiny
-from feddraw import catalog, participation, report
-from feddraw.analysis import explain
+from feddraw import catalog, participation
+from feddraw.analysis import explain_weights
 from feddraw.cli import stats, weights
-from feddraw.data import cache, columns, imaging, marks, tables
+from feddraw.data import cache, corruption, imaging, label_cells, table_columns, tables
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
@@ -41,10 +41,11 @@ from feddraw.experiment import inspect_data as inspection
 from feddraw.experiment import study, verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
-from feddraw.report import content, evidence, html, latex, markdown
+from feddraw.report import composition, evidence, html, latex, markdown, writing
 from feddraw.results import checkpoint, reading, runs
 from feddraw.results import folder as run_folder
 from feddraw.results.checkpoint import Checkpoint
+from feddraw.results.environment import environment
 from feddraw.results.folder import RunFolder
 from feddraw.scenarios import index_list
 from run_folders import FINDINGS, make_run
@@ -96,6 +97,8 @@ EXPERIMENTS += [
         'participation = {sampler = "by_size", fraction = 0.5, stragglers = 1.0}',
         'participation = {sampler = "plan"}', 'participation = {leaves = "C1=0,C2=0,C3=0"}',
         'participation = {sampler = "uniform", joins = "Z=1"}',
+        'corruption = {flip = "C1=0.3, C3=1", blur = "C2=1.5", crop = "C1=0.1"}', 'corruption = {gamma = "C1=0"}',
+        'corruption = {noise = "C1=\u00b2"}', 'corruption = {contrast = "Z=1"}',
         'method = {name = "fedavg", mu = 1}', 'scenario = {name = "iid", clients = "x"}', "data = {name = 3}",
     )
 ]  # fmt: skip
@@ -124,10 +127,11 @@ SETTINGS = [
 
 
 def read_experiment(data: bytes, room: Path) -> object:
-    """Also who takes part, which is text within the settings."""
+    """Also who takes part and whose data are altered, which is text within the settings."""
     experiment = complete(Experiment.read(written(data, room / "experiment.toml")))
     who, rounds = experiment.participation, min(experiment.rounds, 20)
     who.check(("C1", "C2", "C3"), rounds)
+    experiment.corruption.alterations(("C1", "C2", "C3"))
     return [who.efforts(0, round, ("C1", "C2", "C3"), (3, 2, 1)) for round in range(rounds)]
 
 
@@ -344,7 +348,7 @@ def odd_ledgers() -> list[bytes]:
     ]
 
 
-verify.environment = functools.cache(verify.environment)  # asks git each time
+HERE = environment()
 
 
 def read_folder(data: bytes, room: Path) -> object:
@@ -355,10 +359,10 @@ def read_folder(data: bytes, room: Path) -> object:
     try:
         run = runs.read_run(place)
         runs.collect([place])
-        found = explain.explain(run)
-        _ = list(explain.sentences(found)), explain.document(found)
+        found = explain_weights.explain(run)
+        _ = list(explain_weights.sentences(found)), explain_weights.document(found)
         _ = list(verify._pairs(RunFolder(place), RunFolder(place), 2, True))
-        _ = list(verify._moved(RunFolder(place)))
+        _ = list(verify._moved(RunFolder(place), HERE))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
@@ -390,11 +394,11 @@ def read_report(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         found = runs.collect([place.parent])
-        made = content.examine(found, alpha=0.05, replicates=5, command="", say=str)
-        document = content.compose(made, "A report", str)
-        page = html.render(document, {picture.name: "<svg></svg>" for picture in report._pictures(document.blocks)})
+        made = evidence.examine(found, alpha=0.05, replicates=5, command="", say=str)
+        document = composition.compose(made, "A report", str)
+        page = html.render(document, {picture.name: "<svg></svg>" for picture in writing._pictures(document.blocks)})
         assert "<script>alert" not in page
-        return page, markdown.render(document, ""), latex.render(document), report._tidy(found)
+        return page, markdown.render(document, ""), latex.render(document), writing._tidy(found)
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
 
@@ -410,7 +414,7 @@ def odd_report(replicates: int, room: Path) -> object:
             (room / "scored" / name / "environment.json").write_text(json.dumps(versions), encoding="utf-8")
     odd_folders(room)
     return [
-        content.examine(runs.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
+        evidence.examine(runs.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
         for place in ("scored", "odd/one")
     ]
 
@@ -762,7 +766,7 @@ def odd_similarities(room: Path) -> object:
 # ---------------------------------------------------------------------------------------------------- all
 
 PLAN = "read_study _called _require_few _combinations _choices _label planned_run _require_different_names"
-SHEET = "read_tables read_sheet open_sources united _refuse_two_spellings _rows _row _column split inside"
+SHEET = "read_tables open_sources united _refuse_two_spellings _take_rows split inside"
 RUNS = "read_run _json _check number collect find"
 
 
@@ -774,8 +778,10 @@ def targets(room: Path) -> list[Target]:
         *functions(catalog, without="outside names find call"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
+        *named(corruption, "_numbers"),
+        *named(corruption.Corruption, "alterations check"),
     ]
-    sheet = functions(tables, without="draw_share split_rows numbers examples")
+    sheet = functions(tables, without="split_rows numbers examples")
     release = named(chexpert, "read_training read finding_columns images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [
@@ -798,7 +804,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
-            [*sheet, *named(folder, SHEET), *functions(columns), *functions(marks), *release], TABLE_WORDS,
+            [*sheet, *named(folder, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
             odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
@@ -829,7 +835,7 @@ def targets(room: Path) -> list[Target]:
             [
                 *named(runs, RUNS), *functions(runs.Ledger), *named(runs.Run, "predictions curve by_class"),
                 *named(reading, "read_json as_written"), *named(verify, "_pairs _lines _moved"),
-                *functions(explain),
+                *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
         ),

@@ -105,14 +105,10 @@ def _difference(scenario: str, method: str, values: Floats, alpha: float, overla
     error = spread * math.sqrt(1 / repeats + overlap)
     reach = float(stats.t.ppf(1 - alpha / 2, repeats - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, repeats - 1)) if error else float(mean == 0)
-    more = 0.0 if p < alpha else _more_repeats(mean, spread, repeats, alpha, overlap)
+    more = 0.0 if p < alpha else math.nan
+    if p >= alpha and repeats >= FEWEST_FOR_SPREAD:
+        more = repeats_needed(mean, spread, alpha=alpha, overlap=overlap) - repeats
     return Difference(scenario, method, mean, mean - reach, mean + reach, wins, repeats, p, more)
-
-
-def _more_repeats(mean: float, spread: float, repeats: int, alpha: float, overlap: float) -> float:
-    if repeats < FEWEST_FOR_SPREAD:
-        return math.nan
-    return repeats_needed(mean, spread, alpha=alpha, overlap=overlap) - repeats
 
 
 def repeats_needed(difference: float, spread: float, *, alpha: float = 0.05, overlap: float = 0.0) -> float:

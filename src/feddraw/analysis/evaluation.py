@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Evaluator:
     dataset: Dataset
     clients: tuple[str, ...]
     holdout: tuple[Rows, ...]  # by client
+    views: Mapping[str, Rows] = field(default_factory=dict)  # the test images as sites with other images have them
 
     def after_a_round(self, engine: Engine, models: Sequence[Model], splits: Sequence[Split]) -> dict[str, Any]:
         """AUC and GM on validation data, and on other splits with the thresholds chosen there."""
@@ -33,7 +34,10 @@ class Evaluator:
         thresholds = self._thresholds(scores)
         found = {p: metrics.mean_of(self._evaluations(s, self.truth(p), thresholds)) for p, s in scores.items()}
         kinds = ("auc", "gm", "undefined", "not_finite")
-        return {split: {kind: each[kind] for kind in kinds} for split, each in found.items()}
+        kept: dict[str, Any] = {split: {kind: each[kind] for kind in kinds} for split, each in found.items()}
+        if "test" in kept:
+            kept["test"] |= self._as_seen(engine, models)
+        return kept
 
     def at_the_end(
         self, engine: Engine, models: Sequence[Model], *, personal: bool
@@ -47,6 +51,7 @@ class Evaluator:
             each = self._evaluations(values, self.truth(split), thresholds)
             found[split] = metrics.mean_of(each) if personal else each[0]
             _warn(found[split], split)
+        found["test"] |= self._as_seen(engine, models)
         kept_back = [
             engine.predict(models[number if len(models) > 1 else 0], rows) if len(rows) else None
             for number, rows in enumerate(self.holdout)
@@ -56,6 +61,16 @@ class Evaluator:
             for client, one in zip(self.clients, each, strict=True):
                 found["clients"].setdefault(client, {})["test"] = one
         return found, self._predictions(scores, personal) | self._holdout_predictions(kept_back)
+
+    def _as_seen(self, engine: Engine, models: Sequence[Model]) -> dict[str, Any]:
+        """The test AUC at each site whose images differ, on the test images as that site would have made them."""
+        areas = {}
+        for site, rows in self.views.items():
+            truth = self.dataset.labels.truth(rows)
+            own = models[self.clients.index(site)] if len(models) > 1 else models[0]
+            scores = engine.predict(own, rows)
+            areas[site] = metrics.macro(metrics.auc(scores[:, c], truth[:, c]) for c in range(truth.shape[1]))
+        return {"sites": areas} if areas else {}
 
     def truth(self, split: Split) -> metrics.Truth:
         return self.dataset.labels.truth(self.dataset.rows[split])

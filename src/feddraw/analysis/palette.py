@@ -8,41 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-LIGHT = {
-    "paper": "#fbfaf8",
-    "card": "#ffffff",
-    "ink": "#1d2329",
-    "muted": "#59636e",
-    "rule": "#dcdad5",
-    "accent": "#0b5fa5",
-    "wrong": "#a1260d",
-    "share": "#b9b5ad",
-    "c0": "#0b5fa5",
-    "c1": "#c8520a",
-    "c2": "#007a5e",
-    "c3": "#a63d7f",
-    "c4": "#86690a",
-    "c5": "#2b86b5",
-    "c6": "#3c3c3c",
+COLOURS = {  # in the light, in the dark
+    "paper": ("#fbfaf8", "#14171b"),
+    "card": ("#ffffff", "#1b2026"),
+    "ink": ("#1d2329", "#e8eaed"),
+    "muted": ("#59636e", "#a3adb8"),
+    "rule": ("#dcdad5", "#343b44"),
+    "accent": ("#0b5fa5", "#7cc0f8"),
+    "wrong": ("#a1260d", "#ff9c86"),
+    "share": ("#b9b5ad", "#6a727c"),
+    "c0": ("#0b5fa5", "#6fb7f2"),
+    "c1": ("#c8520a", "#ff9a57"),
+    "c2": ("#007a5e", "#3fd2a4"),
+    "c3": ("#a63d7f", "#ec9fd0"),
+    "c4": ("#86690a", "#e3c14a"),
+    "c5": ("#2b86b5", "#a5def7"),
+    "c6": ("#3c3c3c", "#d8d8d8"),
 }
-DARK = {
-    "paper": "#14171b",
-    "card": "#1b2026",
-    "ink": "#e8eaed",
-    "muted": "#a3adb8",
-    "rule": "#343b44",
-    "accent": "#7cc0f8",
-    "wrong": "#ff9c86",
-    "share": "#6a727c",
-    "c0": "#6fb7f2",
-    "c1": "#ff9a57",
-    "c2": "#3fd2a4",
-    "c3": "#ec9fd0",
-    "c4": "#e3c14a",
-    "c5": "#a5def7",
-    "c6": "#d8d8d8",
-}
-INK, MUTED, RULE = LIGHT["ink"], LIGHT["muted"], LIGHT["rule"]
+LIGHT, DARK = ({name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1))
+INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 SERIES = tuple(colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit())
 GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
 DRAWN = {LIGHT[name]: name for name in ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")} | GREYS

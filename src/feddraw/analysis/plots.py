@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 from feddraw import naming
 from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing
 from feddraw.errors import UserError
+from feddraw.grouping import grouped
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
     from feddraw.analysis.differences import Difference
+    from feddraw.analysis.statistics import Comparison
 
 STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -67,6 +69,15 @@ def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Ax
     """A figure of one panel."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
+
+
+def lay_out(figure: Figure) -> None:
+    """Put the parts in their places for good: saving does not reckon them again, nor draw once more for that."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
 
 
 def short(name: str, length: int = 22) -> str:
@@ -126,9 +137,7 @@ def draw_weights(axes: Axes, weights: Series, *, title: str = "", spread: Spread
 
 def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, title: str = "") -> bool:
     """How far clients of the same size are from the mean weight of their size; False where no two are alike."""
-    groups: dict[float, list[str]] = {}
-    for name in weights:
-        groups.setdefault(sizes[name], []).append(name)
+    groups = grouped((sizes[name], name) for name in weights)
     alike = {name: names for names in groups.values() if len(names) > 1 for name in names}
     if not alike:
         return False
@@ -144,18 +153,13 @@ def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, t
     return True
 
 
-def draw_curves(axes: Axes, series: Series, *, order: Sequence[str], spread: Spread, label: str) -> None:
-    """A metric over the rounds, one line per method with the spread over its repeats."""
-    draw_lines(axes, series, order=order, spread=spread)
-    axes.set_ylabel(label)
-    draw_legend(axes)
-
-
 def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
     """A metric over the rounds: one panel for a few methods; for many one each, with the mean of the one in focus."""
     if len(series) <= CROWD:
         figure, axes = panel(6.4, 3.6)
-        draw_curves(axes, series, order=order, spread=spread, label=label)
+        draw_lines(axes, series, order=order, spread=spread)
+        axes.set_ylabel(label)
+        draw_legend(axes)
         return figure
     rows = math.ceil(len(series) / 3)
     figure = Figure(figsize=(6.4, 0.4 + 1.6 * rows), layout="constrained")
@@ -212,10 +216,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
     with styled():
         figure = Figure(figsize=(10, 3.2), layout="constrained")
         schedules, reputations, weights = figure.subplots(1, 3)
-        draw_lines(schedules, {"gamma: trust in size": [row["gamma"] for row in rows], "beta: sharpness": beta})
-        schedules.set_title("the two schedules")
-        schedules.set_ylim(bottom=0)
-        draw_legend(schedules)
+        draw_schedules(schedules, [row["gamma"] for row in rows], beta)
         draw_lines(reputations, by_client("reputation"))
         reputations.set_title("reputation")
         draw_weights(weights, by_client("weight"), title="weight")
@@ -288,7 +289,7 @@ def draw_roc(
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
     axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     axes.set_aspect("equal")
-    draw_legend(axes, [line for line in axes.lines if line.get_marker() not in ("None", "")])
+    draw_legend(axes)
 
 
 def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], label: str) -> None:
@@ -376,38 +377,31 @@ def _levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
     return placed
 
 
-def critical_difference_figure(
-    panels: Mapping[str, tuple[Mapping[str, float], Sequence[Sequence[str]], float]],
-) -> Figure:
-    """One diagram below another, each with its title: average ranks, groups and critical difference."""
-    lines = max(len(ranks) / 2 + 0.5 * len(groups) for ranks, groups, _ in panels.values())
+def critical_difference_figure(found: Mapping[str, Comparison]) -> Figure:
+    """One diagram below another: average ranks, groups and critical difference of each comparison, by its name."""
+    lines = max(len(one.average_ranks) / 2 + 0.5 * len(one.groups) for one in found.values())
     with styled():
-        figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(panels)), layout="constrained")
-        rows = figure.subplots(len(panels), squeeze=False)[:, 0]
-        for axes, (title, (ranks, groups, cd)) in zip(rows, panels.items(), strict=True):
-            draw_critical_difference(axes, ranks, groups, cd)
+        figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(found)), layout="constrained")
+        rows = figure.subplots(len(found), squeeze=False)[:, 0]
+        for axes, (name, one) in zip(rows, found.items(), strict=True):
+            draw_critical_difference(axes, one.average_ranks, one.groups, one.difference)
+            title = f"{name}; a bar joins methods that do not differ significantly at alpha {one.alpha:g}"
             axes.set_title(title, loc="left", fontsize=10)
     return figure
 
 
 def save(figure: Figure, path: Path) -> None:
     """To a file, in the format of its ending; no time in it, so that equal figures are equal files."""
-    formats = ("png", "svg", "pdf")
-    if path.suffix.lower().removeprefix(".") not in formats:
-        raise UserError(f"cannot draw to {path}: the name must end in .{', .'.join(formats)}")
+    undated: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    kind = path.suffix.lower()
+    if kind not in undated:
+        raise UserError(f"cannot draw to {path}: the name must end in {', '.join(undated)}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"cannot write {path}: {path.parent} is not a folder that you may write to")
-    metadata = (
-        {"Date": None}
-        if path.suffix.lower() == ".svg"
-        else {"CreationDate": None}
-        if path.suffix.lower() == ".pdf"
-        else {}
-    )
     drawn = io.BytesIO()
     with styled():
-        figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150, metadata=metadata)
+        figure.savefig(drawn, format=kind[1:], dpi=150, metadata=undated[kind])
     content = drawn.getvalue()
-    if path.suffix.lower() == ".svg":  # one with a control character in it is no SVG
+    if kind == ".svg":  # one with a control character in it is no SVG
         content = naming.text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
     write_whole(path, content)

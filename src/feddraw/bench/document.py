@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from feddraw.bench import growth, memory, paper, preparation, rivals, rounds, server
+from feddraw.bench import growth, image_preparation, paper_step, rivals, rounds, server_memory, server_step, short_runs
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
 from feddraw.results.environment import environment
@@ -21,14 +21,26 @@ from feddraw.system.files import make_folder, write_whole
 Part = Callable[[Session], dict[str, Any]]
 Line = tuple[str, str, str, str]  # what, the figure, its interval, the bar
 
+
+def _measure_secure(session: Session) -> dict[str, Any]:
+    """cryptography is an extra."""
+    try:
+        from feddraw.bench import secure_costs
+    except (ImportError, UserError) as error:
+        return {"missing": str(error)}
+    return secure_costs.measure(session)
+
+
 PARTS: Mapping[str, Part] = {
     "rounds": rounds.measure,
     "steps": rounds.measure_steps,
-    "server": server.measure,
-    "memory": memory.measure,
-    "preparation": preparation.measure,
+    "study": short_runs.measure,
+    "server": server_step.measure,
+    "memory": server_memory.measure,
+    "preparation": image_preparation.measure,
     "growth": growth.measure,
-    "paper": paper.measure,
+    "paper": paper_step.measure,
+    "secure": _measure_secure,
     **{name: partial(rivals.measure, name=name) for name in rivals.RIVALS},
 }
 SLOW = {"growth", "paper"}  # left out of a quick run
@@ -64,8 +76,9 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
     small = parts.get("rounds", {}).get("small", {})
     flower = parts.get("flower", {}).get("theirs_over_ours", {})
     floor = parts.get("server", {}).get("over_floor", {})
+    bytes_here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "machine": environment() | {"memory_gb": _memory()},
+        "machine": environment() | {"memory_gb": round(bytes_here / 2**30, 1)},
         "overhead_serial": small.get("overhead_serial"),
         "speedup_two_workers": small.get("speedup_two_workers"),
         "server_over_floor": {name: floor.get(name) for name in ("fedavg", "feddraw")},
@@ -73,10 +86,6 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "missing": {name: parts[name]["missing"] for name in rivals.RIVALS if "missing" in parts.get(name, {})},
         "parts": {name: parts[name] for name in PARTS if name in parts},
     }
-
-
-def _memory() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -99,12 +108,9 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     make_folder(folder)
     write_whole(folder / FILE, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     write_whole(folder / "bench.md", markdown(found).encode())
-    drawn = growth.draw(_only_lines(found["parts"]["growth"]), folder) if "growth" in found["parts"] else []
-    return [folder / FILE, folder / "bench.md", *drawn]
-
-
-def _only_lines(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: part[name] for name in growth.GROWING if name in part}
+    part = found["parts"].get("growth", {})
+    drawn = {name: part[name] for name in growth.GROWING if name in part}
+    return [folder / FILE, folder / "bench.md", *(growth.draw(drawn, folder) if drawn else [])]
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -142,6 +148,9 @@ def _rounds(part: Mapping[str, Any]) -> list[Line]:
         title = one["title"]
         found.append(_line(f"a round, serial ÷ a bare loop ({title})", one["overhead_serial"], serial))
         found.append(_line(f"a round, serial ÷ two workers ({title})", one["speedup_two_workers"], speedup))
+        if "two_bare_over_two_workers" in one:  # not in documents of earlier versions
+            bare = one["two_bare_over_two_workers"]
+            found.append(_line(f"a round, two bare processes ÷ two workers ({title})", bare, "at least 0.97"))
     return found
 
 
@@ -153,6 +162,11 @@ def _steps(part: Mapping[str, Any]) -> list[Line]:
         found.append(_line(f"augmenting a batch ÷ a step ({title})", one["augment_over_step"]))
         found.append(_line(f"reading a batch from the cache ÷ a step ({title})", one["read_over_step"]))
     return found
+
+
+def _study(part: Mapping[str, Any]) -> list[Line]:
+    what = f"a study with two workers, two scripts ÷ the study ({part['title']})"
+    return [_line(what, part["two_scripts_over_study"], "at least 0.97")]
 
 
 def _server(part: Mapping[str, Any]) -> list[Line]:
@@ -191,6 +205,43 @@ def _paper(part: Mapping[str, Any]) -> list[Line]:
     return [_line(f"{part['title']}, {name}, images/s", speed) for name, speed in speeds]
 
 
+def _secure(part: Mapping[str, Any]) -> list[Line]:
+    if "masking" not in part:
+        return [("secure sums", "not here", part["missing"], "")]
+    masking, memory, title = part["masking"], part["memory"], part["title"]
+    peaks = ", ".join(f"{one['megabytes']:.0f}" for one in memory.values())
+    most, fewest = (memory[clients]["megabytes"] for clients in (max(memory, key=int), min(memory, key=int)))
+    what = f"server's peak memory, secure sums of {' and '.join(memory)} clients: {peaks} MB; the last ÷ the first"
+    speed = masking["million_words_per_second"]
+    found = [
+        _line(f"a client's masks ÷ bare key streams, added ({title})", masking["masks_over_bare"], "at most 1.5"),
+        _line("the same with fixed point ÷ bare", masking["words_and_masks_over_bare"], "at most 1.5"),
+        _line("the same with fixed point and the seal ÷ bare", masking["with_seal_over_bare"]),
+        _line("million words per second and mask, one core", speed, "at least 200"),
+        (what, f"{most / fewest:.3f}", "", "at most 1.1"),
+    ]
+    return [*found, *_secure_rounds(part)]
+
+
+def _secure_rounds(part: Mapping[str, Any]) -> list[Line]:
+    here, link = part.get("in_process"), part.get("superlink", {})
+    if here is None:
+        return [("a secure round over Flower", "not here", part["missing"], "")]
+    seconds = here["seconds"]
+    found = [_line(f"a {way} round without training, in-process grid, s", seconds[way]) for way in ("plain", "secure")]
+    found.append(_line("a secure round ÷ a plain one, in-process grid", here["secure_over_plain"]))
+    found.append(_line("the same in processor time", here["processor_over_plain"]))
+    found.append(
+        ("bytes up and down of a secure round ÷ a plain one", f"{here['bytes_over_plain']:.3f}", "", "at most 2")
+    )
+    if "missing" in link:
+        found.append(("a secure round over a SuperLink", "not here", link["missing"], ""))
+    elif link:
+        both = ", ".join(f"{way} {taken:.0f} s" for way, taken in link["seconds"].items())
+        found.append((f"a secure round ÷ a plain one, SuperLink ({both})", f"{link['secure_over_plain']:.1f}", "", ""))
+    return found
+
+
 def _rival(part: Mapping[str, Any]) -> list[Line]:
     if "missing" in part:
         return [(f"{part['title']} ÷ ours", "not here", part["missing"], "")]
@@ -203,8 +254,10 @@ def _rival(part: Mapping[str, Any]) -> list[Line]:
 LINES: Mapping[str, Callable[[Mapping[str, Any]], list[Line]]] = {
     "rounds": _rounds,
     "steps": _steps,
+    "study": _study,
     "server": _server,
     "memory": _memory_lines,
     "preparation": _preparation,
     "paper": _paper,
+    "secure": _secure,
 }

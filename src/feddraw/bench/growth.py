@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddraw.bench.memory import child, peak
 from feddraw.bench.ratios import Session, timed
+from feddraw.bench.server_memory import child, peak
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +46,7 @@ def measure(session: Session) -> dict[str, Any]:
 
 def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
     """A run of the serial engine, one step of twenty images per client and round."""
+    from feddraw.bench import work
     from feddraw.engines.serial import Serial
     from feddraw.experiment.preparation import initial_model
     from feddraw.federation import federate
@@ -54,25 +55,16 @@ def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> di
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    rng, total = np.random.default_rng(0), 20 * clients
-    images = rng.integers(0, 256, (total, pixels, pixels), dtype=np.uint8)
-    examples = Examples(images, rng.integers(0, 2, (total, 14)).astype(np.float32))
-    shards, build = np.split(np.arange(total), clients), partial(_build, hidden, pixels)
+    examples, build = Examples(*work.pictures(20 * clients, pixels)), partial(work.build, hidden, pixels)
+    shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model, names = initial_model(build, 0), [f"C{number + 1}" for number in range(clients)]
     sizes = [20] * clients if stream else None
     engine = Serial(trainer)
     next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))  # torch is slow at first
-    work = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
-    seconds = timed(lambda: [None for _ in work])
+    loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
+    seconds = timed(lambda: [None for _ in loop])
     return {"seconds": seconds, "megabytes": peak(), "parameters": len(model.params)}
-
-
-def _build(hidden: int, pixels: int) -> Any:
-    from feddraw.bench.work import Net
-
-    net = Net(hidden, pixels)
-    return net, net.classifier_name
 
 
 # ---------------------------------------------------------------------------------------------------- the figure

@@ -8,18 +8,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
 from torch import nn
 
+from feddraw.bench import work
+from feddraw.bench.ratios import timed
 from feddraw.catalog import installed
-from feddraw.core import Local, Model
+from feddraw.core import Local, Method, Model
+from feddraw.engines import Engine
 from feddraw.experiment.preparation import initial_model
+from feddraw.federation import federate
+from feddraw.system.workers import belong_to_parent, start_worker
 from feddraw.training.build import build
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, Rows, batches, one_thread
 from feddraw.training.settings import Training
+
+CORES = 2  # that bare processes and workers share
 
 
 @dataclass(frozen=True)
@@ -35,10 +43,8 @@ class Workload:
     settings: tuple[tuple[str, str], ...] = ()
 
     def trainer(self, local: Local) -> Trainer:
-        rng = np.random.default_rng(0)
         total = self.clients * self.steps * self.batch
-        pixels = rng.integers(0, 256, (total, self.pixels, self.pixels), dtype=np.uint8)
-        examples = Examples(pixels, rng.integers(0, 2, (total, 5)).astype(np.float32))
+        examples = Examples(*work.pictures(total, self.pixels, labels=5))
         make = partial(build, self.model, 5, dict(self.settings))
         how = Training(epochs=1, batch_size=self.batch)
         return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)
@@ -80,6 +86,41 @@ def bare_loop(trainer: Trainer, model: Model) -> float:
         return time.perf_counter() - start
 
 
+class BareProcesses:
+    """Two processes of a script, each with its half of the clients: what two cores can do without a federation."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._started = [start_worker(_serve_bare, workload, half) for half in range(CORES)]
+
+    def __call__(self) -> float:
+        """Seconds until both are done."""
+        start = time.perf_counter()
+        for pipe, _ in self._started:
+            pipe.send(True)
+        for pipe, _ in self._started:
+            pipe.recv()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        for pipe, process in self._started:
+            pipe.close()
+            process.terminate()
+            process.join()
+
+
+def _serve_bare(pipe: Connection, workload: Workload, half: int) -> None:
+    belong_to_parent()
+    torch.set_num_threads(1)
+    trainer = workload.trainer(Local())
+    trainer.shards = trainer.shards[half::CORES]
+    model = initial_model(trainer.build, 0)
+    try:
+        while pipe.recv():
+            pipe.send(bare_loop(trainer, model))
+    except (EOFError, OSError):
+        pass  # the bench has closed the pipe
+
+
 class PlainLoop:
     """Training steps as peers' examples write them: plain layout, an optimiser that goes through the layers one by one,
     gradients clipped likewise."""
@@ -102,5 +143,10 @@ class PlainLoop:
             return time.perf_counter() - start
 
 
-def start_of(trainer: Trainer) -> Model:
-    return initial_model(trainer.build, 0)
+def names_of(clients: int) -> list[str]:
+    return [f"C{number + 1}" for number in range(clients)]
+
+
+def one_round(engine: Engine, model: Model, method: Method, clients: int) -> float:
+    """Seconds of a federated round."""
+    return timed(lambda: next(federate(model, method, engine, names_of(clients), rounds=15, seed=0)))

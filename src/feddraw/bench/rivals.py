@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import torch
 
 from feddraw.bench import work
-from feddraw.bench.ratios import Ratio, Session, Timed, ratio, timed
+from feddraw.bench.loops import names_of, one_round
+from feddraw.bench.ratios import Ratio, Session, Timed, ratio
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment.preparation import initial_model
-from feddraw.federation import federate
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
@@ -83,30 +82,16 @@ def trainer_of(task: work.PeerTask) -> Trainer:
     examples = Examples(*work.pictures(task.clients * task.images))
     shards = np.split(np.arange(len(examples.images)), task.clients)
     how = Training(epochs=1, batch_size=work.BATCH, lr=work.LR, optimizer="sgd")
-    return Trainer(partial(_build, task.hidden), examples, shards, how, fedavg().local)
-
-
-def _build(hidden: int) -> tuple[torch.nn.Module, str]:
-    return work.Net(hidden), work.Net.classifier_name
-
-
-def one_round(engine: Engine, trainer: Trainer) -> float:
-    """Seconds of a round of FedAvg."""
-    model, names = initial_model(trainer.build, 0), names_of(trainer)
-    return timed(lambda: next(federate(model, fedavg(), engine, names, rounds=15, seed=0)))
-
-
-def names_of(trainer: Trainer) -> list[str]:
-    return [f"C{number + 1}" for number in range(len(trainer.shards))]
+    return Trainer(partial(work.build, task.hidden), examples, shards, how, fedavg().local)
 
 
 @contextmanager
 def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_of(task)
-    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(trainer))
+    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(task.clients))
     try:
-        yield partial(one_round, engine, trainer)
+        yield partial(one_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
     finally:
         engine.close()
 
@@ -193,14 +178,13 @@ class PeerProcess:
 
 def descendants(process: int) -> list[int]:
     """A process and all that came of it, as Linux lists them."""
-    parents: dict[int, list[int]] = {}
+    parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(status.parent.name))
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
     family = [process]
     for member in family:
-        family += parents.get(member, [])
+        family += [child for child, parent in parents.items() if parent == member]
     return family
 
 
@@ -223,18 +207,16 @@ def measure(session: Session, name: str) -> dict[str, Any]:
     python = session.pythons.get(rival.environment, sys.executable)
     found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
-        _require_scripts()
+        if not SCRIPTS.is_dir():
+            raise RunFailed(
+                "its script comes with the source only: run feddraw bench from a checkout (benchmarks/peers)"
+            )
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
         found["left_out"] = {key: rival.note for key in work.TASKS if key not in rival.settings}
         return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
-
-
-def _require_scripts() -> None:
-    if not SCRIPTS.is_dir():
-        raise RunFailed("its script comes with the source only: run feddraw bench from a checkout (benchmarks/peers)")
 
 
 def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.loops import PlainLoop, Workload, bare_loop, start_of, workloads
+from feddraw.bench.loops import CORES, BareProcesses, PlainLoop, Workload, bare_loop, names_of, one_round, workloads
 from feddraw.bench.ratios import Session, Timed, ratio, timed
-from feddraw.core import Correction, Method, Model
-from feddraw.engines import Engine
+from feddraw.core import Correction
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
-from feddraw.federation import federate
+from feddraw.experiment.preparation import initial_model
 from feddraw.methods.feddraw import feddraw
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer
@@ -28,35 +26,34 @@ from feddraw.training.network import Network
 
 
 def measure(session: Session) -> dict[str, Any]:
-    """By workload: serial ÷ a bare loop, and serial ÷ two workers."""
+    """By workload: serial ÷ a bare loop, serial ÷ two workers, and two bare processes ÷ two workers."""
     return {name: _rounds(session, workload) for name, workload in workloads(session.quick).items()}
 
 
 def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
     method = feddraw()
     trainer = workload.trainer(method.local)
-    model, names = start_of(trainer), [f"C{number + 1}" for number in range(workload.clients)]
-    workers = Processes(trainer, 2, names)
+    model, clients = initial_model(trainer.build, 0), workload.clients
+    workers, script = Processes(trainer, CORES, names_of(clients)), BareProcesses(workload)
     try:
-        works = {
+        works: dict[str, Timed] = {
             "bare": partial(bare_loop, trainer, model),
-            "serial": partial(_round, Serial(trainer), model, method, names),
-            "workers": partial(_round, workers, model, method, names),
+            "two bare": script,
+            "serial": partial(one_round, Serial(trainer), model, method, clients),
+            "workers": partial(one_round, workers, model, method, clients),
         }
         samples = session.interleave(f"rounds: {workload.title}", works)
     finally:
         workers.close()
+        script.close()
     return {
         "title": workload.title,
         "overhead_serial": ratio(samples["serial"], samples["bare"]),
         "overhead_two_workers": ratio(samples["workers"], samples["bare"]),
         "speedup_two_workers": ratio(samples["serial"], samples["workers"]),
+        "two_bare_over_two_workers": ratio(samples["two bare"], samples["workers"]),
         "seconds_serial": float(np.median(samples["serial"])),
     }
-
-
-def _round(engine: Engine, model: Model, method: Method, names: list[str]) -> float:
-    return timed(lambda: next(federate(model, method, engine, names, rounds=15, seed=0)))
 
 
 # ---------------------------------------------------------------------------------------------------- steps
@@ -113,9 +110,7 @@ class _Reading:
 
     def __call__(self) -> float:
         rows = self._rng.choice(len(self._images), self._batch, replace=False)
-        start = time.perf_counter()
-        self._images[rows].sum()
-        return time.perf_counter() - start
+        return timed(lambda: np.sum(self._images[rows]))
 
 
 def _alone(work: Callable[[], object]) -> float:

@@ -67,11 +67,16 @@ class Net(nn.Module):
         return logits
 
 
-def pictures(images: int) -> tuple[np.ndarray, np.ndarray]:
+def pictures(images: int, side: int = PIXELS, labels: int = LABELS) -> tuple[np.ndarray, np.ndarray]:
     """Random ones, as they would lie on a disk."""
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (images, PIXELS, PIXELS), dtype=np.uint8)
-    return pixels, rng.integers(0, 2, (images, LABELS)).astype(np.float32)
+    pixels = rng.integers(0, 256, (images, side, side), dtype=np.uint8)
+    return pixels, rng.integers(0, 2, (images, labels)).astype(np.float32)
+
+
+def build(hidden: int, pixels: int = PIXELS) -> tuple[nn.Module, str]:
+    """The network and the name of its classifier, as feddraw takes them."""
+    return Net(hidden, pixels), Net.classifier_name
 
 
 def tensors(task: PeerTask) -> list[tuple[Tensor, Tensor]]:

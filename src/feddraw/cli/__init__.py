@@ -19,6 +19,7 @@ from feddraw.cli import (
     compare,
     data,
     demo,
+    doctor,
     explain,
     explore,
     export,
@@ -48,28 +49,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("compare")(compare.compare)
-app.command("study")(study.study)
-app.command("init")(init.init)
-app.command("weights")(weights.weights)
-app.command("heterogeneity")(heterogeneity.heterogeneity)
-app.command("explore")(explore.explore)
-app.add_typer(scenario.app, name="scenario")
-app.add_typer(data.app, name="data")
-app.command("report")(report.report)
-app.command("watch")(watch.watch)
-app.command("explain")(explain.explain)
-app.command("predict")(predict.predict)
-app.command("export")(export.export)
-app.command("stats")(stats.stats)
-app.command("paper")(paper.paper)
-app.command("verify")(verify.verify)
-app.command("list")(listing.show)
-app.command("bench")(bench.bench)
-app.add_typer(operator.app, name="operator")
-app.add_typer(site.app, name="site")
+COMMANDS = (  # in the order of --help; a group has an app of its own
+    demo.demo, run.run, compare.compare, study.study, init.init, weights.weights, heterogeneity.heterogeneity,
+    explore.explore, scenario.app, data.app, report.report, watch.watch, explain.explain, predict.predict,
+    export.export, stats.stats, paper.paper, verify.verify, listing.show, bench.bench, doctor.doctor,
+    operator.app, site.app,
+)  # fmt: skip
+for command in COMMANDS:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=command.info.name)
+    else:
+        app.command("list" if command is listing.show else command.__name__)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
+from feddraw.cli.progress import preparing
+from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError, unknown
 
-Option = typer.Option
 QUIET = 0.3  # load average above which ratios are not to be trusted
 PEERS = ("flower", "pfl", "fedlab", "nvflare")
 
@@ -28,8 +28,9 @@ def bench(
     only: Annotated[
         list[str] | None,
         Option(
-            help="Only these measurements (repeatable): rounds, steps, server, memory, preparation, growth, paper, "
-            "rivals, flower, pfl, pfl_two, fedlab, nvflare. With --out, the others stay as they are in the folder."
+            help="Only these measurements (repeatable): rounds, steps, study, server, memory, preparation, growth, "
+            "paper, secure, rivals, flower, pfl, pfl_two, fedlab, nvflare. With --out, the others stay as they are in "
+            "the folder."
         ),
     ] = None,
     python_of: Annotated[
@@ -50,12 +51,10 @@ def bench(
     signal.signal(signal.SIGTERM, _stop)
     if (load := os.getloadavg()[0]) > QUIET:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will vary more", stacklevel=1)
-    with progress() as report_progress:
+    with preparing(console(stderr=True), "") as report_progress:
         session = Session(blocks or (6 if quick else 20), quick, report_progress, pythons)
         found = document.measure(session, names, out)
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(found)
         return
     _show(found, out)
@@ -78,30 +77,8 @@ def interpreters(given: Sequence[str]) -> dict[str, str]:
     return named
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """On standard error: a bar in a terminal, elsewhere a line for each thing that is measured."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    err = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task, last = bar.add_task("", total=1), ""
-
-        def report_progress(what: str, done: int, total: int) -> None:
-            nonlocal last
-            if what != last and not err.is_terminal:
-                err.print(what, soft_wrap=True)
-            last = what
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield report_progress
-
-
 def _show(found: dict[str, Any], out: Path | None) -> None:
     from feddraw.bench.document import lines
-    from feddraw.cli.show import console, table
 
     machine, say = found["machine"], console()
     rows = [list(line) for line in lines(found["parts"])]

@@ -9,8 +9,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
+from feddraw.cli.run import Devices
+from feddraw.cli.show import console, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
@@ -18,17 +20,19 @@ if TYPE_CHECKING:
     from feddraw.experiment.compare import Budget
     from feddraw.experiment.estimate import Estimate
     from feddraw.experiment.study import Planned
-
-Option = typer.Option
+    from feddraw.training.devices import Place
 
 
 def compare(
-    file: Annotated[Path, typer.Argument(help="Experiment file (TOML), such as feddraw init writes.")],
+    file: Annotated[Path, Argument(help="Experiment file (TOML), such as feddraw init writes.")],
     minutes: Annotated[float, Option(help="Time budget; what does not fit is left out and named. 0: no limit.")] = 0.0,
     seeds: Annotated[int, Option(help="Repetitions with different seeds (default: 5, or one per fold).")] = 0,
     folds: Annotated[int, Option(help="Split all images again, by patient, into so many folds; one run per fold.")] = 0,
     out: Annotated[Path | None, Option(help="Folder for runs and report (default: runs/<file name>).")] = None,
-    workers: Annotated[int, Option(help="Runs at the same time; 0: one per core.")] = 0,
+    workers: Annotated[
+        int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
+    ] = 0,
+    devices: Annotated[str, Devices] = "",
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change a setting of every run (repeatable).")
     ] = None,
@@ -42,13 +46,12 @@ def compare(
     began = time.monotonic()
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
-    from feddraw.cli.show import console
-    from feddraw.cli.study import follow, summary
-    from feddraw.experiment.compare import Budget, comparison, unfinished
+    from feddraw.cli.study import follow, summary, tell_places
+    from feddraw.experiment.compare import Budget, by_seed, comparison, unfinished
+    from feddraw.experiment.placement import places_for_runs
     from feddraw.experiment.settings import Experiment
     from feddraw.experiment.study import ResultTable, conduct
     from feddraw.experiment.tally import Tally
-    from feddraw.system.workers import limited
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison(experiment, seeds=seeds, folds=folds)
@@ -58,39 +61,31 @@ def compare(
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     rest = unfinished(runs, folder)
-    at_once = min(limited(workers), max(1, len(rest)))
-    expected = _prepared_and_timed(rest, at_once)
+    places = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)[: max(1, len(rest))]
+    at_once = len(places)
+    tell_places(places)
+    expected = _prepared_and_timed(rest, places)
     budget = Budget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
     chosen = _announced(budget, minutes) if rest else []
     tally = Tally([planned.name for planned in chosen], at_once, expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
-    follow(
-        partial(
-            conduct,
-            runs,
-            folder,
-            at_once,
-            tables,
-            admit=lambda planned: budget.admits(planned, tally),
-            doubtful=doubtful,
-        ),
-        tally,
-    )
+    admit = partial(budget.admits, tally=tally)
+    follow(partial(conduct, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
     say.print(summary(tally))
-    _tell_left_out([planned for planned in rest if planned.name in tally.left_out], minutes)
+    if late := [planned for planned in rest if planned.name in tally.left_out]:
+        say.print(f"left out, {minutes:g} min were not enough: {by_seed(late)}; start again to continue")
     if tally.finished + tally.skipped:
         _report(folder, file)
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them")
 
 
-def _prepared_and_timed(runs: Sequence[Planned], workers: int) -> dict[str, float]:
+def _prepared_and_timed(runs: Sequence[Planned], workers: Sequence[Place]) -> dict[str, float]:
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
     from feddraw.cli.progress import preparing
-    from feddraw.cli.show import console
     from feddraw.experiment.compare import estimates, method_of
     from feddraw.experiment.study import prepare_data
 
@@ -107,7 +102,6 @@ def _prepared_and_timed(runs: Sequence[Planned], workers: int) -> dict[str, floa
 
 def _show(found: Mapping[str, Estimate]) -> None:
     from feddraw.cli.progress import duration
-    from feddraw.cli.show import console, table
 
     rows = [
         [method, f"{1000 * one.step:.0f} ms", f"{1000 * one.evaluated_image:.1f} ms", duration(one.whole)]
@@ -119,7 +113,6 @@ def _show(found: Mapping[str, Estimate]) -> None:
 def _announced(budget: Budget, minutes: float) -> list[Planned]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.cli.progress import duration
-    from feddraw.cli.show import console
     from feddraw.experiment.compare import by_seed
     from feddraw.experiment.tally import Tally
 
@@ -142,18 +135,9 @@ def _announced(budget: Budget, minutes: float) -> list[Planned]:
     return chosen
 
 
-def _tell_left_out(runs: Sequence[Planned], minutes: float) -> None:
-    from feddraw.cli.show import console
-    from feddraw.experiment.compare import by_seed
-
-    if runs:
-        console().print(f"left out, {minutes:g} min were not enough: {by_seed(runs)}; start again to continue")
-
-
 def _report(folder: Path, file: Path) -> None:
     """Write the report, and show its headline."""
     from feddraw.cli.report import show
-    from feddraw.cli.show import console, words
     from feddraw.report import write_report
 
     with console().status("writing the report") as status:

@@ -8,29 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from feddraw.cli.echo import echo
+from feddraw.cli.show import console, echo, table
+from feddraw.errors import one_of
+from feddraw.experiment.assignments import parse_settings
+from feddraw.moved import warn_renamed
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
 
-app = typer.Typer(no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
+app = typer.Typer(name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
 
 Name = Annotated[
-    str, typer.Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
+    str, Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
 ]
 Where = Annotated[
     str | None,
-    typer.Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
+    Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
 ]
-Size = Annotated[int, typer.Option(help="Height and width in pixels.")]
-Clahe = Annotated[bool, typer.Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file.")
-]
-Workers = Annotated[int, typer.Option(help="Processes that prepare images; 0: one per core.")]
+Size = Annotated[int, Option(help="Height and width in pixels.")]
+Clahe = Annotated[bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file.")]
+Workers = Annotated[int, Option(help="Processes that prepare images; 0: one per core.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable).")
+    list[str] | None, Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable).")
 ]
 
 
@@ -50,8 +52,6 @@ def prepare(
     The defaults are those of the paper preset: for other runs give their --size, and --no-clahe. A stopped preparation
     continues where it stopped.
     """
-    from feddraw.cli.show import console, table
-
     begun = time.perf_counter()
     options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
     dataset = opened(name, path, size, options, settings)
@@ -81,18 +81,16 @@ def show(
     skip_bad: SkipBad = False,
     workers: Workers = 0,
     settings: Settings = None,
-    split: Annotated[str, typer.Option(help="Split to show: train, validation or test.")] = "train",
-    part: Annotated[str | None, typer.Option(hidden=True)] = None,
-    rows: Annotated[int, typer.Option(help="Rows of images.")] = 4,
-    columns: Annotated[int, typer.Option(help="Images per row.")] = 8,
-    out: Annotated[Path, typer.Option(help="Picture to write (.png, .pdf or .svg).")] = Path("contact-sheet.png"),
+    split: Annotated[str, Option(help="Split to show: train, validation or test.")] = "train",
+    part: Annotated[str | None, Option(hidden=True)] = None,
+    rows: Annotated[int, Option(help="Rows of images.")] = 4,
+    columns: Annotated[int, Option(help="Images per row.")] = 8,
+    out: Annotated[Path, Option(help="Picture to write (.png, .pdf or .svg).")] = Path("contact-sheet.png"),
 ) -> None:
     """Draw a contact sheet: images as training sees them, with their findings."""
     from dataclasses import replace
 
     from feddraw.data.dataset import SPLITS
-    from feddraw.errors import one_of
-    from feddraw.moved import warn_renamed
 
     if part is not None:
         warn_renamed("--part", "--split")
@@ -118,8 +116,6 @@ def opened(
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.cli.progress import preparing
-    from feddraw.cli.show import console
-    from feddraw.experiment.assignments import parse_settings
     from feddraw.experiment.data import open_dataset
 
     common = {} if name == "phantom" or ":" in name else options

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
+from feddraw.cli.show import console, table
 from feddraw.errors import UserError
 
 METHODS = ("feddraw", "fedavg", "uniform")
@@ -14,16 +15,15 @@ SETTINGS = {"scenario.scale": 0.02, "rounds": 10}
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
+    out: Annotated[Path, Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue a demo that was stopped.")] = False,
 ) -> None:
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     from feddraw.cli.progress import preparing
     from feddraw.cli.run import carry_out
-    from feddraw.cli.show import console, table
     from feddraw.experiment.preparation import open_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
@@ -42,12 +42,11 @@ def demo(
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
     found = {run.method: [run.test(metric) for metric in METRICS] for run in written.report.collection.runs}
     best = [max(column) for column in zip(*found.values(), strict=True)]
-    rows = [[method, *map(_starred, values, best)] for method, values in found.items()]
+    rows = [
+        [method, *(f"{value:.4f}" + "*" * (value == top) for value, top in zip(values, best, strict=True))]
+        for method, values in found.items()
+    ]
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
     say.print("* best in this column; one run per method, so small differences mean nothing")
     say.print(f"report: {written.page}")
-
-
-def _starred(value: float, best: float) -> str:
-    return f"{value:.4f}*" if value == best else f"{value:.4f}"

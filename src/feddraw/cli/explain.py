@@ -6,37 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.analysis.explain import Explanation
-
-Option = typer.Option
+    from feddraw.analysis.explain_weights import Explanation
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    run: Annotated[Path, Argument(help="Folder of a run.", metavar="RUN")],
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Explain in words and numbers how much each client counted, when, and why."""
-    from feddraw.analysis import explain as accounts
-    from feddraw.results.runs import find, read_run
+    from feddraw.analysis import explain_weights as accounts
+    from feddraw.results.runs import read_run, require_run
 
-    if not (run / "experiment.toml").is_file():
-        below = find([run]) if run.is_dir() else []
-        hint = f"; there are {len(below)} below it, such as {below[0]}" if below else ""
-        raise UserError(f"{run} is not the folder of a run{hint}")
+    require_run(run)
     try:
         read = read_run(run)
     except UserError as mistake:
         raise UserError(f"{run}: {mistake}") from None
     found = accounts.explain(read)
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(accounts.document(found))
     else:
         show(found)
@@ -44,8 +38,7 @@ def explain(
 
 def show(found: Explanation) -> None:
     """The sentences, the clients, and where their weights came from."""
-    from feddraw.analysis import explain as accounts
-    from feddraw.cli.show import console, table
+    from feddraw.analysis import explain_weights as accounts
 
     settings, rounds = found.run.settings, len(found.shares)
     facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
@@ -71,7 +64,7 @@ def show(found: Explanation) -> None:
 
 
 def _who(client: dict[str, float]) -> list[str]:
-    from feddraw.analysis.explain import percent
+    from feddraw.analysis.explain_weights import percent
 
     most = f"{percent(client['most'])} ({client['most_round']})"
     weights = [percent(client[name]) for name in ("first", "mean", "last")]

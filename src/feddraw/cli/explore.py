@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from feddraw.cli.echo import echo
+from feddraw.cli.show import echo
 
 
 def explore(
-    out: Annotated[Path, typer.Option(help="HTML page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
+    out: Annotated[Path, Option(help="HTML page to write.", metavar="FILE.html")] = Path("feddraw-explorer.html"),
 ) -> None:
     """Write an interactive page of the weight schedule. It needs a browser and no network."""
     from feddraw.explorer import write

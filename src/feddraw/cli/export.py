@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-Option = typer.Option
+from feddraw.cli.show import console, table
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
     out: Annotated[
         Path | None, Option(help="The folder to write (default: export in RUN).", show_default=False)
     ] = None,
@@ -31,7 +31,6 @@ def export(
     Research software, not a medical device.
     """
     from feddraw.cli.progress import preparing
-    from feddraw.cli.show import console, table
     from feddraw.export import export_run
 
     say = console()

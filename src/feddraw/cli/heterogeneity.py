@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from feddraw import naming
 from feddraw.cli.run import Data, Scenario
-from feddraw.errors import UserError
+from feddraw.cli.show import as_json, console, echo, table
+from feddraw.errors import UserError, one_of
 from feddraw.experiment.assignments import parse_settings
+from feddraw.results.reading import as_written, read_csv, read_toml
 
 if TYPE_CHECKING:
-    from feddraw.analysis.heterogeneity import Group, Heterogeneity, SiteDistance
+    from feddraw.analysis.site_distances import Group, Heterogeneity, SiteDistance
     from feddraw.experiment.settings import Experiment
-
-Option = typer.Option
 
 
 def heterogeneity(
     source: Annotated[
         Path | None,
-        typer.Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
+        Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
     ] = None,
     data: Annotated[str | None, Data] = None,
     scenario: Annotated[str | None, Scenario] = None,
@@ -65,14 +65,10 @@ def heterogeneity(
     document = about | {"measured": [one.document() for one in found]}
     written = _write(folder, document, found) if folder is not None else []
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(document)
         return
     show(found, about)
     if written:
-        from feddraw.cli.echo import echo
-
         echo(f"written to {', '.join(map(str, written))}")
 
 
@@ -90,21 +86,14 @@ def _experiment(
 def _of_experiment(
     experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from rich.console import Console
-
-    from feddraw.cli.progress import bars
+    from feddraw.cli.progress import preparing
     from feddraw.core import Measurement
-    from feddraw.errors import one_of
     from feddraw.experiment.heterogeneity import Examination, examine
 
     batches, batch_size, layer, mode = how
     measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
     wanted = Examination(measurement, layer, rounds, permutations, replicates)
-    with bars(Console(stderr=True), said=False) as shown:
-
-        def report_progress(what: str, ready: int, total: int) -> None:
-            shown.show(what, what, ready, total, f"{ready:,} of {total:,}")
-
+    with preparing(console(stderr=True), prefix="", said=False) as report_progress:
         found = list(examine(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
     about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}
@@ -112,9 +101,8 @@ def _of_experiment(
 
 
 def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.analysis.heterogeneity import from_ledger
+    from feddraw.analysis.site_distances import from_ledger
     from feddraw.results.folder import RunFolder
-    from feddraw.results.reading import as_written, read_csv, read_toml
     from feddraw.results.runs import Ledger
 
     files = RunFolder(folder)
@@ -134,7 +122,7 @@ def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
 def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]) -> list[Path]:
     from json import dumps
 
-    from feddraw.analysis.forest import forest_figure
+    from feddraw.analysis.forest_plot import forest_figure
     from feddraw.analysis.plots import save
     from feddraw.system.files import make_folder, reporting, write_whole
 
@@ -153,9 +141,8 @@ def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity
 
 def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
-    from feddraw.analysis.forest import when
-    from feddraw.analysis.heterogeneity import verdict
-    from feddraw.cli.show import console, table
+    from feddraw.analysis.forest_plot import when
+    from feddraw.analysis.site_distances import verdict
 
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""
@@ -186,12 +173,6 @@ def _numbers(group: Group) -> list[str]:
 def _site(site: SiteDistance) -> list[str]:
     distance = "" if site.distance is None else f"{site.distance:.4f}"
     interval = "" if site.low is None or site.high is None else f"{site.low:.4f} to {site.high:.4f}"
+    images = [f"{site.images:,}", f"{site.measured:,}" if site.measured else "none"]
     weights = [f"{site.weights[rule]:.3f}" for rule in ("fedavg", "random_effects", "feddraw", "uniform")]
-    return [
-        site.site,
-        f"{site.images:,}",
-        f"{site.measured:,}" if site.measured else "none",
-        distance,
-        interval,
-        *weights,
-    ]
+    return [site.site, *images, distance, interval, *weights]

@@ -6,19 +6,17 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from feddraw.cli.echo import echo
+from feddraw.cli.show import console, echo, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.experiment.inspect_data import Plan, Survey
 
-Where = Annotated[
-    list[Path], typer.Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
-]
-Images = Annotated[str, typer.Option(help="Folder that the paths in the table start from.", show_default=False)]
-Out = Annotated[Path | None, typer.Option(help="Experiment file to write (default: NAME.toml in this folder).")]
+Where = Annotated[list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")]
+Images = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
+Out = Annotated[Path | None, Option(help="Experiment file to write (default: NAME.toml in this folder).")]
 
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
@@ -50,7 +48,6 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
 
 def show(found: Survey, chosen: Plan) -> None:
     """What was found, how it is read, and what is odd about it."""
-    from feddraw.cli.show import console, table
     from feddraw.data.tables import describe_problems
     from feddraw.experiment.inspect_data import clients_in_words, findings_without_auc, unusable_rows
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from feddraw.cli.show import as_json, console, table
 from feddraw.errors import unknown
 
 if TYPE_CHECKING:
@@ -15,20 +16,16 @@ KINDS = ("methods", "models", "data", "scenarios")
 
 
 def show(
-    kind: Annotated[str, typer.Argument(help="What to list: methods, models, data or scenarios.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    kind: Annotated[str, Argument(help="What to list: methods, models, data or scenarios.")],
+    json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the methods, models, data sets or scenarios."""
     if kind not in KINDS:
         raise unknown("lists", kind, KINDS)
     rows = {"methods": methods, "models": models, "data": datasets, "scenarios": scenarios}[kind]()
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(rows)
         return
-    from feddraw.cli.show import console, table
-
     columns = list(rows[0])
     cells = [[_text(row[column]) for column in columns] for row in rows]
     console().print(table(columns, cells, left=len(columns)))
@@ -44,6 +41,7 @@ def _text(value: Any) -> str:
 
 def methods() -> list[dict[str, Any]]:
     from feddraw import catalog
+    from feddraw.experiment.method_by_name import defaults_of, without_empty
 
     rows = []
     for name in catalog.names("methods"):
@@ -52,14 +50,15 @@ def methods() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "what": first_line(function),
+                "what": catalog.about("methods", name),
                 "needs": needs_of(method),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
                 "streams": method.streams,
+                "secure": str(method.secure),
                 "in A+B": place_in_mixture(method),
-                "settings": settings_of(function),
+                "settings": without_empty(defaults_of(function)),
             }
         )
     return rows
@@ -94,9 +93,10 @@ def needs_of(method: Method) -> str:
 
 def models() -> list[dict[str, Any]]:
     from feddraw import catalog
+    from feddraw.experiment.method_by_name import defaults_of, without_empty
 
     return [
-        {"name": name, "what": first_line(function), "settings": settings_of(function)}
+        {"name": name, "what": catalog.about("models", name), "settings": without_empty(defaults_of(function))}
         for name, function in catalog.functions("models").items()
     ]
 
@@ -111,14 +111,3 @@ def scenarios() -> list[dict[str, Any]]:
     from feddraw.scenarios.partition import describe, names, options_of
 
     return [{"name": name, "what": describe(name), "settings": options_of(name)} for name in names()]
-
-
-def first_line(function: Any) -> str:
-    return str(function.__doc__).strip().splitlines()[0]
-
-
-def settings_of(function: Any) -> dict[str, Any]:
-    import inspect
-
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}

@@ -6,21 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-Option = typer.Option
-app = typer.Typer(no_args_is_help=True, help="For a federation's operator: make a key, sign apps for the sites.")
+from feddraw.errors import UserError
+
+app = typer.Typer(
+    name="operator", no_args_is_help=True, help="For a federation's operator: make a key, sign apps for the sites."
+)
 
 
 @app.command()
 def key(
-    path: Annotated[Path, typer.Argument(help="Private key to write; PATH.pub beside it is for the sites.")],
+    path: Annotated[Path, Argument(help="Private key to write; PATH.pub beside it is for the sites.")],
     passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
 ) -> None:
     """Make an Ed25519 key pair. Do it on a machine of your own: the private key must never be on the server."""
-    from feddraw.flower.signatures import fingerprint, make_keys
+    from feddraw.secure.keys import fingerprint, new_key
 
     secret = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if passphrase else ""
-    line = make_keys(path, secret)
+    line = new_key(path, secret)
     typer.echo(f"{path} is your private key: keep it, and keep it off the server")
     typer.echo(
         f"{path}.pub goes to every site, not by way of the server; let them compare its fingerprint by telephone:"
@@ -30,7 +34,7 @@ def key(
 
 @app.command()
 def sign(
-    bundle: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder, or its .fab from `flwr build`.")],
+    bundle: Annotated[Path, Argument(metavar="APP", help="The app's folder, or its .fab from `flwr build`.")],
     key: Annotated[Path, Option(help="The private key of `feddraw operator key`.")],
     days: Annotated[float, Option(help="Days that the signature is valid.")] = 365.0,
     out: Annotated[
@@ -38,9 +42,9 @@ def sign(
     ] = None,
 ) -> None:
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
-    from feddraw.errors import UserError
-    from feddraw.flower.signatures import file_name, read_private, sign
+    from feddraw.flower.signatures import file_name, sign
     from feddraw.flower.supernode import read_bundle
+    from feddraw.secure.keys import read_private
     from feddraw.system.files import write_whole
 
     made = read_bundle(bundle)

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from feddraw.cli.echo import echo
+from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError
+from feddraw.grouping import grouped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from feddraw.paper.published import Check, Comparisons
     from feddraw.schedules import Reading
 
-Option = typer.Option
 SOURCE = (
     "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for Heterogeneous "
     "Multi-Institutional Chest Radiograph Classification (preprint)"
@@ -36,8 +36,6 @@ def paper(
     found = comparisons()
     drawn = draw(found, plot) if plot is not None else []
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(document(found))
     else:
         show(found)
@@ -77,7 +75,7 @@ def document(found: Comparisons) -> dict[str, Any]:
         "alpha": published.ALPHA,
         "checks": [asdict(check) | {"agrees": check.agrees} for check in published.checks(found)],
         "metrics": {metric: stats.document(comparison) for metric, comparison in found.items()},
-        "printed_ranks": {metric: _by_scenario(published.printed_ranks(metric)) for metric in found},
+        "printed_ranks": {metric: published.printed_ranks(metric).rows() for metric in found},
         "dynamics": [
             asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
             for claim, verdicts in judged
@@ -87,16 +85,10 @@ def document(found: Comparisons) -> dict[str, Any]:
     }
 
 
-def _by_scenario(table: Any) -> dict[str, dict[str, float]]:
-    rows = zip(table.scenarios, table.values.tolist(), strict=True)
-    return {scenario: dict(zip(table.methods, row, strict=True)) for scenario, row in rows}
-
-
 # ---------------------------------------------------------------------------------------------------- in words
 
 
 def show(found: Comparisons) -> None:
-    from feddraw.cli.show import console
     from feddraw.paper import published
 
     out = console()
@@ -116,7 +108,6 @@ def show(found: Comparisons) -> None:
 
 def _show_ranks(out: Console, found: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
-    from feddraw.cli.show import table
     from feddraw.cli.stats import compact
     from feddraw.paper import published
 
@@ -124,29 +115,24 @@ def _show_ranks(out: Console, found: Comparisons) -> None:
     printed = [published.printed_ranks(metric).values for metric in found]
     rows = []
     for i, scenario in enumerate(auc.table.scenarios):
-        pairs = zip(auc.ranks[i], gm.ranks[i], printed[0][i], printed[1][i], strict=True)
-        rows.append([scenario, *(_rank_cell(*four) for four in pairs)])
+        computed, given = (
+            [f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)]
+            for pair in ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
+        )
+        rows.append([scenario, *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True))])
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
     out.print("Table 6: ranks from the printed means, AUC/GM (printed otherwise: in brackets)")
     out.print(compact(table(["", *auc.table.methods], rows)), "", sep="\n")
 
 
-def _rank_cell(auc: float, gm: float, auc_printed: float, gm_printed: float) -> str:
-    cell, printed = f"{auc:g}/{gm:g}", f"{auc_printed:g}/{gm_printed:g}"
-    return cell if cell == printed else f"{cell} ({printed})"
-
-
 def _show_checks(out: Console, found: Comparisons) -> None:
-    from feddraw.cli.show import table
     from feddraw.cli.stats import compact
     from feddraw.paper import published
 
     checks = published.checks(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
-    by_quantity: dict[str, list[str]] = {}
-    for check in numbers:
-        by_quantity.setdefault(check.quantity, []).extend([check.printed, check.computed])
+    by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
     out.print(compact(table(columns, [[quantity, *cells] for quantity, cells in by_quantity.items()])), "", sep="\n")
     _bullets(out, [_sentence(check) for check in checks if check not in numbers])
@@ -164,7 +150,7 @@ def _sentence(check: Check) -> str:
 
 
 def _show_pairs(out: Console, found: Comparisons) -> None:
-    from feddraw.analysis.words import p_text
+    from feddraw.analysis.statistics_in_words import p_text
     from feddraw.paper.published import METRICS
 
     for metric, comparison in found.items():
@@ -182,7 +168,6 @@ Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
 
 
 def _show_claims(out: Console, judged: Judged) -> None:
-    from feddraw.cli.show import table
     from feddraw.cli.stats import compact
 
     rows = [

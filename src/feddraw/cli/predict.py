@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from feddraw.cli.show import console
 from feddraw.errors import RunFailed
 
-Option = typer.Option
 SHOWN = 10  # unreadable files that are named one by one
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
     images: Annotated[
         list[Path],
-        typer.Argument(
-            help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.", metavar="IMAGES…"
-        ),
+        Argument(help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.", metavar="IMAGES…"),
     ],
     model: Annotated[
         str, Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
@@ -39,7 +38,6 @@ def predict(
     Research software, not a medical device.
     """
     from feddraw.cli.progress import preparing
-    from feddraw.cli.show import console
     from feddraw.experiment.prediction import find_images, predict_images
     from feddraw.system.files import require_place, write_whole
 

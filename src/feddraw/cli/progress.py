@@ -101,7 +101,7 @@ def bars(out: Console, *, said: bool = True) -> Iterator[Bars]:
 
 
 @contextmanager
-def preparing(out: Console, prefix: str = "data: ") -> Iterator[Callable[[str, int, int], None]]:
+def preparing(out: Console, prefix: str = "data: ", *, said: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """What `progress=` takes, for images that are prepared or scored."""
-    with bars(out) as shown:
+    with bars(out, said=said) as shown:
         yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")

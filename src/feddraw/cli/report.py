@@ -5,32 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.errors import UserError, not_negative
+from feddraw.cli.show import console, words
+from feddraw.errors import UserError, not_negative, unknown
 
 if TYPE_CHECKING:
     from feddraw.report import Written
 
-Option = typer.Option
-
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or studies.", metavar="DIR...")],
+    folders: Annotated[list[Path], Argument(help="Folders of runs or studies.", metavar="DIR...")],
     out: Annotated[Path | None, Option(help="Folder for the report (default: the first DIR).", metavar="DIR")] = None,
     title: Annotated[str, Option(help="Title of the page.")] = "",
-    alpha: Annotated[float, Option(help="Significance level of the tests over scenarios.")] = 0.05,
+    alpha: Annotated[
+        float | None, Option(help="Significance level of the tests over scenarios (0.05; with --preset paper 0.10).")
+    ] = None,
+    preset: Annotated[str, Option(help="paper: the paper's significance level.")] = "",
     replicates: Annotated[int, Option(help="Bootstrap replicates of paired differences; 0: none.")] = 1000,
     margin: Annotated[float, Option(help="Non-inferiority margin, e.g. 0.01; 0: no such test.")] = 0.0,
+    pdf: Annotated[bool, Option("--pdf", help="Compile paper.tex, the paper's tables and figures; needs TeX.")] = False,
 ) -> None:
     """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and figures."""
     not_negative("replicates", replicates)
+    alpha = level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
         raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    from feddraw.cli.show import console, words
     from feddraw.report import write_report
 
     say = console()
@@ -42,15 +45,25 @@ def report(
             alpha=alpha,
             replicates=replicates,
             margin=margin,
+            pdf=pdf,
             say=lambda now: status.update(words(now)),
         )
     show(written)
 
 
+def level(preset: str) -> float:
+    """The significance level that goes with a preset; the paper's is 0.10."""
+    if preset not in ("", "laptop", "paper"):
+        raise unknown("presets", preset, ["laptop", "paper"])
+    from feddraw.paper.published import ALPHA as OF_THE_PAPER
+    from feddraw.report import ALPHA
+
+    return OF_THE_PAPER if preset == "paper" else ALPHA
+
+
 def show(written: Written) -> None:
     """What was left out, the main results, and where the files are."""
-    from feddraw.cli.show import console
-    from feddraw.report.content import main_results
+    from feddraw.report.sections.summary import main_results
 
     out = console()
     for problem in written.report.collection.problems:
@@ -58,4 +71,7 @@ def show(written: Written) -> None:
     for sentence in main_results(written.report):
         out.print(f"- {naming.line(sentence)}")
     out.print(f"report: {written.page}")
-    out.print(f"also {written.markdown.name}, {written.tables.name}, {written.results.name} and figures/ beside it")
+    also = [written.markdown.name, written.tables.name, *([written.paper.name] if written.paper else [])]
+    out.print(f"also {', '.join(also)}, {written.results.name} and figures/ beside it")
+    if written.pdf is not None:
+        out.print(f"the paper's tables: {written.pdf}")

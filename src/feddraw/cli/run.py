@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
+from feddraw.results.reading import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
 
-Option = typer.Option
 FEW_NOTE = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
 
 
@@ -52,11 +53,16 @@ Scenario = Option(
 )
 Rules = Option(help="A method, or A+B: the weighting of A with the training of B.", autocompletion=offered("methods"))
 
+Devices = Option(
+    help="Where workers train: cuda:0,cuda:1 or all (GPUs); several share a GPU as its memory allows. "
+    "cpu:0,cpu:1 plays two devices. (default: training.device)"
+)
+
 
 def run(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
+        Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
     ] = None,
     preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
     data: Annotated[str | None, Data] = None,
@@ -74,7 +80,10 @@ def run(
     engine: Annotated[
         str | None, Option(help="Where clients train: serial, processes, flower, or package.module:function.")
     ] = None,
-    workers: Annotated[int | None, Option(help="Worker processes (default: one per core).")] = None,
+    workers: Annotated[
+        int | None, Option(help="Worker processes (default: one per core, or as many as the GPUs' memory holds).")
+    ] = None,
+    devices: Annotated[str | None, Devices] = None,
     out: Annotated[Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")] = None,
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable).")
@@ -87,14 +96,13 @@ def run(
         "data": data, "scenario": scenario, "method": method, "model": model, "data.size": size, "rounds": rounds,
         "training.epochs": epochs, "training.batch_size": batch_size, "training.lr": lr, "seed": seed,
         "partition_seed": partition_seed, "scenario.scale": scale, "engine": engine, "workers": workers,
+        "devices": devices,
     }  # fmt: skip
     changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
-    from feddraw.cli.show import console
-
     say = console()
-    with say.status("starting") if say.is_terminal else _nothing():
+    with say.status("starting") if say.is_terminal else nullcontext():
         from feddraw.experiment.settings import complete
 
         experiment = starting_point(file, preset, out if resume else None, trust).with_settings(changes)
@@ -133,7 +141,6 @@ def free_folder(experiment: Experiment, resume: bool) -> Path:
 
 def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
     """Run an experiment and show how it goes."""
-    from feddraw.cli.show import console
     from feddraw.experiment import running
     from feddraw.results.folder import RunFolder
 
@@ -156,7 +163,6 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
 def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any, Any]]:
     """A bar that moves with every step, with elapsed and remaining time, and a line for every round."""
     from feddraw.cli.progress import bars
-    from feddraw.cli.show import console
 
     out = console()
     name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
@@ -203,44 +209,35 @@ def line(result: RoundResult) -> str:
 
 
 def show_splits(out: Console, setup: Setup) -> None:
-    """How many images of each split show each finding, before anything is trained on them."""
-    from feddraw.cli.show import table
-    from feddraw.data.splits import counts
+    """How many images of each split show each finding, and what gives the scores, before anything is trained."""
+    from feddraw.data.splits import counts, few, in_words
+    from feddraw.heads import described
 
     found, findings = counts(setup.dataset), setup.dataset.findings
-    marked = {name for place, name in enumerate(findings) if _few(found["test"], place)}
+    marked = {name for place, name in enumerate(findings) if few(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
-        cells = [_split_cell(split, place) for split in found.values()]
+        cells = [in_words(split, place) for split in found.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *found], rows))
     if marked:
         out.print(FEW_NOTE)
-
-
-def _split_cell(split: Mapping[str, Any], place: int) -> str:
-    positives, negatives = split["positives"][place], split["negatives"][place]
-    unknown = split["images"] - positives - negatives
-    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
-
-
-def _few(split: Mapping[str, Any], place: int) -> bool:
-    from feddraw.data.splits import few
-
-    return few(split["positives"][place], split["negatives"][place])
+    layout = setup.initial.layout
+    frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""
+    said = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
+    out.print(said + described(layout.classifier, layout.outputs), markup=False)
 
 
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
-    from feddraw.cli.show import console, table
-    from feddraw.results.reading import read_json, read_toml
+    from feddraw.data.splits import few
 
     found = read_json(folder / "metrics.json")
     test = found["test"]
     kinds = ("auc", "gm")
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
-    marked = {name for place, name in enumerate(findings) if split and _few(split, place)}
+    marked = {name for place, name in enumerate(findings) if split and few(split, place)}
     rows = [
         [f"{name} †" if name in marked else name, *(number(test[kind]["per_class"][name]) for kind in kinds)]
         for name in findings
@@ -269,8 +266,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def number(value: float | None) -> str:
     return "undefined" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

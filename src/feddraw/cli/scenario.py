@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.echo import echo
+from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError
+from feddraw.experiment.assignments import parse_settings
+from feddraw.results.reading import json_values
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
-    from feddraw.experiment.references import ScenarioCheck
+    from feddraw.experiment.scenario_check import ScenarioCheck
     from feddraw.scenarios.dealing import Partition
-    from feddraw.scenarios.heterogeneity import Heterogeneity, SizeMeasures
+    from feddraw.scenarios.skew import SizeMeasures, Skew
 
-Option = typer.Option
-app = typer.Typer(no_args_is_help=True, help="Show, save and check how a scenario splits images between clients.")
+app = typer.Typer(
+    name="scenario", no_args_is_help=True, help="Show, save and check how a scenario splits images between clients."
+)
 
-Name = Annotated[
-    str, typer.Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")
-]
+Name = Annotated[str, Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")]
 Table = Annotated[
     Path | None,
     Option("--labels", help="Label table: CheXpert's train.csv (also .gz), or an .npz in MedMNIST's layout."),
@@ -64,16 +66,15 @@ def show(
     if labels is None:
         _show_sizes(name, scale, json, plot)
         return
-    from feddraw.cli.show import as_json
-    from feddraw.scenarios.heterogeneity import measure
+    from feddraw.scenarios.skew import measure
 
     table, partition = _deal(name, labels, scale, seed, set_)
     measures = measure(partition, table)
     if plot:
+        from feddraw.analysis.partition_figure import partition_figure
         from feddraw.analysis.plots import save
-        from feddraw.scenarios.draw import figure_of
 
-        save(figure_of(partition, table), plot)
+        save(partition_figure(partition, table), plot)
     if json:
         as_json(summary(partition, table, measures))
     else:
@@ -126,18 +127,15 @@ def check(
     """Train every client alone: is every small client better than every large one, as in the paper?"""
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
-    from feddraw.cli.show import as_json, console
-    from feddraw.experiment import references
-    from feddraw.experiment.assignments import parse_settings
+    from feddraw.experiment import scenario_check
     from feddraw.experiment.settings import Experiment
-    from feddraw.results.reading import json_values
 
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
     experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
     say = console()
     with say.status("training each client alone") as status:
-        found = references.check(
+        found = scenario_check.check(
             experiment, steps, lambda _, u: status.update(f"client {u.client + 1} has trained alone")
         )
     if json:
@@ -148,8 +146,6 @@ def check(
 
 
 def _print_check(found: ScenarioCheck) -> None:
-    from feddraw.cli.show import console, table
-
     rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]
     rows.append([found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"])
     echo(f"{found.scenario}: every client alone for {found.steps} steps")
@@ -161,14 +157,15 @@ def _print_check(found: ScenarioCheck) -> None:
         echo(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
 
 
-def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> dict[str, Any]:
+def summary(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
     """The document that `show --json` prints."""
-    from feddraw.scenarios.heterogeneity import counts
+    from feddraw.scenarios.skew import counts
 
     names = [shard.client for shard in partition.shards]
+    rows = zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
     clients = [
-        _client(name, size, dict(zip(labels.findings, row[:-1], strict=True)), row[-1])
-        for name, size, row in zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
+        {"client": name, "size": size, "positives": dict(zip(labels.findings, row, strict=False)), "none": row[-1]}
+        for name, size, row in rows
     ]
     heterogeneity = {
         **asdict(measures.sizes),
@@ -177,10 +174,6 @@ def summary(partition: Partition, labels: Labels, measures: Heterogeneity) -> di
         "shared_patients": measures.shared_patients,
     }
     return _document(partition.scenario, partition.sha256, clients, heterogeneity)
-
-
-def _client(name: str, size: int, positives: dict[str, int] | None, none: int | None) -> dict[str, Any]:
-    return {"client": name, "size": size, "positives": positives, "none": none}
 
 
 def _document(
@@ -195,8 +188,6 @@ def _document(
 
 def options(settings: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
-    from feddraw.experiment.assignments import parse_settings
-
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 
@@ -210,9 +201,8 @@ def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | 
 
 def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
-    from feddraw.cli.show import as_json, console, table
-    from feddraw.scenarios.heterogeneity import measure_sizes
     from feddraw.scenarios.partition import known_sizes
+    from feddraw.scenarios.skew import measure_sizes
 
     scenario, sizes = known_sizes(name, scale)
     if plot:
@@ -220,7 +210,9 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     clients = {f"C{number}": size for number, size in enumerate(sizes, start=1)}
     measures = measure_sizes(sizes)
     if json:
-        as_json(_document(scenario, None, [_client(c, n, None, None) for c, n in clients.items()], asdict(measures)))
+        unknown = {"positives": None, "none": None}
+        listed = [{"client": client, "size": size, **unknown} for client, size in clients.items()]
+        as_json(_document(scenario, None, listed, asdict(measures)))
         return
     rows = [[client, f"{size:,}", f"{size / sum(sizes):.1%}"] for client, size in clients.items()]
     echo(_heading(scenario, sizes))
@@ -229,9 +221,8 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     echo(f"for counts per finding and the SHA-256, {HOW_TO_COUNT}")
 
 
-def _print_partition(partition: Partition, labels: Labels, measures: Heterogeneity) -> None:
-    from feddraw.cli.show import console, table
-    from feddraw.scenarios.heterogeneity import counts
+def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
+    from feddraw.scenarios.skew import counts
 
     sizes = partition.sizes.tolist()
     clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))

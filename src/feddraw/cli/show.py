@@ -47,3 +47,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 
 def as_json(document: Any) -> None:
     """One document on standard output and nothing else."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def echo(words: str) -> None:
+    """A line on standard output, for commands that have no table to show."""
+    print(naming.line(words))

@@ -6,14 +6,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-Option = typer.Option
-app = typer.Typer(no_args_is_help=True, help="For a site of a federation: start its node.")
+from feddraw.errors import UserError
+
+app = typer.Typer(
+    name="site", no_args_is_help=True, help="For a site of a federation: make its signing key, start its node."
+)
 
 
-@app.callback()
-def callback() -> None:
-    """For a site of a federation: start its node."""
+@app.command()
+def key(
+    path: Annotated[Path, Argument(help="Private key to write; PATH.pub beside it is for all other sites.")],
+    name: Annotated[str, Option(help="The site's name in the federation, for the line of the directory.")] = "NAME",
+) -> None:
+    """Make the key with which this site signs its part of secure sums. The private key stays at the site."""
+    from feddraw.secure.keys import directory_line, fingerprint, new_key
+
+    line = new_key(path)
+    typer.echo(f"{path} is this site's private key: name it in the node's settings, --node-config 'key=\"{path}\"'")
+    typer.echo("every site's file of all sites has this line; send it to them, but not by way of the server:")
+    typer.echo(directory_line(name, line))
+    typer.echo(f"let them compare its fingerprint by telephone: {fingerprint(line)}")
 
 
 @app.command()
@@ -31,9 +45,9 @@ def start(
     port: Annotated[int, Option(min=1, max=65535, help="A port on 127.0.0.1 for the node's own processes.")] = 9094,
 ) -> None:
     """Start this site's SuperNode. An app is unpacked only if the operator has signed it; others are refused."""
-    from feddraw.errors import UserError
-    from feddraw.flower.signatures import Signatures, read_public
+    from feddraw.flower.signatures import Signatures
     from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start
+    from feddraw.secure.keys import read_public
 
     refuse_unknown_flower()
     for file in [key] if root_certificates is None else [key, root_certificates]:

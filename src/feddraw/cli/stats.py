@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from feddraw.analysis.statistics import Comparison, Table
     from feddraw.data.tables import Sheet
 
-Option = typer.Option
 DESCRIBING = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns that describe another one
 
 
 def stats(
-    table: Annotated[Path, typer.Argument(help="A CSV file with a row for each scenario and method (also .gz).")],
+    table: Annotated[Path, Argument(help="A CSV file with a row for each scenario and method (also .gz).")],
     scenario: Annotated[str, Option(help="Column that names the scenario or data set.")] = "scenario",
     method: Annotated[str, Option(help="Column that names the method.")] = "method",
     value: Annotated[
@@ -63,8 +63,6 @@ def stats(
     if plot is not None:
         draw(found, plot)
     if json:
-        from feddraw.cli.show import as_json
-
         documents = {column: document(comparison) for column, comparison in found.items()}
         as_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
         return
@@ -120,15 +118,7 @@ def draw(found: Mapping[str, Comparison], path: Path) -> None:
     """A critical-difference diagram for each column, one under another."""
     from feddraw.analysis.plots import critical_difference_figure, save
 
-    panels = {
-        f"{name}; a bar joins methods that do not differ significantly at alpha {one.alpha:g}": (
-            one.average_ranks,
-            one.groups,
-            one.difference,
-        )
-        for name, one in found.items()
-    }
-    save(critical_difference_figure(panels), path)
+    save(critical_difference_figure(found), path)
 
 
 # ---------------------------------------------------------------------------------------------------- one against all
@@ -158,8 +148,6 @@ def differences(
 
         save(differences_figure(found, reference), plot)
     if json:
-        from feddraw.cli.show import as_json
-
         documents = {
             column: [_finite(asdict(one) | {"last_five": late[column].get((one.scenario, one.method))}) for one in of]
             for column, of in found.items()
@@ -201,34 +189,24 @@ def show_differences(
     alpha: float,
     folds: int,
 ) -> None:
-    from feddraw.analysis import words
-    from feddraw.cli.show import console, table
+    from feddraw.analysis import statistics_in_words as words
 
     scenarios = dict.fromkeys(one.scenario for one in found if one.scenario)
     ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
     rows = [_difference_row(one, late, alpha) for one in ordered]
-    columns = [
-        "scenario",
-        "method",
-        "difference",
-        "low",
-        "high",
-        "Holm p",
-        "ahead",
-        "more",
-        *(["last 5"] if late else []),
-    ]
-    parts = [
-        f"{column} minus that of {reference}",
-        compact(table(columns, rows, left=2)),
-        words.about_differences(found, alpha, folds, last=bool(late)),
-    ]
+    columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
+    drawn = compact(table([*columns, *(["last 5"] if late else [])], rows, left=2))
+    _print(f"{column} minus that of {reference}", drawn, words.about_differences(found, alpha, folds, last=bool(late)))
+
+
+def _print(*parts: Any) -> None:
+    """Each with a blank line behind it."""
     for part in parts:
         console().print(part, "", sep="\n")
 
 
 def _difference_row(one: Difference, late: Mapping[tuple[str, str], float], alpha: float) -> list[str]:
-    from feddraw.analysis import words
+    from feddraw.analysis import statistics_in_words as words
 
     mark = "*" if one.holm_p < alpha else " "
     ends = [f"{end:+.4f}" if math.isfinite(end) else "—" for end in (one.low, one.high)]
@@ -244,15 +222,11 @@ def _difference_row(one: Difference, late: Mapping[tuple[str, str], float], alph
 def document(comparison: Comparison) -> dict[str, Any]:
     """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios agree."""
     table, test = comparison.table, comparison.friedman
-    ranks = {
-        scenario: dict(zip(table.methods, row, strict=True))
-        for scenario, row in zip(table.scenarios, comparison.ranks.tolist(), strict=True)
-    }
     f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
     return {
         "scenarios": list(table.scenarios),
         "methods": list(table.methods),
-        "ranks": ranks,
+        "ranks": replace(table, values=comparison.ranks).rows(),
         "average_ranks": comparison.average_ranks,
         "first_places": comparison.first_places,
         "friedman": {
@@ -272,15 +246,14 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 def show(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
-    from feddraw.analysis.words import near_ties, summary, tests
-    from feddraw.cli.show import console, table
+    from feddraw.analysis.statistics_in_words import near_ties, summary, tests
 
     values = comparison.table.values.mean(axis=0)
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
     first = comparison.first_places
     rows = [[m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"] for m, r in comparison.average_ranks.items()]
     pairs = [_pair_row(pair) for pair in comparison.pairs]
-    parts = [
+    _print(
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         summary(comparison),
         compact(table(["method", "average rank", "first in", "mean"], rows)),
@@ -289,9 +262,7 @@ def show(name: str, comparison: Comparison) -> None:
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "
         "matched-pairs rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost.",
-    ]
-    for part in parts:
-        console().print(part, "", sep="\n")
+    )
 
 
 PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")
@@ -304,7 +275,7 @@ def compact(table: Any) -> Any:
 
 
 def _pair_row(pair: Any) -> list[str]:
-    from feddraw.analysis.words import p_text
+    from feddraw.analysis.statistics_in_words import p_text
 
     mark = "*" if pair.significant else " "
     record = f"{pair.wins}-{pair.ties}-{pair.losses}"

@@ -4,53 +4,89 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.run import Devices
+from feddraw.cli.show import as_json, console, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from feddraw.experiment.preflight import Preflight
     from feddraw.experiment.preparation import Progress
-    from feddraw.experiment.study import Event
+    from feddraw.experiment.study import Event, Planned
     from feddraw.experiment.tally import Tally
+    from feddraw.training.devices import Place
 
-Option = typer.Option
 SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
 
 
 def study(
-    file: Annotated[
-        Path, typer.Argument(help="Study file (TOML): an experiment file in which any value may be a list.")
-    ],
+    file: Annotated[Path, Argument(help="Study file (TOML): an experiment file in which any value may be a list.")],
     out: Annotated[Path | None, Option(help="Folder for the results (default: runs/<file name>).")] = None,
-    workers: Annotated[int, Option(help="Runs at the same time; 0: one per core.")] = 0,
+    workers: Annotated[
+        int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
+    ] = 0,
+    devices: Annotated[str, Devices] = "",
     shard: Annotated[str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")] = None,
     done: Annotated[
         Path | None, Option(help="CSV table of finished runs: they are skipped, and new ones are added to it.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        Option("--set", help="KEY=VALUE: change a setting of every run, e.g. data=FILE.npz (repeatable)."),
+        Option(
+            "--set",
+            help="KEY=VALUE: a setting of every run, e.g. data=FILE.npz; CHX-7.KEY=VALUE or chexpert.KEY=VALUE: of "
+            "this scenario or data set only (repeatable).",
+        ),
     ] = None,
+    data_chexpert: Annotated[
+        Path | None, Option(help="CheXpert's folder (else [paths] of the file, or FEDDRAW_CHEXPERT).")
+    ] = None,
+    data_chestmnist: Annotated[
+        Path | None, Option(help="ChestMNIST's .npz (else [paths] of the file, or FEDDRAW_CHESTMNIST).")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Option(
+            "--dry-run",
+            help="Open the data, deal the scenarios, build the network, time a few steps; print the cost or every "
+            "obstacle. Nothing is prepared or written.",
+        ),
+    ] = False,
+    json: Annotated[bool, Option("--json", help="With --dry-run: print one JSON document.")] = False,
+    keep_going: Annotated[
+        bool, Option("--keep-going", help="Begin runs despite obstacles, and go on when run after run fails.")
+    ] = False,
+    report: Annotated[bool, Option("--report", help="Write the report when all runs have ended.")] = False,
+    pdf: Annotated[bool, Option("--pdf", help="Also the PDF of its tables in the paper's form; needs TeX.")] = False,
     trust: Annotated[bool, Option("--trust", help="Allow code that the study file names.")] = False,
 ) -> None:
     """Run every combination of a file's lists. Finished runs are skipped: stop and start again as you like."""
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
-    from feddraw.cli.show import console
-    from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
+    from feddraw.experiment.placement import places_for_runs
+    from feddraw.experiment.study import PATIENCE, ResultTable, conduct, read_study, shard_of
     from feddraw.experiment.tally import Tally
-    from feddraw.system.workers import limited
 
-    runs = read_study(file, parse_settings(set_ or []), trust=trust)
+    if pdf:
+        from feddraw.report.paper_tex import engine
+
+        engine()  # that there is none must not be found out when all runs are done
+    if json and not dry_run:
+        raise UserError("--json prints what --dry-run finds: give both")
+    given = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}
+    paths = {name: str(place) for name, place in given.items() if place is not None}
+    runs = read_study(file, parse_settings(set_ or []), trust=trust, paths=paths)
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
@@ -58,17 +94,128 @@ def study(
     if shard is not None:
         runs = shard_of(runs, shard)
         name = f"runs-{shard.replace('/', '-of-')}.csv"
+    if dry_run:
+        rehearse(file, runs, folder, workers, devices, json)
+        return
     tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
-    tally = Tally([planned.name for planned in runs], limited(workers))
+    if not keep_going:
+        require_no_obstacle([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
+    places = places_for_runs([planned.experiment for planned in runs], workers, devices)
+    tell_places(places)
+    tally = Tally([planned.name for planned in runs], len(places))
     plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
-    follow(partial(conduct, runs, folder, tally.workers, tables, plan=plan), tally)
+    patience = 0 if keep_going else PATIENCE
+    follow(partial(conduct, runs, folder, places, tables, plan=plan, patience=patience), tally)
     say.print(summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
+    if (report or pdf) and tally.finished + tally.skipped:
+        write_report(file, folder, pdf)
+    if tally.left_out:
+        cause = list(tally.failed.values())[-1]
+        raise RunFailed(
+            f"stopped: {PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not begun "
+            f"(--keep-going begins them): {cause}"
+        )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
+
+
+def tell_places(places: Sequence[Place]) -> None:
+    """Which device has how many workers, where it is not the processor alone."""
+    counts = Counter(place.device for place in places)
+    if set(counts) != {"cpu"}:
+        said = ", ".join(f"{count} on {device}" for device, count in counts.items())
+        console().print(f"runs at the same time: {said}")
+
+
+def write_report(file: Path, folder: Path, pdf: bool) -> None:
+    """What `feddraw report` writes, at the significance level of the study's preset."""
+    from feddraw import report
+    from feddraw.cli.report import level, show
+    from feddraw.results.reading import read_toml
+
+    alpha = level(str(read_toml(file).get("preset", "")))
+    with console().status("writing the report") as status:
+        written = report.write_report([folder], alpha=alpha, pdf=pdf, say=lambda now: status.update(words(now)))
+    show(written)
+
+
+def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, devices: str, json: bool) -> None:
+    """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
+    from feddraw.experiment.preflight import preflight
+
+    with console(stderr=True).status("looking") as status:
+        found = preflight(runs, folder, workers, devices, lambda now: status.update(words(now)))
+    if json:
+        as_json(found.table())
+    else:
+        show_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
+    if found.obstacles:
+        raise UserError(_obstacles(found.obstacles))
+
+
+def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
+    """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
+    from feddraw.experiment.preflight import is_file_data, survey
+
+    there = [planned for planned in runs if is_file_data(planned)]
+    with console(stderr=True).status("looking") as status:
+        found = survey(there, folder, lambda now: status.update(words(now)))
+    if found.obstacles:
+        raise UserError(_obstacles(found.said()))
+
+
+def _obstacles(found: Sequence[str]) -> str:
+    if len(found) == 1:
+        return f"in the way: {found[0]}"
+    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.line(one)}" for one in found)])
+
+
+def show_preflight(heading: str, found: Preflight) -> None:
+    """Data, scenarios, times, disk and memory, each in a line or two."""
+    from feddraw.cli.progress import duration
+    from feddraw.experiment.preflight import free_memory
+
+    out, survey = console(), found.survey
+    finished = f", {len(survey.finished)} finished before" if survey.finished else ""
+    out.print(f"{heading}{finished}")
+    sets = [
+        [
+            dataset.name,
+            *(f"{len(rows):,}" for rows in dataset.rows.values()),
+            f"{look.images:,}",
+            f"{sum(look.bytes.values()) / 1e9:.1f} GB",
+        ]
+        for dataset, look in survey.looks.values()
+    ]
+    if sets:
+        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
+    sizes = [[name, str(len(of)), f"{sum(of):,}", _sizes(of)] for name, of in survey.clients.items()]
+    if sizes:
+        out.print(table(["scenario", "clients", "images", "by client"], sizes))
+    times = [
+        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "reckoned", f"{1000 * one.evaluated_image:.1f} ms"]
+        for name, one in found.timed.items()
+    ]
+    if times:
+        out.print(table(["timed here", "training step", "images timed", "evaluated image"], times))
+    kinds = dict.fromkeys(found.devices)
+    at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
+    if found.seconds:
+        preparing = f", after about {duration(found.preparing)} of preparing images" if found.preparing > 1 else ""
+        out.print(f"time: about {duration(found.seconds)} with {at_once}{preparing}")
+        free = f"{free_memory() / 1e9:.1f} GB are free"
+        out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
+    out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")
+    if not found.obstacles:
+        out.print("nothing is in the way")
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{count} × {size:,}" for size, count in Counter(sizes).items())
 
 
 def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> None:
@@ -76,7 +223,6 @@ def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> No
     from rich.live import Live
 
     from feddraw.cli.progress import Bars
-    from feddraw.cli.show import console
 
     out = console()
     images = Bars(out)
@@ -132,7 +278,6 @@ def _table(tally: Tally) -> RenderableType:
     from rich.progress_bar import ProgressBar
 
     from feddraw.cli.progress import clock
-    from feddraw.cli.show import table, words
 
     now = time.monotonic()
     rows = []

@@ -5,30 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from feddraw.cli.run import Devices
+from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
     from feddraw.experiment.verify import Comparison
 
-Option = typer.Option
-
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, Argument(help="Folder of a run.")],
     rounds: Annotated[int, Option(help="Only the first rounds, also of an unfinished run; 0: all.")] = 0,
     engine: Annotated[str | None, Option(help="Where clients train (default: as in the run).")] = None,
     workers: Annotated[int | None, Option(help="Worker processes (default: as in the run).")] = None,
+    devices: Annotated[str | None, Devices] = None,
     trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
 ) -> None:
     """Repeat a run and check that model, ledger and metrics are the same, bit for bit."""
     from feddraw.cli.run import line
-    from feddraw.cli.show import console
     from feddraw.experiment.verify import verify as compare
 
     say = console()
-    how: dict[str, Any] = {"engine": engine, "workers": workers}
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
     changes = {name: value for name, value in how.items() if value is not None}
     shown = {"on_round": lambda result: say.print(line(result))}
     found = compare(run, rounds, trust=trust, changes=changes, **shown)
@@ -36,8 +36,6 @@ def verify(
 
 
 def _show(found: Comparison, run: Path) -> None:
-    from feddraw.cli.show import console, table
-
     say = console()
     files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
     say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from feddraw.cli.echo import echo
-
-Option = typer.Option
+from feddraw.cli.show import echo
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a study or a Flower server.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="Folder of a run, a study or a Flower server.", metavar="DIR")],
     port: Annotated[
         int | None, Option(help="Port (default: one that belongs to DIR, so that an open page finds it again).")
     ] = None,

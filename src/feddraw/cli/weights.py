@@ -6,12 +6,11 @@ import csv
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
+from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
-
-Option = typer.Option
 
 
 def weights(
@@ -49,8 +48,6 @@ def weights(
 
         save(draw_schedule(rows), plot)
     if json:
-        from feddraw.cli.show import as_json
-
         as_json(rows)
     else:
         show(rows)
@@ -58,15 +55,14 @@ def weights(
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The clients, then a table for each part that moves: weights, reputations, similarities."""
-    from feddraw.cli.show import console, table
-
     first = rows[0]["clients"]
     steady = all(
         client["similarity"] == first[i]["similarity"] for row in rows for i, client in enumerate(row["clients"])
     )
-    clients = [[c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", *_similarity(c, steady)] for c in first]
+    clients = [[c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", f"{c['similarity']:.4f}"] for c in first]
     out = console()
-    out.print(table(["client", "size", "prior p", *(["similarity s"] if steady else [])], clients))
+    shown = 4 if steady else 3
+    out.print(table(["client", "size", "prior p", "similarity s"][:shown], [row[:shown] for row in clients]))
     titles = {"weight": "weight = softmax(beta xi)", "reputation": "reputation xi = gamma p + (1 - gamma) s"}
     for part, title in (titles if steady else titles | {"similarity": "similarity s"}).items():
         lines = []
@@ -76,10 +72,6 @@ def show(rows: list[dict[str, Any]]) -> None:
             lines.append([str(row["round"]), f"{row['gamma']:.4f}", beta, *numbers])
         out.print(title)
         out.print(table(["round", "gamma", "beta", *(c["client"] for c in first)], lines))
-
-
-def _similarity(client: dict[str, Any], steady: bool) -> list[str]:
-    return [f"{client['similarity']:.4f}"] if steady else []
 
 
 def parse_numbers(text: str, what: str) -> list[float]:

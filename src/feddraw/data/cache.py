@@ -1,14 +1,13 @@
 """Prepared images on disk: decoded, resized and equalised once, memory-mapped by every run and worker.
 
 An entry is a folder of `$FEDDRAW_CACHE`, or of the platform's cache folder, named by a hash of the settings and of what
-identifies the sources: for image files the folder and each file's name, size and time of change; for arrays in an
-archive their checksums. While it is made, chunks of rows are written in place and logged in `progress.jsonl`, so that
-a killed preparation continues where it stopped; the finished array gets its name by a rename.
+identifies the sources, wherever they lie: for image files each one's name below their folder, size and time of change;
+for arrays in an archive their checksums. While it is made, chunks of rows are written in place and logged in
+`progress.jsonl`, so that a killed preparation continues where it stopped; the finished array gets its name by a rename.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
 from feddraw.errors import UserError, expanded
 from feddraw.system.files import close_to_others, make_subfolder, open_file, write_whole
+from feddraw.system.locks import flock
 from feddraw.system.workers import in_workers
 
 FORMAT = 1  # raise it when the same settings give other pixels
@@ -62,7 +62,6 @@ class Files:
         return decode(self.root / self.paths[row])
 
     def identity(self) -> Iterable[str]:
-        yield str(self.root.resolve())
         for path, stamp in zip(self.paths, self.stamps, strict=True):
             yield f"{path}\n{stamp}"
 
@@ -80,7 +79,7 @@ class Rows:
         return np.asarray(mapped(self.entry / "images.npy")[row])
 
     def identity(self) -> Iterable[str]:
-        yield self.entry.name  # ends with the hash of its content
+        yield self.entry.name.rpartition("-")[2]  # the hash of its content
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,12 @@ def root() -> Path:
 
 
 def entry_for(name: str, identity: Iterable[str], settings: dict[str, Any]) -> Path:
-    """The folder that this content with these settings has in the cache."""
+    """The folder that this content with these settings has in the cache, also if it was prepared under another name."""
     digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
     for line in identity:
         digest.update(line.encode(errors="surrogateescape") + b"\0")
-    return root() / f"{name}-{digest.hexdigest()[:16]}"
+    key = digest.hexdigest()[:16]
+    return min(root().glob(f"*-{key}"), default=root() / f"{name}-{key}")
 
 
 def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None) -> Prepared:
@@ -287,21 +287,28 @@ def locked(entry: Path, say: Progress) -> Iterator[None]:
 
 
 def taken(file: IO[str]) -> bool:
+    """Whether it is ours now; where the system has no locks, it always is."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(file.fileno())
     except BlockingIOError:
         return False
     return True
 
 
 def require_space(entry: Path, needed: int) -> None:
-    there = sum(file.stat().st_blocks * 512 for file in entry.glob("images.partial.npy"))
+    there = sum(_on_disk(file) for file in entry.glob("images.partial.npy"))
     free = shutil.disk_usage(entry).free + there
     if needed > free:
         raise UserError(
             f"the cache {entry.parent} needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free; "
             "make room, or set FEDDRAW_CACHE to another folder"
         )
+
+
+def _on_disk(file: Path) -> int:
+    """Bytes that a file with holes takes; without the system's word, all."""
+    about = file.stat()
+    return about.st_blocks * 512 if hasattr(about, "st_blocks") else about.st_size
 
 
 def write_json(path: Path, content: object) -> None:

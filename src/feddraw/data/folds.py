@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import Dataset, Labels, Split
+from feddraw.data.dataset import Dataset, Split
+from feddraw.data.splits import drawn_patients
 from feddraw.errors import UserError
 
 VALIDATION = 0.1  # of all images
@@ -19,20 +20,13 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
     still normalised as the data set says.
     """
-    groups = _groups(dataset.labels)
-    if groups.max() + 1 < 2 * folds:
-        raise UserError(f"{groups.max() + 1} patients are too few for {folds} folds")
-    order = np.argsort(np.random.PCG64(0).random_raw(groups.max() + 1), kind="stable")
+    groups, counts, order = drawn_patients(dataset.labels, np.arange(len(dataset.labels)), 0)
+    if len(counts) < 2 * folds:
+        raise UserError(f"{len(counts)} patients are too few for {folds} folds")
     test = _dealt(groups, order, folds) == fold
     validation = _first(groups, order, ~test, int(VALIDATION * len(groups)))
     masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
     return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
-
-
-def _groups(labels: Labels) -> NDArray[np.intp]:
-    """Each image's group by number: its patient, or else the image itself."""
-    names = labels.names if labels.patients is None else labels.patients
-    return np.unique(names, return_inverse=True)[1]
 
 
 def _dealt(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDArray[np.intp]:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.catalog import installed
-from feddraw.data.cache import Files, Prepared, Progress, prepare
+from feddraw.data.cache import Files, Prepared, Progress, Source, entry_for, open_finished, prepare
 from feddraw.data.dataset import SPLITS, Dataset, Split
-from feddraw.data.imaging import Recipe
+from feddraw.data.imaging import BadImage, Recipe
 from feddraw.data.tables import Problem, Table, describe_problems, numbers
-from feddraw.errors import UserError
+from feddraw.errors import UserError, not_negative
 from feddraw.naming import csv_text
 from feddraw.system.files import write_whole
 from feddraw.system.workers import limited
 
 MEAN, STD = 0.5146, 0.2548  # the paper's, of pixel / 255
 
+TRIED = 24  # images that are decoded when a data set is only looked at
+
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Look:
+    """What preparing data sets would take: filled in while they are opened and nothing is written."""
+
+    bytes: dict[Path, int] = field(default_factory=dict)  # by entry of the cache that is not there yet
+    images: int = 0  # that have to be decoded or resized
+    seconds: float = 0.0  # for that, in one process
 
 
 @dataclass(frozen=True)
@@ -36,12 +48,12 @@ class Preparation:
     skip_bad: bool = False
     workers: int = 0  # processes that prepare images; 0: one per core
     progress: Progress | None = None
+    look: Look | None = None  # given: open and check everything, decode a few images, prepare nothing
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 2048:
             raise UserError(f"size must be from 8 to 2048 pixels, not {self.size}")
-        if self.workers < 0:
-            raise UserError(f"workers must be zero or more, not {self.workers}")
+        not_negative("workers", self.workers)
 
     @property
     def recipe(self) -> Recipe:
@@ -64,8 +76,39 @@ def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset
     files = Files(root, table.paths, tuple(found for found in stamps if found is not None))
     if any(path.lower().endswith((".dcm", ".dicom")) for path in files.paths):
         check_pydicom()
-    prepared = prepare(files, how.recipe, name, how.processes, how.progress)
-    return assemble(name, table, prepared, how)
+    return prepared_dataset(name, table, files, how, how.processes, how.progress)
+
+
+def prepared_dataset(
+    name: str, table: Table, source: Source, how: Preparation, workers: int, progress: Progress | None
+) -> Dataset:
+    """The data set of images that are prepared now, or were before; where they are only looked at, of grey squares."""
+    if how.look is None:
+        return assemble(name, table, prepare(source, how.recipe, name, workers, progress), how)
+    entry, shape = entry_for(name, source.identity(), asdict(how.recipe)), (len(source), how.size, how.size)
+    if (found := open_finished(entry, shape)) is not None:
+        return assemble(name, table, found, how)
+    return unprepared(name, table, source, shape, entry, how)
+
+
+def unprepared(
+    name: str, table: Table, source: Source, shape: tuple[int, int, int], entry: Path, how: Preparation
+) -> Dataset:
+    """The data set with grey squares for images; a few of the images are tried, and what the rest costs is noted."""
+    assert how.look is not None
+    rows = np.unique(np.linspace(0, len(source) - 1, TRIED).astype(int))
+    began, unread = time.perf_counter(), []
+    for row in rows:
+        try:
+            how.recipe.apply(source.read(row))
+        except BadImage as error:
+            unread.append(Problem("that cannot be read", str(table.labels.names[row]), str(error)))
+    refuse(name, unread, len(rows), how)
+    how.look.bytes[entry] = int(np.prod(shape))
+    how.look.images += len(source)
+    how.look.seconds += (time.perf_counter() - began) / len(rows) * len(source)
+    grey = np.broadcast_to(np.uint8(128), shape)
+    return Dataset(name, grey, table.labels, rows_by_split(name, table.split), MEAN, STD)
 
 
 def assemble(name: str, table: Table, prepared: Prepared, how: Preparation) -> Dataset:

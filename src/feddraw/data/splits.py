@@ -8,13 +8,14 @@ split, also one whose share of them would be less than a patient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.errors import UserError
 
 Rows = NDArray[np.intp]
 FEW = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 and more
@@ -36,18 +37,45 @@ def counts(dataset: Dataset) -> dict[str, dict[str, Any]]:
     return found
 
 
-def few(positives: int, negatives: int) -> bool:
-    """Whether the AUC of so many test images says little."""
-    return min(positives, negatives) < FEW
+def few(split: Mapping[str, Any], place: int) -> bool:
+    """Whether the AUC of a finding on these images says little."""
+    return scarcest(split, place) < FEW
+
+
+def scarcest(split: Mapping[str, Any], place: int) -> int:
+    """Images of the rarer label of a finding."""
+    return min(int(split["positives"][place]), int(split["negatives"][place]))
+
+
+def in_words(split: Mapping[str, Any], place: int) -> str:
+    """Positive / negative images of a finding, and those whose label is not known."""
+    positives, negatives = split["positives"][place], split["negatives"][place]
+    unknown = split["images"] - positives - negatives
+    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
+
+
+def draw_share(labels: Labels, rows: Rows, share: float, seed: int) -> Rows:
+    """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
+    if not 0 <= share < 1:
+        raise UserError(f"the share of images to carve out must be from 0 to below 1, not {share}")
+    owner, sizes, order = drawn_patients(labels, rows, seed)
+    wanted = max(1, round(share * len(rows)))
+    taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
+    return rows[np.isin(owner, taken)]
+
+
+def drawn_patients(labels: Labels, rows: Rows, seed: int) -> tuple[Rows, Rows, Rows]:
+    """The number of each row's patient (or of the row itself), the images of each, and all patients in drawn order."""
+    owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
+    _, owner, images = np.unique(owners, return_inverse=True, return_counts=True)
+    return owner, images, np.argsort(np.random.PCG64(seed).random_raw(len(images)), kind="stable")
 
 
 def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """The split of each of the rows, by its place among the shares; the same on every machine."""
-    owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
-    patients, owner, images = np.unique(owners, return_inverse=True, return_counts=True)
-    drawn = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
+    owner, images, drawn = drawn_patients(labels, rows, seed)
     order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
-    has = np.zeros((len(patients), 0), dtype=bool) if not len(rows) else _properties(labels, rows, owner, len(patients))
+    has = np.zeros((len(images), 0), dtype=bool) if not len(rows) else _properties(labels, rows, owner, len(images))
     return _dealt(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
-from feddraw.data.marks import NO_COLUMN, UNCERTAIN, Column, plain_mark, resolve
+from feddraw.data.label_cells import NO_COLUMN, UNCERTAIN, Column, plain_mark, resolve
 from feddraw.errors import UserError
+from feddraw.grouping import grouped
 from feddraw.naming import from_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
@@ -54,6 +55,9 @@ class Table:
     problems: tuple[Problem, ...] = ()
     marks: NDArray[np.int8] | None = None  # (n, findings), the cells before blank and uncertain ones were decided
     notes: tuple[str, ...] = ()  # what the user should know of the table
+
+    def split_rows(self, split: Split) -> NDArray[np.intp]:
+        return np.flatnonzero(self.split == SPLITS.index(split))
 
     def take(self, rows: NDArray[np.intp], problems: Sequence[Problem] = ()) -> Table:
         """Some of the rows, with why the others are left out."""
@@ -146,6 +150,14 @@ def canonical(name: str) -> str:
     return _KNOWN.get(words.lower(), words)
 
 
+def listed_findings(findings: Findings) -> tuple[str, ...]:
+    """The paper's findings, or those of a list."""
+    listed = findings.split(",") if isinstance(findings, str) else findings
+    if not isinstance(listed, Sequence) or not listed:
+        raise UserError(f"findings must be paper, all, or a list of names, not {findings!r}")
+    return FINDINGS if findings == "paper" else tuple(str(name).strip() for name in listed)
+
+
 def choose(findings: Findings, available: Sequence[str], where: str) -> dict[str, int]:
     """Which of the columns are wanted: name -> place among the available."""
     places = {canonical(name): place for place, name in enumerate(available)}
@@ -153,10 +165,7 @@ def choose(findings: Findings, available: Sequence[str], where: str) -> dict[str
         raise UserError(f"{where} has two columns for one finding among {', '.join(available)}")
     if findings == "all":
         return places
-    listed = findings.split(",") if isinstance(findings, str) else findings
-    if not isinstance(listed, Sequence) or not listed:
-        raise UserError(f"findings must be paper, all, or a list of names, not {findings!r}")
-    wanted = FINDINGS if findings == "paper" else tuple(canonical(str(name)) for name in listed)
+    wanted = tuple(map(canonical, listed_findings(findings)))
     if missing := [name for name in wanted if name not in places]:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(places)}")
     return {name: places[name] for name in wanted}
@@ -169,71 +178,50 @@ class Intake:
     findings: Mapping[str, int | None]  # name -> field of a row; none where the table lacks the column
     columns: Mapping[str, Column] = field(default_factory=dict)  # how each finding's cells are read
     marks: list[list[int]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    rows: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by name: path, split, patient, site, group
     problems: list[Problem] = field(default_factory=list)
-    _seen: set[str] = field(default_factory=set)
 
-    def add(self, name: str, fields: Sequence[str], where: str) -> bool:
-        """Take a row, or note why it cannot be used."""
-        if name in self._seen:
+    def add(self, name: str, fields: Sequence[str], where: str, **about: Any) -> None:
+        """Take a row with what is known about it, or note why it cannot be used."""
+        if name in self.rows:
             self.problems.append(Problem("with a path that was there before", where, name))
-            return False
+            return
         found = []
         for finding, place in self.findings.items():
             meaning = NO_COLUMN if place is None else self._read(finding, fields[place])
             if meaning is None:
                 detail = f"{finding} is '{fields[place or 0][:20]}'"
                 self.problems.append(Problem("with an entry that is no label", where, detail))
-                return False
+                return
             found.append(meaning)
-        self._seen.add(name)
-        self.names.append(name)
+        self.rows[name] = about
         self.marks.append(found)
-        return True
 
     def _read(self, finding: str, text: str) -> int | None:
         return self.columns[finding].read(text) if finding in self.columns else plain_mark(text)
 
-    def all_marks(self) -> NDArray[np.int8]:
-        return np.array(self.marks, dtype=np.int8).reshape(len(self.names), len(self.findings))
+    def column(self, kind: str) -> list[str] | None:
+        """The patient, site or group of every row; nothing where no row has one."""
+        found = [row.get(kind) for row in self.rows.values()]
+        return [one or "" for one in found] if any(one is not None for one in found) else None
 
-    def labels(
-        self,
-        blank: Mapping[str, str],
-        uncertain: Mapping[str, str],
-        patients: Sequence[str] | None = None,
-        sites: Sequence[str] | None = None,
-        groups: Sequence[str] | None = None,
-    ) -> Labels:
-        """What was taken, with blank and uncertain marks read as the policies say."""
-        marks = self.all_marks()
+    def table(self, blank: Mapping[str, str], uncertain: Mapping[str, str]) -> Table:
+        """What was taken, with blank and uncertain marks read as the policies say; a row without a split is in none."""
+        marks = np.array(self.marks, dtype=np.int8).reshape(len(self.rows), len(self.findings))
         values, known = resolve(marks, tuple(self.findings), blank, uncertain)
-        several = {"patients": patients, "sites": sites, "groups": groups}
-        columns: dict[str, Any] = {
-            name: np.array(words, dtype=np.str_) for name, words in several.items() if words is not None
-        }
+        words = {f"{kind}s": found for kind in ("patient", "site", "group") if (found := self.column(kind)) is not None}
+        columns: dict[str, Any] = {kind: np.array(found, dtype=np.str_) for kind, found in words.items()}
         columns |= {} if known.all() else {"known": known}
         doubts = (marks == UNCERTAIN).sum(axis=1).astype(np.uint8)
-        return Labels(values, tuple(self.findings), np.array(self.names, dtype=np.str_), uncertain=doubts, **columns)
+        names = np.array([*self.rows], dtype=np.str_)
+        labels = Labels(values, tuple(self.findings), names, uncertain=doubts, **columns)
+        paths = tuple(row.get("path", name) for name, row in self.rows.items())
+        splits = [row.get("split") for row in self.rows.values()]
+        split = np.array([-1 if one is None else one for one in splits], dtype=np.int8)
+        return Table(labels, paths, split, tuple(self.problems), marks)
 
 
-# ---------------------------------------------------------------------------------------------------- splits
-
-
-def draw_share(labels: Labels, rows: NDArray[np.intp], share: float, seed: int) -> NDArray[np.intp]:
-    """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
-    if not 0 <= share < 1:
-        raise UserError(f"the share of images to carve out must be from 0 to below 1, not {share}")
-    owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
-    patients, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
-    order = np.argsort(np.random.PCG64(seed).random_raw(len(patients)), kind="stable")
-    wanted = max(1, round(share * len(rows)))
-    taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
-    return rows[np.isin(owner, taken)]
-
-
-def split_rows(table: Table, split: Split) -> NDArray[np.intp]:
-    return np.flatnonzero(table.split == SPLITS.index(split))
+# ---------------------------------------------------------------------------------------------------- problems
 
 
 def numbers(values: object, count: int) -> bool:
@@ -247,9 +235,7 @@ def numbers(values: object, count: int) -> bool:
 
 def describe_problems(name: str, problems: Sequence[Problem], total: int) -> str:
     """All problems in one line: counted by kind, the first few by name."""
-    kinds: dict[str, list[Problem]] = {}
-    for problem in problems:
-        kinds.setdefault(problem.what, []).append(problem)
+    kinds = grouped((problem.what, problem) for problem in problems)
     listed = [f"{len(rows):,} {what} ({examples(rows)})" for what, rows in kinds.items()]
     text = f"{name}: of {total:,} images {'; '.join(listed)}"
     return "".join(letter if letter.isprintable() else " " for letter in text)  # a quoted field may hold line ends

@@ -15,6 +15,7 @@ from feddraw.data.tables import Findings
 from feddraw.datasets.npz import load
 from feddraw.errors import UserError, expanded
 
+PLACE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 ARCHIVES = {  # side in pixels -> file, MD5
     28: ("chestmnist.npz", "02c8a6516a18b556561a56cbdd36c4a8"),
@@ -30,7 +31,13 @@ def chestmnist(how: Preparation, *, path: str = "", findings: Findings = "paper"
     Read at the smallest published size that is not below the wanted one; `path` is a file or its folder.
     """
     file, md5 = ARCHIVES[min((side for side in ARCHIVES if side >= how.size), default=224)]
-    archive = find(path, file) or download(file, md5, how.progress)
+    archive = find(path or os.environ.get(PLACE, ""), file)
+    if archive is None and how.look is not None:
+        raise UserError(
+            f"no {file} here: give its path ({PLACE}, or data.path), or fetch it first with "
+            f"`feddraw data prepare chestmnist --size {how.size}`"
+        )
+    archive = archive or download(file, md5, how.progress)
     return load(archive, "chestmnist", findings, how)
 
 

@@ -12,24 +12,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from feddraw.data.dataset import Dataset
-from feddraw.data.marks import Policy, meanings
+from feddraw.data.label_cells import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import (
-    Findings,
-    Intake,
-    Problem,
-    Sheet,
-    Table,
-    canonical,
-    choose,
-    draw_share,
-    split_rows,
-)
+from feddraw.data.splits import draw_share
+from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, choose
 from feddraw.errors import UserError, expanded
 
+PLACE = "FEDDRAW_CHEXPERT"  # the environment's word on where the folder is
 SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
 TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
 FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
@@ -95,7 +85,7 @@ def chexpert(
     sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
     table = read(sheets, findings, release, blank, uncertain)
     if carve_test:
-        table.split[draw_share(table.labels, split_rows(table, "train"), carve_test, seed)] = 2
+        table.split[draw_share(table.labels, table.split_rows("train"), carve_test, seed)] = 2
     return from_files("chexpert", release.root, table, how)
 
 
@@ -116,7 +106,8 @@ def read_training(path: Path) -> Table:
 
 
 def locate(path: str) -> Release:
-    """The release's folder: as given, or under its usual names in $FEDDRAW_DATA or here."""
+    """The release's folder: as given, $FEDDRAW_CHEXPERT, or under its usual names in $FEDDRAW_DATA or here."""
+    path = path or os.environ.get(PLACE, "")
     homes = [expanded(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
         for folder in (home, *(home / name for name in FOLDERS)):
@@ -141,20 +132,16 @@ def read(
     negative = dict.fromkeys(names, "negative")
     blanks = meanings("blank", _canonical(blank), names, negative)
     doubts = meanings("uncertain", _canonical(uncertain), names, negative | UNCERTAIN)
-    intake, paths, patients, split, groups = Intake({}), [], [], [], []
+    intake = Intake({})
     for number, path in sheets.items():
         sheet = Sheet.of(path)
         columns = {canonical(name): place for place, name in enumerate(sheet.header)}
         sex = sheet.header.index("Sex") if "Sex" in sheet.header else None
         intake.findings = {name: columns[name] for name in choose(names, finding_columns(sheet), str(path))}
         for name, place, patient, fields, where in images(sheet, release, intake.problems):
-            if intake.add(name, fields, where):
-                paths.append(place)
-                patients.append(patient)
-                split.append(number)
-                groups.append("" if sex is None else fields[sex])
-    labels = intake.labels(blanks, doubts, patients, groups=groups)
-    return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))
+            group = "" if sex is None else fields[sex]
+            intake.add(name, fields, where, path=place, patient=patient, split=number, group=group)
+    return intake.table(blanks, doubts)
 
 
 def _canonical(policy: Policy) -> Policy:

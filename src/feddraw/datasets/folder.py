@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.columns import SPLIT_NAMES, Layout, guess
-from feddraw.data.dataset import FINDINGS, Dataset, Labels
-from feddraw.data.marks import Policy, meanings
+from feddraw.data.dataset import Dataset
+from feddraw.data.label_cells import Policy, meanings
 from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.splits import stratified, unknown_patients
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, numbers
+from feddraw.data.table_columns import SPLIT_NAMES, Layout, guess
+from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, listed_findings, numbers
 from feddraw.errors import UserError, expanded, one_of
 
 NO_SITE = "(no site)"
@@ -142,16 +142,6 @@ class Source:
     split: int | None  # of all its rows, where it has no split column
 
 
-@dataclass(frozen=True, eq=False)
-class Row:
-    """What a usable row says besides its findings."""
-
-    split: int | None
-    site: str | None
-    patient: str | None
-    group: str | None
-
-
 def read_tables(
     paths: Sequence[Path],
     *,
@@ -169,29 +159,21 @@ def read_tables(
     one_of("missing_columns", missing_columns, MISSING_COLUMNS)
     sources = open_sources(paths, root, images, columns or {}, findings, missing_columns == "unknown")
     names = united(sources, findings, missing_columns == "unknown")
-    intake, rows = Intake({}), list[Row]()
+    intake = Intake({})
     for source in sources:
         own = source.layout.findings
         intake.findings = {name: own.get(name) for name in names}
         intake.columns = source.layout.columns
-        rows += _rows(source, intake, several=len(sources) > 1)
-    patients, sites, groups = (_column(rows, kind) for kind in ("patient", "site", "group"))
-    whole = None if patients is None else unknown_patients(patients, intake.names)
+        _take_rows(source, intake, several=len(sources) > 1)
     intake.findings = dict.fromkeys(names)
-    blanks, doubts = meanings("blank", blank, names, {}), meanings("uncertain", uncertain, names, {})
-    labels = intake.labels(blanks, doubts, whole, sites, groups)
-    given = [row.split for row in rows]
-    numbered = None if None in given or not given else np.array(given, dtype=np.int8)
-    table = Table(
-        labels, tuple(intake.names), split(labels, numbered, shares, seed), tuple(intake.problems), intake.all_marks()
-    )
+    patients = intake.column("patient")
+    table = intake.table(meanings("blank", blank, names, {}), meanings("uncertain", uncertain, names, {}))
+    if patients is not None:
+        known = np.array(unknown_patients(patients, [*intake.rows]), dtype=np.str_)
+        table = replace(table, labels=replace(table.labels, patients=known))
+    table = replace(table, split=split(table, shares, seed))
     guesses = told(sources) if findings == "all" else ()
     return replace(table, notes=(*guesses, *notes(table, patients)))
-
-
-def read_sheet(path: Path) -> Table:
-    """One table as it is."""
-    return read_tables([path])
 
 
 def open_sources(
@@ -238,8 +220,7 @@ def united(sources: Sequence[Source], findings: Findings, may_lack: bool) -> tup
             raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
         _refuse_two_spellings(met)
         return met
-    listed = findings.split(",") if isinstance(findings, str) else findings
-    wanted = FINDINGS if findings == "paper" else tuple(str(name).strip() for name in listed)
+    wanted = listed_findings(findings)
     missing = [name for name in wanted if name not in met]
     if missing and not may_lack:
         where = ", ".join(source.sheet.path.name for source in sources)
@@ -256,7 +237,7 @@ def _refuse_two_spellings(names: Sequence[str]) -> None:
             raise UserError(f"'{first}' and '{name}' look like one finding: give it one name, or list data.findings")
 
 
-def _rows(source: Source, intake: Intake, several: bool) -> Iterator[Row]:
+def _take_rows(source: Source, intake: Intake, several: bool) -> None:
     """Those that can be used; the others are noted."""
     layout, file = source.layout, source.sheet.path.name
     for line, fields in source.sheet.rows():
@@ -271,39 +252,27 @@ def _rows(source: Source, intake: Intake, several: bool) -> Iterator[Row]:
         elif layout.split is not None and written not in SPLIT_NAMES:
             detail = f"'{written[:20]}'"
             intake.problems.append(Problem("with a split other than train, validation, test", where, detail))
-        elif intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where):
-            yield _row(source, fields, written, several)
+        else:
+            about = {
+                kind: None if place is None else fields[place].strip()
+                for kind, place in {"site": layout.site, "patient": layout.patient, "group": layout.group}.items()
+            }
+            if about["patient"] and several and source.site is not None:
+                about["patient"] = f"{source.site}: {about['patient']}"  # sites number their patients for themselves
+            about["site"] = source.site if about["site"] is None else about["site"] or NO_SITE
+            number = source.split if layout.split is None else SPLIT_NAMES[written]
+            intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where, **about, split=number)
 
 
-def _row(source: Source, fields: Sequence[str], written: str, several: bool) -> Row:
-    layout = source.layout
-    site, patient, group = (
-        None if place is None else fields[place].strip() for place in (layout.site, layout.patient, layout.group)
-    )
-    if patient and several and source.site is not None:
-        patient = f"{source.site}: {patient}"  # sites number their patients for themselves
-    return Row(
-        SPLIT_NAMES[written] if layout.split is not None else source.split,
-        source.site if site is None else site or NO_SITE,
-        patient,
-        group,
-    )
-
-
-def _column(rows: Sequence[Row], kind: str) -> list[str] | None:
-    """One entry per row; nothing where no table has such a column."""
-    found = [getattr(row, kind) for row in rows]
-    return [one or "" for one in found] if any(one is not None for one in found) else None
-
-
-def split(labels: Labels, given: NDArray[np.int8] | None, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+def split(table: Table, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """Splits for rows that have none: all if no column says, validation out of training if only that lacks."""
     if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
-    if given is None:
+    labels, given = table.labels, table.split
+    if (given < 0).any() or not len(given):
         return stratified(labels, np.arange(len(labels)), shares, seed)
     if not (given == 1).any():
-        training = np.flatnonzero(given == 0)
+        training = table.split_rows("train")
         given[training] = stratified(labels, training, [shares[0], shares[1]], seed)
     return given
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from feddraw.data.dataset import Dataset
 from feddraw.data.preparation import Preparation, from_files
-from feddraw.data.tables import (
-    FOURTEEN,
-    Findings,
-    Intake,
-    Problem,
-    Sheet,
-    Table,
-    canonical,
-    choose,
-    draw_share,
-    split_rows,
-)
+from feddraw.data.splits import draw_share
+from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, choose
 from feddraw.errors import UserError, expanded
 
+PLACE = "FEDDRAW_NIH"  # the environment's word on where the folder is
 SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
 MAX_LIST = 2**26
 SEX = ("Patient Gender", "Patient Sex")  # as its editions call it
@@ -45,7 +34,7 @@ def nih(
 
     `validation` is the share of the train_val images whose patients are kept for thresholds.
     """
-    root = expanded(path or os.environ.get("FEDDRAW_DATA", "."))
+    root = expanded(path or os.environ.get(PLACE) or os.environ.get("FEDDRAW_DATA", "."))
     sheets = sorted(root.glob("Data_Entry_2017*.csv*"))
     missing = [name for name in LISTS if not (root / name).is_file()] + ([] if sheets else ["Data_Entry_2017*.csv"])
     if missing:
@@ -55,7 +44,7 @@ def nih(
         )
     splits = {image: number for name, number in LISTS.items() for image in words(root / name)}
     table = read(sheets[-1], splits, findings, files(root))
-    table.split[draw_share(table.labels, split_rows(table, "train"), validation, seed)] = 1
+    table.split[draw_share(table.labels, table.split_rows("train"), validation, seed)] = 1
     return from_files("nih", root, table, how)
 
 
@@ -85,7 +74,6 @@ def read(path: Path, splits: dict[str, int], findings: Findings, where: dict[str
     wanted = choose(findings, FOURTEEN, path.name)
     intake = Intake({name: place for place, name in enumerate(wanted)})
     sex = next((place for place, title in enumerate(sheet.header) if title in SEX), None)
-    paths, split, groups = [], [], []
     for line, fields in sheet.rows():
         name, found = fields[name_at], {canonical(one) for one in fields[labels_at].split("|")}
         place = f"{path.name} line {line}"
@@ -93,11 +81,11 @@ def read(path: Path, splits: dict[str, int], findings: Findings, where: dict[str
             intake.problems.append(Problem("with an unknown finding", place, ", ".join(sorted(strange))[:80]))
         elif name not in splits:
             intake.problems.append(Problem("in neither split list", place, name))
-        elif intake.add(name, [str(int(finding in found)) for finding in wanted], place):
-            paths.append(where.get(name) or Path(name).name)  # never out of the folder
-            split.append(splits[name])
-            groups.append("" if sex is None else fields[sex])
-    intake.problems += [Problem("listed but not in the table", name) for name in splits.keys() - set(intake.names)]
+        else:
+            about = {"path": where.get(name) or Path(name).name}  # never out of the folder
+            about |= {"patient": name[:8], "group": "" if sex is None else fields[sex]}
+            cells = [str(int(finding in found)) for finding in wanted]
+            intake.add(name, cells, place, **about, split=splits[name])
+    intake.problems += [Problem("listed but not in the table", name) for name in splits.keys() - intake.rows.keys()]
     nothing = dict.fromkeys(wanted, "negative")  # no cell is blank or uncertain
-    labels = intake.labels(nothing, nothing, [name[:8] for name in intake.names], groups=groups)
-    return Table(labels, tuple(paths), np.array(split, dtype=np.int8), tuple(intake.problems))
+    return intake.table(nothing, nothing)

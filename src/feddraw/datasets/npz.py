@@ -11,8 +11,9 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO
@@ -20,9 +21,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, open_or_make, prepare, silent
+from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, open_finished, open_or_make, silent
 from feddraw.data.dataset import Dataset, Labels
-from feddraw.data.preparation import Preparation, assemble, refuse, rows_by_split
+from feddraw.data.imaging import BadImage, Grey
+from feddraw.data.preparation import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError
 from feddraw.system.files import open_file
@@ -166,9 +168,7 @@ class Archive:
 
     def unpack(self, members: Sequence[Member], progress: Progress | None) -> Prepared:
         """All images as one memory-mapped array in the cache, at the size they have."""
-        shape = (sum(one.shape[0] for one in members), *members[0].shape[1:3])
-        identity = [f"{one.name} {one.checksum:08x} {one.size}" for one in members]
-        entry = entry_for(self.path.stem, identity, {"unpacked": True})
+        shape, entry = unpacked_shape(members), self.entry(members)
         say = progress or silent
 
         def make(partial: Path) -> None:
@@ -184,6 +184,47 @@ class Archive:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
+
+    def entry(self, members: Sequence[Member]) -> Path:
+        """Where these images are in the cache, or will be."""
+        return entry_for(self.path.stem, identity(members), {"unpacked": True})
+
+
+def identity(members: Sequence[Member]) -> list[str]:
+    return [f"{one.name} {one.checksum:08x} {one.size}" for one in members]
+
+
+def unpacked_shape(members: Sequence[Member]) -> tuple[int, int, int]:
+    height, width = members[0].shape[1:3]
+    return sum(one.shape[0] for one in members), height, width
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Images of an archive that has not been unpacked: slow to read, each from the beginning of its member."""
+
+    archive: Archive
+    members: Sequence[Member]
+
+    def __len__(self) -> int:
+        return unpacked_shape(self.members)[0]
+
+    def read(self, row: int) -> Grey:
+        """One of the first images of the row's split, which needs only the beginning to be unpacked."""
+        ends = list(accumulate(one.shape[0] for one in self.members))
+        one = next(one for one, end in zip(self.members, ends, strict=True) if row < end)
+        side = one.shape[1]
+        place = row % min(16, one.shape[0])
+        try:
+            with zipfile.ZipFile(self.archive.path) as file, file.open(f"{one.name}.npy") as stream:
+                stream.read(one.skip + place * side * side)
+                pixels = np.frombuffer(stream.read(side * side), np.uint8)
+        except _DAMAGE as error:
+            raise BadImage(_first_line(error)) from error
+        return pixels.reshape(side, side)
+
+    def identity(self) -> Iterable[str]:
+        return identity(self.members)
 
 
 def _is_text(array: NDArray[np.generic]) -> bool:
@@ -234,16 +275,29 @@ def load(path: Path, name: str, findings: Findings, how: Preparation) -> Dataset
     members = archive.images(sizes)
     refuse(name, table.problems, len(table.labels), how)
     rows_by_split(name, table.split)
+    if how.look is not None and (missing := looked_at(name, archive, members, table, how)) is not None:
+        return missing
     unpacked = archive.unpack(members, how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:
         return assemble(name, table, unpacked, how)
     label = name if side == how.size else f"{name}, resized from {side} to {how.size} px"
-    say = how.progress and relabelled(how.progress, label)
+
+    def say(what: str, ready: int, total: int) -> None:
+        (how.progress or silent)(label if "waiting" not in what else what, ready, total)
+
     workers = how.processes if how.clahe else 1  # resizing alone takes less time than starting workers
-    return assemble(name, table, prepare(Rows(unpacked.entry), how.recipe, name, workers, say), how)
+    return prepared_dataset(name, table, Rows(unpacked.entry), how, workers, say)
 
 
-def relabelled(progress: Progress, label: str) -> Progress:
-    """The same progress under another heading."""
-    return lambda what, ready, total: progress(label if "waiting" not in what else what, ready, total)
+def looked_at(name: str, archive: Archive, members: Sequence[Member], table: Table, how: Preparation) -> Dataset | None:
+    """The data set without its images, unless they have been unpacked before; nothing is written."""
+    shape, entry = unpacked_shape(members), archive.entry(members)
+    if open_finished(entry, shape) is not None:
+        return None
+    assert how.look is not None
+    found = unprepared(name, table, Packed(archive, members), (shape[0], how.size, how.size), entry, how)
+    how.look.bytes[entry] = int(np.prod(shape))
+    if shape[1] != how.size or how.clahe:
+        how.look.bytes[entry.with_name(f"{entry.name}-prepared")] = shape[0] * how.size**2
+    return found

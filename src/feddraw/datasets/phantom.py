@@ -5,6 +5,7 @@ How common each finding is, how often they come together, and how many images ha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from statistics import NormalDist
@@ -61,11 +62,16 @@ def check(mix: str, label_noise: float, **numbers: int) -> None:
         raise UserError(f"phantoms have {SMALLEST} to {LARGEST} pixels, not {numbers['size']}")
     if mix not in TABLE_1:
         raise unknown("phantom mixes", str(mix), TABLE_1)
-    images, memory = sum(numbers[split] for split in SPLITS), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    images, memory = sum(numbers[split] for split in SPLITS), _memory()
     if images * numbers["size"] ** 2 > memory:
         raise UserError(f"{images:,} phantoms of {numbers['size']} px do not fit in the memory: draw fewer, or smaller")
     if not (isinstance(label_noise, int | float) and 0 <= label_noise < 0.5):
         raise UserError(f"phantom label_noise must be a share from 0 to less than 0.5, not {label_noise!r}")
+
+
+def _memory() -> float:
+    """Bytes that the machine has; where it cannot be asked, no limit."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
 
 def phantom(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -20,15 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from feddraw.core import Asked, Job, Local, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.system.shared_memory import Attached, Handle, Shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
-from feddraw.training.client import Trainer, memory_of
+from feddraw.training.client import Trainer, memory_of, shortage_told
+from feddraw.training.devices import Place, allot
 from feddraw.training.loop import Examples, Loss, predict
+from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
 CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches do not change
@@ -38,7 +41,7 @@ CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch
 class Plan:
     """What a worker gets once, at its start."""
 
-    build: Callable[[], tuple[nn.Module, str]]
+    build: Build
     training: Training
     local: Local
     loss: Loss
@@ -51,25 +54,38 @@ class Plan:
 
 def processes(prepared: Any, workers: int) -> Engine:
     """Worker processes that share memory with this one."""
-    return Processes(prepared.trainer, workers, prepared.clients, in_turn=prepared.experiment.stream)
+    places, in_turn = prepared.places, prepared.experiment.stream
+    return Processes(prepared.trainer, workers, prepared.clients, in_turn=in_turn, places=places)
 
 
 class Processes(EngineWithMemory):
     """Workers of this process; each builds a trainer like the one here."""
 
-    def __init__(self, trainer: Trainer, workers: int, names: Sequence[str], *, in_turn: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        workers: int,
+        names: Sequence[str],
+        *,
+        in_turn: bool = False,
+        places: Sequence[Place] = (),
+    ) -> None:
         super().__init__()
         self.trainer, self.names = trainer, names
         self._rows = workers + 1 if in_turn else len(trainer.shards)  # updates that there is room for
-        self.layout = trainer.network.layout
+        self.layout = trainer.layout
         self._shared = Shared()
         self._arrays: dict[str, NDArray[Any]] = {}
         self._handles: dict[str, Handle] = {}
         self._reserve()
         self.steps_taken = self._arrays["steps_taken"]
         plan = self._plan()
-        started = [start_worker(serve, plan) for _ in range(workers)]
-        self._workers: list[tuple[SpawnProcess, Connection]] = [(process, pipe) for pipe, process in started]
+        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        self._devices: dict[Connection, str] = {}
+        for place in places or [Place(trainer.training.device)] * workers:
+            pipe, process = start_worker(serve, plan, place)
+            self._workers.append((process, pipe))
+            self._devices[pipe] = place.device
 
     # ------------------------------------------------------------------------------------------ what is shared
 
@@ -171,44 +187,61 @@ class Processes(EngineWithMemory):
 
         With a window, replies come in the order of the requests, and a request waits until fewer than so many replies
         are missing before it: its row may still be in use. While there are many requests, a worker gets the next one
-        in advance, so that it need not wait between two.
+        in advance, so that it need not wait between two. What a worker had no memory for is sent to another.
         """
         busy: dict[Connection, list[int]] = {}
         replies: dict[int, dict[str, Any]] = {}
-        sent = taken = 0
+        waiting, taken = deque(range(len(requests))), 0
         while taken < len(requests):
             limit = min(len(requests), taken + window) if window else len(requests)
             for depth in (1, 2):
                 for _, pipe in self._workers:
-                    ahead = depth == 1 or len(requests) - sent > 8 * len(self._workers)
-                    if len(busy.get(pipe, ())) < depth and sent < limit and ahead:
-                        self._send(pipe, requests[sent])
-                        busy.setdefault(pipe, []).append(sent)
-                        sent += 1
+                    ahead = depth == 1 or len(waiting) > 8 * len(self._workers)
+                    if len(busy.get(pipe, ())) < depth and waiting and waiting[0] < limit and ahead:
+                        self._send(pipe, requests[waiting[0]])
+                        busy.setdefault(pipe, []).append(waiting.popleft())
             number = taken if window else next(iter(replies), -1)
             if number in replies:
                 yield replies.pop(number)
                 taken += 1
             else:
-                replies |= self._hear(busy, requests)
+                replies |= self._hear(busy, requests, waiting)
 
     def _hear(
-        self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]]
+        self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]], waiting: deque[int]
     ) -> dict[int, dict[str, Any]]:
         """Wait for replies, by number of their request; a worker that has died ends the run."""
         sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
         ready = wait([*busy, *sentinels])
         replies = {}
         for pipe in [p for p in ready if isinstance(p, Connection)]:
-            number = busy[pipe].pop(0)
-            if not busy[pipe]:
-                del busy[pipe]
-            replies[number] = self._receive(pipe, requests[number])
+            number, *others = busy.pop(pipe)
+            reply = self._receive(pipe, requests[number])
+            if "full" in reply:
+                self._let_go(pipe, f"{self._task(requests[number])} failed: {reply['full']}")
+                waiting.extendleft(reversed((number, *others)))
+                continue
+            replies[number] = reply
+            if others:
+                busy[pipe] = others
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
             process, pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
                 raise RunFailed(self._why_worker_died(process, requests[busy[pipe][0]] if pipe in busy else None))
         return replies
+
+    def _let_go(self, pipe: Connection, failure: str) -> None:
+        """A worker that had no memory leaves what it held to the others on its device; the last of them may not go."""
+        device = self._devices.pop(pipe)
+        left = sum(other == device for other in self._devices.values())
+        if not left:
+            raise RunFailed(failure)
+        warnings.warn(f"{device} has no memory for {left + 1} workers: going on with {left}", stacklevel=2)
+        process = self._process(pipe)
+        self._workers.remove((process, pipe))
+        pipe.close()
+        process.terminate()
+        process.join()
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
         try:
@@ -247,12 +280,13 @@ class Processes(EngineWithMemory):
 # ---------------------------------------------------------------------------------------------------- the worker
 
 
-def serve(pipe: Connection, plan: Plan) -> None:
+def serve(pipe: Connection, plan: Plan, place: Place) -> None:
     """What a worker does: answer requests until the pipe closes."""
     belong_to_parent()
     torch.set_num_threads(1)
+    allot(place)
     try:
-        worker = _Worker(plan)
+        worker = _Worker(replace(plan, training=replace(plan.training, device=place.device)))
         while True:
             request = json.loads(pipe.recv_bytes())
             pipe.send_bytes(json.dumps(_answer(worker, request)).encode())
@@ -262,12 +296,13 @@ def serve(pipe: Connection, plan: Plan) -> None:
 
 def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return worker.train(request) if "train" in request else worker.predict(*request["predict"])
+        with shortage_told(worker.trainer):
+            return worker.train(request) if "train" in request else worker.predict(*request["predict"])
     except UserError as mistake:
         return {"mistake": str(mistake)}
+    except OutOfMemory as full:
+        return {"full": str(full)}
     except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's, torch's
-            return {"error": "it ran out of memory: try fewer workers or smaller batches"}
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
@@ -279,9 +314,9 @@ class _Worker:
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
         examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
-        self._trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
-        self._trainer.steps_taken = self._arrays["steps_taken"]
-        layout = self._trainer.network.layout
+        self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
+        self.trainer.steps_taken = self._arrays["steps_taken"]
+        layout = self.trainer.network.layout
         self._inbox = Inbox.of(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
         self._sent = Model(params, buffers, counters, layout)
@@ -293,7 +328,7 @@ class _Worker:
                 self._broadcast[name] = self._attached.open(Handle(**handle | {"shape": tuple(handle["shape"])}))
         job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
-        update, learnt = self._trainer.work(job, memory, into=self._inbox.model(request["row"]))
+        update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))
         for name, vector in update.extra.items():
             self._inbox.extra[name][request["row"]] = vector
         for name, vector in learnt.items():
@@ -304,7 +339,7 @@ class _Worker:
         return numbers | more | {"metrics": dict(update.metrics)}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
-        self._trainer.network.load(self._sent)
+        self.trainer.network.load(self._sent)
         rows = self._arrays["query"][start:stop]
-        self._arrays["scores"][start:stop] = predict(self._trainer.network, self._trainer.examples, rows)
+        self._arrays["scores"][start:stop] = predict(self.trainer.network, self.trainer.examples, rows)
         return {}

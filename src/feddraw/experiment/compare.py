@@ -15,7 +15,9 @@ from feddraw.experiment.estimate import Estimate, measure
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import Planned, planned_run
 from feddraw.experiment.tally import Tally
+from feddraw.grouping import grouped
 from feddraw.results.folder import RunFolder
+from feddraw.training.devices import Place
 
 METHODS = ("feddraw", "fedavg", "uniform", "alone")
 SEEDS = 5
@@ -49,13 +51,11 @@ def method_of(planned: Planned) -> str:
     return planned.label["method"]
 
 
-def estimates(runs: Sequence[Planned], workers: int) -> dict[str, Estimate]:
+def estimates(runs: Sequence[Planned], workers: int | Sequence[Place]) -> dict[str, Estimate]:
     """By method, from a few timed steps."""
-    first: dict[str, Planned] = {}
-    for planned in runs:
-        first.setdefault(method_of(planned), planned)
-    times = measure([planned.experiment for planned in first.values()], workers)
-    return dict(zip(first, times, strict=True))
+    methods = grouped((method_of(planned), planned.experiment) for planned in runs)
+    times = measure([experiments[0] for experiments in methods.values()], workers)
+    return dict(zip(methods, times, strict=True))
 
 
 @dataclass
@@ -112,12 +112,8 @@ class Budget:
 
 def by_seed(runs: Sequence[Planned]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
-    methods: dict[int, list[str]] = {}
-    for planned in runs:
-        methods.setdefault(planned.experiment.seed, []).append(method_of(planned))
-    seeds: dict[tuple[str, ...], list[int]] = {}
-    for seed, names in methods.items():
-        seeds.setdefault(tuple(names), []).append(seed)
+    methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
+    seeds = grouped((tuple(names), seed) for seed, names in methods.items())
     return "; ".join(
         f"{', '.join(names)} with seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
         for names, which in seeds.items()

@@ -12,13 +12,14 @@ from feddraw import catalog
 from feddraw.catalog import check, outside
 from feddraw.data.cache import Progress
 from feddraw.data.dataset import SPLITS, Dataset, Labels
-from feddraw.data.preparation import Preparation
-from feddraw.data.tables import Sheet, describe_problems, split_rows
+from feddraw.data.preparation import Look, Preparation
+from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
-from feddraw.datasets.folder import read_sheet
+from feddraw.datasets.folder import read_tables
 from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError, expanded, unknown
 
+CALLERS = ("size", "progress", "look")  # of a preparation, by whoever opens the data; no settings
 OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
 
 
@@ -27,19 +28,30 @@ def names() -> dict[str, str]:
     return {name: catalog.about("datasets", name) for name in catalog.names("datasets")}
 
 
-def open_dataset(name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None) -> Dataset:
-    """The data set of this name with its images at this size; `options` are the arguments of its function."""
+def open_dataset(
+    name: str,
+    *,
+    size: int,
+    options: Mapping[str, object],
+    progress: Progress | None = None,
+    look: Look | None = None,
+) -> Dataset:
+    """The data set of this name with its images at this size; `options` are the arguments of its function.
+
+    With `look`, images that are not prepared yet stay so: the data set has grey squares, `look` what they will cost.
+    """
     function, given = resolve(name)
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
-    known = {key: default for key, default in (own | common).items() if key not in ("size", "progress")}
+    known = {key: default for key, default in (own | common).items() if key not in CALLERS}
     any_kind = dict.fromkeys(OF_SEVERAL_KINDS)
     check(options, known | {key: None for key in any_kind if key in known}, f"data {name}")
     chosen: dict[str, Any] = {**options, **given}
     if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
     if common:
-        how = Preparation(size=size, progress=progress, **{key: chosen.pop(key) for key in common if key in chosen})
+        own_common = {key: chosen.pop(key) for key in common if key in chosen}
+        how = Preparation(size=size, progress=progress, look=look, **own_common)
         dataset = function(how, **chosen)
     else:
         counter = {} if progress is None or name != "phantom" else {"progress": _drawing(progress, own | chosen)}
@@ -57,7 +69,7 @@ def defaults(name: str) -> dict[str, Any]:
     settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     if "how" in inspect.signature(function).parameters:
         settings |= {field.name: field.default for field in fields(Preparation)}
-    apart = {"size", "progress", "workers", *given}  # the caller's own, or without a part in the outcome
+    apart = {*CALLERS, "workers", *given}  # the caller's own, or without a part in the outcome
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in settings.items()
@@ -109,7 +121,7 @@ def read_labels(path: Path | str) -> Labels:
     elif "Frontal/Lateral" in Sheet.of(path).header:
         table = read_training(path)
     else:
-        table = read_sheet(path)
+        table = read_tables([path])
     if table.problems:
         raise UserError(describe_problems(path.name, table.problems, len(table.labels) + len(table.problems)))
-    return table.labels.take(split_rows(table, "train"))
+    return table.labels.take(table.split_rows("train"))

@@ -15,13 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from feddraw.core import Job
+from feddraw.core import Job, Memory
 from feddraw.engines.serial import Serial
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.experiment.meter import evaluation_cost
-from feddraw.experiment.preparation import Setup, open_data, prepare
+from feddraw.experiment.placement import on_device
+from feddraw.experiment.preparation import Setup, Task, open_data, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.training.client import shortage_told
+from feddraw.training.devices import Place, allot
 from feddraw.training.loop import steps_of
 
 ENOUGH = 1.0  # seconds of training that are timed, as far as steps are short enough
@@ -40,31 +43,54 @@ class Estimate:
     whole: float  # the run
 
 
-def measure(experiments: Sequence[Experiment], workers: int) -> list[Estimate]:
-    """An estimate for each experiment, with so many runs at once; these share their data."""
+def measure(experiments: Sequence[Experiment], workers: int | Sequence[Place]) -> list[Estimate]:
+    """An estimate for each experiment, with so many runs at once, or one at each place; these share their data."""
+    places = [Place()] * workers if isinstance(workers, int) else workers
+    found = _timed_at(experiments, places)
+    return [_mean([one[number] for one in found]) for number in range(len(experiments))]
+
+
+def measure_devices(experiments: Sequence[Experiment], places: Sequence[Place]) -> dict[str, list[Estimate]]:
+    """The same by device, all of them at work at the same time."""
+    found = _timed_at(experiments, places)
+    devices = dict.fromkeys(place.device for place in places)
+    by_device = {
+        name: [one for one, place in zip(found, places, strict=True) if place.device == name] for name in devices
+    }
+    return {
+        name: [_mean([one[number] for one in those]) for number in range(len(experiments))]
+        for name, those in by_device.items()
+    }
+
+
+def _timed_at(experiments: Sequence[Experiment], places: Sequence[Place]) -> list[list[Estimate]]:
+    """By place, an estimate for each experiment."""
     request = json.dumps([experiment.table() for experiment in experiments])
-    team = [start_worker(serve, request) for _ in range(workers)]
+    found = answers([start_worker(serve, request, place) for place in places])
+    return [[Estimate(**one) for one in said["estimates"]] for said in found]
+
+
+def answers(team: Sequence[tuple[Connection, Any]]) -> list[dict[str, Any]]:
+    """What each worker says, in JSON; all of them end, and a mistake that one tells is raised."""
     try:
-        found = [_heard(pipe, process) for pipe, process in team]
+        return [_heard(pipe, process) for pipe, process in team]
     finally:
         for pipe, process in team:
             pipe.close()
             process.terminate()
         for _, process in team:
             process.join()
-    return [_mean([Estimate(**one[place]) for one in found]) for place in range(len(experiments))]
 
 
-def _heard(pipe: Connection, process: Any) -> list[dict[str, float]]:
+def _heard(pipe: Connection, process: Any) -> dict[str, Any]:
     try:
-        said = json.loads(pipe.recv_bytes())
+        said: dict[str, Any] = json.loads(pipe.recv_bytes())
     except (EOFError, ConnectionResetError):
         how, advice = cause_of_death(process)
         raise RunFailed(f"a worker {how} while timing training steps{advice}") from None
     if "mistake" in said:
         raise UserError(said["mistake"])
-    found: list[dict[str, float]] = said["estimates"]
-    return found
+    return said
 
 
 def _mean(found: Sequence[Estimate]) -> Estimate:
@@ -72,9 +98,10 @@ def _mean(found: Sequence[Estimate]) -> Estimate:
     return Estimate(**{name: statistics.fmean(column[name] for column in columns) for name in columns[0]})
 
 
-def serve(pipe: Connection, request: str) -> None:
+def serve(pipe: Connection, request: str, place: Place) -> None:
     """What a worker does: time one experiment after the other."""
     belong_to_parent()
+    allot(place)
     warnings.simplefilter("ignore")
     experiments = [Experiment.of(table) for table in json.loads(request)]
     try:
@@ -82,9 +109,10 @@ def serve(pipe: Connection, request: str) -> None:
         said: dict[str, Any] = {"estimates": []}
         for experiment in experiments:
             began = time.perf_counter()
-            setup = prepare(replace(experiment, engine="serial"), dataset=dataset)
-            said["estimates"].append(asdict(timed(setup, time.perf_counter() - began)))
-    except UserError as mistake:
+            setup = prepare(on_device(replace(experiment, engine="serial"), place.device), dataset=dataset)
+            with shortage_told(setup.trainer):
+                said["estimates"].append(asdict(timed(setup, time.perf_counter() - began)))
+    except (UserError, OutOfMemory) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())
 
@@ -93,18 +121,31 @@ def timed(setup: Setup, opening: float = 0.0) -> Estimate:
     """Time a few steps and an evaluation of what has been prepared; its trainer is of no use afterwards."""
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
-    sizes = [len(rows) for rows in setup.training_rows]
-    training = setup.experiment.training
-    rounds = range(setup.experiment.rounds)
-    efforts = [setup.efforts(round) for round in rounds]
-    steps = sum(
-        steps_of(sizes[one], training, effort) * min(1.0, sizes[one] / training.batch_size)
-        for asked in efforts
-        for one, effort in asked.items()
-    )
-    evaluations = sum(evaluation_cost(setup, final=round == rounds[-1]) for round in rounds)
-    whole = opening + step * steps + client * sum(map(len, efforts)) + image * evaluations
+    work = Work.of(setup)
+    whole = opening + step * work.steps + client * work.jobs + image * work.evaluated
     return Estimate(opening, step, client, image, whole)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a run has to do."""
+
+    steps: float  # of training; a batch that is not full counts by its share
+    jobs: int  # clients that are asked, in all rounds
+    evaluated: int  # images
+
+    @staticmethod
+    def of(task: Task) -> Work:
+        sizes, training = [len(rows) for rows in task.training_rows], task.experiment.training
+        rounds = range(task.experiment.rounds)
+        efforts = [task.efforts(round) for round in rounds]
+        steps = sum(
+            steps_of(sizes[one], training, effort) * min(1.0, sizes[one] / training.batch_size)
+            for asked in efforts
+            for one, effort in asked.items()
+        )
+        evaluated = sum(evaluation_cost(task, final=round == rounds[-1]) for round in rounds)
+        return Work(steps, sum(map(len, efforts)), evaluated)
 
 
 def _time_training(setup: Setup) -> tuple[float, float]:
@@ -114,16 +155,18 @@ def _time_training(setup: Setup) -> tuple[float, float]:
     broadcast = method.broadcast(method.init(setup.initial))
     job = Job(0, experiment.rounds, client, 0, setup.initial, broadcast)
 
-    def work(steps: int) -> float:
+    def work(steps: int, remembered: Memory) -> tuple[float, Memory]:
         trainer.training = replace(experiment.training, steps=steps)
         began = time.perf_counter()
-        trainer.work(job, {})
-        return time.perf_counter() - began
+        learnt = trainer.work(job, remembered)[1]
+        return time.perf_counter() - began, learnt
 
-    work(1)  # the first step allocates memory and chooses algorithms
-    short = work(1)
+    _, memory = work(
+        1, {}
+    )  # allocates memory, chooses algorithms; some rules do more once they have a round behind them
+    short, _ = work(1, memory)
     count = min(MOST, max(FEWEST, math.ceil(ENOUGH / max(short, 1e-6))))
-    step = max((work(1 + count) - short) / count, 1e-6)
+    step = max((work(1 + count, memory)[0] - short) / count, 1e-6)
     return step, max(0.0, short - step)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.heterogeneity import (
+from feddraw.analysis.site_distances import (
     Batches,
     Heterogeneity,
     SiteDistance,
@@ -20,7 +20,7 @@ from feddraw.analysis.heterogeneity import (
     weights_by_rule,
 )
 from feddraw.core import Layout, Measurement, Model, gram
-from feddraw.errors import UserError, one_of
+from feddraw.errors import UserError, not_negative, one_of
 from feddraw.experiment.preparation import Progress, Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
@@ -45,8 +45,7 @@ class Examination:
             if getattr(self.measurement, name) < 2:
                 raise UserError(f"{name.replace('_', '-')} must be at least 2, not {getattr(self.measurement, name)}")
         for name in ("rounds", "permutations", "replicates"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must be zero or more, not {getattr(self, name)}")
+            not_negative(name, getattr(self, name))
 
 
 def examine(
@@ -54,17 +53,13 @@ def examine(
 ) -> Iterator[Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
-    setting = prepare(_measuring(experiment), dataset=dataset, progress=progress)
+    # the rule that knows patients has the weights of FedAvg here, and itself measures once
+    method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
+    setting = prepare(replace(experiment, method=method, stream=False), dataset=dataset, progress=progress)
     yield _examined(setting, setting.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
         model = _warmed_up(setting, how.rounds, progress)
         yield _examined(setting, model, how.rounds, how, experiment.rounds, progress)
-
-
-def _measuring(experiment: Experiment) -> Experiment:
-    """With the rule that knows patients; it has the weights of FedAvg and itself measures once."""
-    method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
-    return replace(experiment, method=method, stream=False)
 
 
 def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
@@ -174,5 +169,4 @@ def groups_of(
 
 
 def _places(layout: Layout, layer: str) -> NDArray[np.intp]:
-    place = layout.find(layer)
-    return np.arange(place.start, place.stop) if isinstance(place, slice) else place
+    return np.arange(layout.length("param"))[layout.find(layer)]

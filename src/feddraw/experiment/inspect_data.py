@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from feddraw.data.columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
 from feddraw.data.dataset import SPLITS
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.marks import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
+from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
 from feddraw.data.preparation import absent
+from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
 from feddraw.errors import UserError
@@ -30,6 +30,8 @@ from feddraw.system.workers import cores
 
 LABELS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
 NORMAL = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")  # no class of its own
+# A column that only an archive has, its data set, and what lies beside the table in the archive's own folder.
+ARCHIVES = (("Frontal/Lateral", "chexpert", ("valid.csv", "train.csv")), ("Finding Labels", "nih", ("test_list.txt",)))
 MOST_CLASSES = 50
 SAMPLE = 2000  # rows that guesses are based on
 
@@ -66,18 +68,11 @@ class Survey:
         """Those with enough training images to be clients."""
         return {site: count for site, count in self.sites.items() if count >= MINIMUM}
 
-    def positives(self) -> dict[str, list[int]]:
-        """Images with each finding in the training, validation and test split."""
-        values, split = self.table.labels.values, self.table.split
-        counts = [values[split == number].sum(axis=0) for number in range(len(SPLITS))]
-        return {name: [int(one[c]) for one in counts] for c, name in enumerate(self.table.labels.findings)}
-
-    def negatives(self) -> dict[str, list[int]]:
-        """Images known to be without each finding in the training, validation and test split."""
-        labels, split = self.table.labels, self.table.split
-        absent = labels.values == 0 if labels.known is None else (labels.values == 0) & labels.known
-        counts = [absent[split == number].sum(axis=0) for number in range(len(SPLITS))]
-        return {name: [int(one[c]) for one in counts] for c, name in enumerate(labels.findings)}
+    def positives(self, label: int = 1) -> dict[str, list[int]]:
+        """Images known to be with each finding (0: without it) in the training, validation and test split."""
+        labels = self.table.labels
+        counts = [(labels.truth(self.table.split_rows(split)) == label).sum(axis=0).tolist() for split in SPLITS]
+        return {name: [one[c] for one in counts] for c, name in enumerate(labels.findings)}
 
     def marks(self) -> dict[str, dict[int, int]]:
         """How many cells of each finding say present, absent, uncertain, or nothing."""
@@ -97,7 +92,7 @@ class Survey:
                 yield f"{', '.join(lacking)} at {site}"
 
     def sizes(self) -> list[int]:
-        return [int((self.table.split == number).sum()) for number in range(len(SPLITS))]
+        return [len(self.table.split_rows(split)) for split in SPLITS]
 
 
 # ---------------------------------------------------------------------------------------------------- looking
@@ -118,8 +113,8 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
     sheets = [find_sheet(path) for path in listed]
     for sheet in sheets:
         header = Sheet.of(sheet).header
-        for known, name in (("Frontal/Lateral", "chexpert"), ("Finding Labels", "nih")):
-            if known in header and is_archive(name, sheet):
+        for known, name, beside in ARCHIVES:
+            if known in header and any((sheet.parent / file).is_file() for file in beside):
                 run = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {run}")
     made = expanded(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
@@ -127,12 +122,6 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
         own = images or str(sheets[0].parent)
         return survey([out.with_name(f"{out.stem}-labels.csv")], own, made, sheets[0])
     return survey(sheets, images, "")
-
-
-def is_archive(name: str, sheet: Path) -> bool:
-    """Whether the table lies in its archive's folder, and not alone with some of its images."""
-    beside = ("valid.csv", "train.csv") if name == "chexpert" else ("test_list.txt",)
-    return any((sheet.parent / file).is_file() for file in beside)
 
 
 def survey(sheets: Sequence[Path], images: str, written: str, original: Path | None = None) -> Survey:
@@ -422,8 +411,8 @@ def path_text(path: Path) -> str:
 
 def findings_without_auc(found: Survey) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
-    negatives = found.negatives()
-    return [name for name, counts in found.positives().items() if 0 in counts or 0 in negatives[name]]
+    negatives = found.positives(label=0)
+    return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
 def unusable_rows(found: Survey) -> tuple[Problem, ...]:

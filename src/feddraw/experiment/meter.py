@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Local
 from feddraw.engines import Engine
-from feddraw.experiment.preparation import Progress, Setup
+from feddraw.experiment.preparation import Progress, Setup, Task
 from feddraw.training.loop import steps_of
 
 TRAINED = 3  # cost of a trained image, where an evaluated one costs 1
@@ -36,12 +36,12 @@ def training_cost(setting: Setup, client: int, effort: float) -> int:
     return TRAINED * steps_of(images, training, effort) * min(images, training.batch_size)
 
 
-def evaluation_cost(setup: Setup, *, final: bool) -> int:
+def evaluation_cost(task: Task, *, final: bool) -> int:
     """Images that the models of a round are evaluated on, counted once per model."""
-    rows, every_round = setup.dataset.rows, setup.experiment.test_every_round
+    rows, every_round = task.dataset.rows, task.experiment.test_every_round
     images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
-    personal = type(setup.method.local).personal is not Local.personal
-    return images * (len(setup.clients) if personal else 1)
+    personal = type(task.method.local).personal is not Local.personal
+    return images * (len(task.clients) if personal else 1)
 
 
 class Meter:

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.cache import Progress, silent
-from feddraw.data.columns import SUFFIXES, path_column
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.preparation import check_pydicom
+from feddraw.data.table_columns import SUFFIXES, path_column
 from feddraw.data.tables import Sheet
 from feddraw.datasets.folder import inside
 from feddraw.errors import UserError
-from feddraw.experiment.trained import TrainedModel, load_trained
+from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.naming import csv_text
 from feddraw.system.workers import in_workers, limited
 

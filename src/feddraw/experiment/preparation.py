@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,42 +17,38 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
+from feddraw.data.corruption import corrupt
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.folds import refold
+from feddraw.data.preparation import Look
 from feddraw.data.splits import stratified
 from feddraw.errors import UserError
 from feddraw.experiment.data import open_dataset
+from feddraw.experiment.placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.scenarios.dealing import Partition
 from feddraw.scenarios.partition import deal
-from feddraw.training.build import build
+from feddraw.training.build import build, with_frozen
 from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.devices import Place
 from feddraw.training.loop import Examples, steps_per_epoch
-from feddraw.training.network import Network
+from feddraw.training.network import Build, Network
 
 Rows = NDArray[np.intp]
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
-    """Everything an experiment needs before its first round."""
+class Task:
+    """Who trains on what, and by which method: all that decides how much work a run is."""
 
     experiment: Experiment
     dataset: Dataset
     partition: Partition
     clients: tuple[str, ...]
     training_rows: tuple[Rows, ...]  # by client, into the data set
-    evaluator: Evaluator
-    trainer: Trainer
-    initial: Model
+    holdout_rows: tuple[Rows, ...]
     method: Method
-    proxy: ServerImages | None = None
-
-    @property
-    def summed_parameters(self) -> int:
-        """Parameters in all updates that are summed at once."""
-        return len(self.initial.params) * (1 if self.experiment.stream else len(self.clients))
 
     def efforts(self, round: int) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each takes."""
@@ -61,6 +59,22 @@ class Setup:
 
 
 @dataclass(frozen=True, eq=False)
+class Setup(Task):
+    """Everything an experiment needs before its first round."""
+
+    evaluator: Evaluator
+    trainer: Trainer
+    initial: Model
+    proxy: ServerImages | None = None
+    places: tuple[Place, ...] = (Place(),)  # of its workers
+
+    @property
+    def summed_parameters(self) -> int:
+        """Parameters in all updates that are summed at once."""
+        return len(self.initial.params) * (1 if self.experiment.stream else len(self.clients))
+
+
+@dataclass(frozen=True, eq=False)
 class DealtData:
     """A data set, and which of its images each client trains on and keeps back."""
 
@@ -68,6 +82,7 @@ class DealtData:
     partition: Partition
     training_rows: tuple[Rows, ...]  # by client, into the data set
     holdout_rows: tuple[Rows, ...]
+    views: Mapping[str, Rows] = field(default_factory=dict)  # the test images as sites with other images have them
 
 
 def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
@@ -79,29 +94,59 @@ def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
     scale = options.pop("scale", 1.0)
     dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
     partition = deal(scenario, dataset.training_labels(), **dealing)
-    return DealtData(dataset, partition, *_hold_out(experiment, dataset, partition))
+    training, kept_back = _hold_out(experiment, dataset, partition)
+    sites = [shard.client for shard in partition.shards]
+    rows = {site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)}
+    trained_on = dict(zip(sites, training, strict=True))
+    alterations = experiment.corruption.alterations(sites)
+    altered = corrupt(dataset, alterations, rows, trained_on, experiment.partition_seed)
+    return DealtData(altered.dataset, partition, training, kept_back, altered.views)
 
 
 def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
-    method = make_method(experiment)
+    device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
     data = deal_data(experiment, dataset or open_data(experiment, progress))
-    dataset, partition = data.dataset, data.partition
-    training_rows, holdout_rows = data.training_rows, data.holdout_rows
-    if method.centralised:
-        training_rows, holdout_rows = _together(training_rows), _together(holdout_rows)
-    _tell_unlabelled(dataset, training_rows)
-    trainer = make_trainer(experiment, dataset, training_rows, method)
+    task = task_of(experiment, data)
+    dataset, method = task.dataset, task.method
+    _tell_unlabelled(dataset, task.training_rows)
     initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
-    clients = ("all",) if method.centralised else tuple(shard.client for shard in partition.shards)
-    if not method.centralised:
+    trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
+    evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
+    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
+    places = tuple(places_for_clients(experiment, len(task.clients)))
+    setup = Setup(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
+    if experiment.secure:
+        _check_secure(setup)
+    return setup
+
+
+def task_of(experiment: Experiment, data: DealtData) -> Task:
+    """Who trains on what, with the settings that name clients or count rounds checked."""
+    method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
+    clients = tuple(shard.client for shard in data.partition.shards)
+    if method.centralised:
+        clients, rows, holdout = ("all",), _together(rows), _together(holdout)
+    else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    evaluator = Evaluator(dataset, clients, holdout_rows)
-    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
-    return Setup(experiment, dataset, partition, clients, training_rows, evaluator, trainer, initial, method, proxy)
+    return Task(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+
+
+def _check_secure(setup: Setup) -> None:
+    """Refuse rounds that no secure sum can hold, before the first of them."""
+    from feddraw.server.masked.announcement import announce, party_of
+    from feddraw.server.masked.form import check_facts
+
+    experiment, labelled = setup.experiment, setup.trainer.labelled
+    sizes = [len(rows) for rows in setup.training_rows]
+    everyone = [party_of(*party) for party in zip(setup.clients, sizes, labelled, strict=True)]
+    for round in range(experiment.rounds):
+        asked = [everyone[client] for client in setup.efforts(round)]
+        told = announce("", experiment.section("method")[1], round, experiment.rounds, asked, experiment.policy)
+        check_facts(setup.method, told.facts())
 
 
 def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
@@ -133,15 +178,20 @@ def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
     return np.asarray(rows[np.sort(taken)])
 
 
-def make_trainer(experiment: Experiment, dataset: Dataset, rows: Sequence[Rows], method: Method) -> Trainer:
-    """What trains some clients, by their rows in the data set."""
+def make_trainer(
+    experiment: Experiment,
+    dataset: Dataset,
+    rows: Sequence[Rows],
+    method: Method,
+    frozen: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+) -> Trainer:
+    """What trains some clients, by their rows in the data set; `frozen` are the initial model's frozen layers."""
     targets = dataset.labels.targets()
     groups = two_groups(dataset.labels) if "groups" in method.asks else None
     patients = numbered(dataset.labels.patients) if "gradient spread" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
-    return Trainer(
-        builder(experiment, len(dataset.findings)), examples, rows, experiment.training, method.local, asks=method.asks
-    )
+    build = with_frozen(builder(experiment, len(dataset.findings)), frozen)
+    return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
 
 
 def numbered(names: NDArray[np.str_] | None) -> NDArray[np.int64] | None:
@@ -158,18 +208,18 @@ def two_groups(labels: Labels) -> NDArray[np.int8] | None:
     return np.array([names.index(word) if word in names else -1 for word in labels.groups.tolist()], np.int8)
 
 
-def builder(experiment: Experiment, classes: int) -> Callable[..., tuple[torch.nn.Module, str]]:
+def builder(experiment: Experiment, classes: int) -> Build:
     """A function that makes the experiment's network and names its classifier."""
     name, settings = experiment.section("model")
-    return partial(build, name, classes, settings)
+    return partial(build, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
 
 
-def open_data(experiment: Experiment, progress: Progress | None = None) -> Dataset:
+def open_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
     name, settings = complete(experiment).section("data")
-    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress)
+    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, look=look)
 
 
-def initial_model(build: Callable[[], tuple[torch.nn.Module, str]], seed: int) -> Model:
+def initial_model(build: Build, seed: int) -> Model:
     """The model that every method starts from."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.meter import Meter
+from feddraw.experiment.placement import recorded
 from feddraw.experiment.preparation import Progress, Setup, prepare
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
@@ -30,7 +31,10 @@ from feddraw.results.reading import read_json
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import with_findings
 from feddraw.server.round import RoundResult
-from feddraw.system.workers import cores, limited
+from feddraw.training.client import shortage_told
+
+if TYPE_CHECKING:
+    from feddraw.server.masked.local import MaskedRounds
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
@@ -107,7 +111,12 @@ def iterate(
         checkpoint = None
         if folder is not None:
             folder.write_settings(
-                wanted, partition=setup.partition, parameters=setup.summed_parameters, dataset=setup.dataset
+                wanted,
+                partition=setup.partition,
+                parameters=setup.summed_parameters,
+                layout=setup.initial.layout,
+                dataset=setup.dataset,
+                devices=recorded(experiment, setup.places),
             )
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
@@ -116,7 +125,7 @@ def iterate(
             on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
-        with opened_engine(setup) as engine, board(shown, start) as show:
+        with shortage_told(setup.trainer), opened_engine(setup) as engine, board(shown, start) as show:
             meter = Meter(setup, engine, start, progress)
             meter.tell()
 
@@ -170,6 +179,7 @@ def _rounds(
         proxy=setup.proxy,
         sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
         on_update=on_update,
+        masked=_masked(setup) if experiment.secure else None,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
@@ -200,6 +210,14 @@ def _rounds(
         evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
         models = {name: one.model for name, one in kept.items()}
         folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, models)
+
+
+def _masked(setup: Setup) -> MaskedRounds:
+    from feddraw.server.masked.local import MaskedRounds
+
+    name, settings = setup.experiment.section("method")
+    sizes = [len(rows) for rows in setup.training_rows]
+    return MaskedRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
 
 
 def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:
@@ -241,13 +259,6 @@ def evaluate(
     return setup.evaluator.after_a_round(engine, models, splits), {}
 
 
-def _workers(wanted: int, clients: int) -> int:
-    """As many processes as there is work for; a number that makes no sense is lowered, and it is said."""
-    if wanted > clients:
-        warnings.warn(f"{wanted} workers for {clients} client(s): starting one per client", stacklevel=2)
-    return limited(min(wanted or cores(), clients))
-
-
 class opened_engine:
     """The engine that an experiment asks for, closed whatever happens."""
 
@@ -255,9 +266,8 @@ class opened_engine:
         self._setup = setup
 
     def __enter__(self) -> Engine:
-        experiment = self._setup.experiment
-        workers = _workers(experiment.workers, len(self._setup.clients))
-        engine: Engine = catalog.find("engines", experiment.engine)(self._setup, workers)
+        setup = self._setup
+        engine: Engine = catalog.find("engines", setup.experiment.engine)(setup, len(setup.places))
         self._engine = engine
         return engine
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from feddraw import catalog
 from feddraw.core import Method
-from feddraw.errors import UserError, unknown
+from feddraw.data.corruption import Corruption
+from feddraw.errors import UserError, not_negative, unknown
 from feddraw.experiment.data import defaults as dataset_defaults
-from feddraw.experiment.method import Section, by_half, combined_method, defaults_of, recorded_settings, without_empty
+from feddraw.experiment.method_by_name import Section, by_half, combined_method, recorded_settings
 from feddraw.participation import Participation
 from feddraw.results.kept import Keep
 from feddraw.results.reading import read_toml
@@ -20,17 +21,22 @@ from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import STREAM_WEIGHTS
+from feddraw.training.build import model_defaults
+from feddraw.training.devices import listed
 from feddraw.training.settings import Training
 
 NAMED = ("data", "scenario", "model", "method")
 SETTINGS = {
     "training": Training,
     "participation": Participation,
+    "corruption": Corruption,
     "gate": Gate,
     "policy": Policy,
     "keep": Keep,
 }  # no name
 MOST_ROUNDS = 100_000
+AS_EXPERIMENT = -1  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
+SCENARIOS_OWN = "as-scenario"  # as data: the data set that the paper made the scenario of
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Experiment:
     method: str | Section = "feddraw"
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
+    corruption: Corruption = field(default_factory=Corruption)  # sites whose data are worse, or made otherwise
     gate: Gate = field(default_factory=Gate)  # which updates are let in
     policy: Policy = field(default_factory=Policy)  # limits on how much a client may count, whatever the method says
     keep: Keep = field(default_factory=Keep)  # models to keep beside that of the last round
@@ -52,10 +59,12 @@ class Experiment:
     folds: int = 0  # 0: the data's own split; else cross-validation with this many folds of patients
     holdout: float = 0.0  # share of each client's images kept back to test the global model on
     stream: bool = False  # sum updates as they come, in client order: one model of memory, however many clients
+    secure: bool = False  # the server sees sums over clients only, under masks: docs/privacy.md
     test_every_round: bool = False  # the test AUC in every round's line, for curves; never used to choose anything
     proxy: int = 200  # validation images that the server weighs clients by, for the methods that need some
     engine: str = "processes"  # serial, processes, flower, or anyone's package.module:function
-    workers: int = 0  # 0: one per core, at most one per client
+    workers: int = 0  # 0: one per core, at most one per client; on GPUs as many as their memory holds
+    devices: str = ""  # where workers train: cuda:0,cuda:1 or all; "": training.device
     tensorboard: bool = False  # show the rounds to TensorBoard as well, in the run's folder
     is_complete: ClassVar[bool] = False  # whether `complete` has checked it and written out every default
 
@@ -67,7 +76,8 @@ class Experiment:
             object.__setattr__(self, name, by_half(section) if name == "method" else section)
         for name, kind in SETTINGS.items():
             if isinstance(getattr(self, name), Mapping):
-                object.__setattr__(self, name, _settings(kind, getattr(self, name), name))
+                catalog.check(getattr(self, name), {f.name: f.default for f in fields(kind)}, name)
+                object.__setattr__(self, name, kind(**getattr(self, name)))
 
     def section(self, name: str) -> tuple[str, dict[str, Any]]:
         """A section's name and its settings."""
@@ -148,7 +158,7 @@ def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
     "paper": {
-        "data": "chestmnist",
+        "data": SCENARIOS_OWN,
         "data.size": 224,
         "data.clahe": True,
         "scenario.scale": 1.0,
@@ -185,11 +195,6 @@ def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
     return ("scale",) if both_of_the_paper else ()
 
 
-def _settings(kind: type[Any], table: Mapping[str, Any], section: str) -> Any:
-    catalog.check(table, {f.name: f.default for f in fields(kind)}, section)
-    return kind(**table)
-
-
 def make_method(experiment: Experiment) -> Method:
     """An experiment's method. `A+B` takes the weighting of A, the local and server rules of B."""
     return replace(combined_method(*experiment.section("method")), limited=experiment.policy.limits_weights)
@@ -206,8 +211,7 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
     if experiment.rounds > MOST_ROUNDS:
         raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
-    if experiment.seed < 0:
-        raise UserError(f"seed must be zero or more, not {experiment.seed}")
+    not_negative("seed", experiment.seed)
     if max(experiment.seed, experiment.partition_seed) >= 2**63:
         raise UserError("seed and partition_seed must be less than 2 to the power of 63")
     if not 0 <= experiment.holdout < 1:
@@ -216,25 +220,29 @@ def complete(experiment: Experiment) -> Experiment:
         raise UserError(f"folds must be 0 (the data's own split) or at least 2, not {experiment.folds}")
     if experiment.proxy < 2:
         raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
-    if experiment.workers < 0:
-        raise UserError(f"workers must be zero or more, not {experiment.workers}")
+    not_negative("workers", experiment.workers)
+    listed(experiment.devices)
     if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
         raise unknown("engines", experiment.engine, catalog.names("engines"))
     experiment.training.check()
+    experiment.corruption.check()
     experiment.gate.check()
     experiment.policy.check()
     experiment.keep.check(experiment.rounds)
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
-    if experiment.stream:
+    if experiment.secure:
+        _require_secure(experiment, method)
+    elif experiment.stream:
         _require_streaming(experiment, method)
     partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
+    model, settings = experiment.section("model")
     found = replace(
         experiment,
         data=_data_defaults(experiment),
         scenario=_scenario_defaults(experiment),
         method=recorded_settings(*experiment.section("method")),
-        model=_with_defaults(experiment.model, catalog.find("models", experiment.section("model")[0])),
+        model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
         partition_seed=partition_seed,
     )
     object.__setattr__(found, "is_complete", True)
@@ -250,20 +258,39 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
         raise UserError(STREAM_WEIGHTS)
 
 
-def _with_defaults(section: str | Section, function: Callable[..., Any]) -> Section:
-    assert not isinstance(section, str)
-    return {"name": section["name"]} | without_empty(defaults_of(function)) | dict(section)
+def _require_secure(experiment: Experiment, method: Method) -> None:
+    import feddraw.secure  # noqa: F401 - says so if cryptography is not installed
+
+    name = experiment.section("method")[0]
+    if why := method.secure.why_not:
+        raise UserError(f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
+    if experiment.gate.norm == "refuse" or experiment.gate.clip:
+        raise UserError(
+            "a secure sum cannot leave out or clip what it hides: gate.norm = off or warn, and no gate.clip"
+        )
+    if experiment.engine == "flower":
+        raise UserError("secure = true is for engine serial or processes; over Flower, give the strategy secure=True")
+    if experiment.stream and (method.secure.sums > 1 or experiment.policy.limits_weights):
+        raise UserError(f"{name} needs more than one exchange here, so that moves must wait: set stream = false")
+
+
+def data_name(experiment: Experiment) -> str:
+    """The data set of an experiment, also where it follows the scenario."""
+    name, _ = experiment.section("data")
+    return (dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == SCENARIOS_OWN else name
 
 
 def _data_defaults(experiment: Experiment) -> Section:
-    """Phantoms have no natural number or mix: they follow the scenario."""
-    name, settings = experiment.section("data")
+    """Phantoms have no natural number or mix: they follow the scenario, as the preset `paper` does."""
+    name, settings = data_name(experiment), experiment.section("data")[1]
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     mix = dataset_of(scenario) or "chestmnist"
     numbers = {"train": wanted(scenario, scale, options) or 4000, "mix": mix}
+    if settings.get("seed") == AS_EXPERIMENT:
+        settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings
 
 

@@ -17,23 +17,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from feddraw.data.dataset import Dataset
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import OutOfMemory, RunFailed, UserError
+from feddraw.experiment.families import by_family, changed, placed, read_only, read_paths, require_members
+from feddraw.experiment.placement import on_device
 from feddraw.experiment.preparation import Progress, open_data
 from feddraw.experiment.running import iterate
-from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
+from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
 from feddraw.naming import csv_text
-from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder
+from feddraw.results.folder import RunFolder
+from feddraw.results.outcome import without_execution
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.training.devices import Place, allot, forget_cached
 
 PLAN = "plan.json"
 ALWAYS_NAMED = ("scenario", "method")
+PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
 
 
@@ -58,7 +66,7 @@ class Planned:
         """
         usual = flat(Experiment().table())
         chosen = {name: value for name, value in flat(self.experiment.table()).items() if usual.get(name) != value}
-        table = {name: value for name, value in chosen.items() if name not in EXECUTION_SETTINGS}
+        table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
                 table[name] = Path(table[name]).name
@@ -68,14 +76,23 @@ class Planned:
 # ---------------------------------------------------------------------------------------------------- the plan
 
 
-def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> list[Planned]:
+def read_study(
+    path: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
+    paths: Mapping[str, str] | None = None,
+) -> list[Planned]:
     """All runs of a study's file: an experiment file in which any value may be a list.
 
     `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
     one, is what tables call it in place of its scenario. `preset` names what the settings start from. A list inside a
-    list is a value.
+    list is a value. `[only.FAMILY]` has settings of the runs with this scenario or data set, `[paths]` says where
+    archives are; `changes` and `paths` are the same from the command line.
     """
     table = read_toml(path)
+    places, only = read_paths(table.pop("paths", {}), path), read_only(table.pop("only", {}), path)
+    for_all, families = by_family(changes or {})
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
@@ -87,9 +104,11 @@ def read_study(path: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     base = Experiment.preset(preset)
     found = []
     for settings, label in chosen:
-        written = base.with_settings(_dotted(settings)).trusted(trust, f"{path} names")
-        found.append(planned_run(written.with_settings(changes or {}), label))
+        written = changed(base.with_settings(_dotted(settings)), only).trusted(trust, f"{path} names")
+        meant = changed(written.with_settings(for_all), families)
+        found.append(planned_run(placed(meant, paths or {}, places), label))
     found.sort(key=lambda planned: planned.experiment.seed)
+    require_members([*only, *families], [planned.experiment for planned in found], path)
     _require_different_names(found, path)
     return found
 
@@ -160,10 +179,17 @@ def planned_run(experiment: Experiment, label: dict[str, str]) -> Planned:
 
 def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
     seen: set[str] = set()
+    keys: dict[str, str] = {}
     for planned in runs:
         if planned.name in seen:
             raise UserError(f"{path} asks for {planned.name} more than once")
         seen.add(planned.name)
+        first = keys.setdefault(planned.key, planned.name)
+        if first != planned.name:
+            raise UserError(
+                f"{path}: {first} and {planned.name} differ only in how they are carried out, not in what comes "
+                "out: give one of them"
+            )
 
 
 def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
@@ -197,10 +223,25 @@ def _row(
     for kind in ("auc", "gm"):
         row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
     row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
+    row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
+    row |= _seen_by_round(rounds)
     row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
     row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
     row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
+
+
+def _seen_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The test AUC of every round at each site whose images differ: 'C4 0.71 0.72; C1 …'."""
+    curves = [line.get("test", {}).get("sites", {}) for line in rounds]
+    if not all(curves):
+        return {}
+    words = [" ".join([site, *(_number_text(one[site]) for one in curves)]) for site in curves[0]]
+    return {"auc_by_site_by_round": "; ".join(words)}
+
+
+def _number_text(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.6f}"
 
 
 class ResultTable:
@@ -255,15 +296,19 @@ class Event:
 def conduct(
     runs: Sequence[Planned],
     out: Path,
-    workers: int,
+    workers: int | Sequence[Place],
     tables: Sequence[ResultTable],
     progress: Progress | None = None,
     *,
     admit: Callable[[Planned], bool] = lambda _: True,
     doubtful: Collection[str] = (),
     plan: str = PLAN,
+    patience: int = PATIENCE,
 ) -> Iterator[Event]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
+
+    `workers` is their number, or where each trains; a run that finds no memory there waits until fewer are left. Only
+    when `patience` runs in a row have failed for the same cause are the rest left out (0: never).
 
     `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
     that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come; `doubtful`
@@ -279,11 +324,14 @@ def conduct(
     unusable = prepare_data(waiting, progress)
     yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]
-    record = _PlanFile(out / plan, runs, min(workers, len(waiting)), doubtful)
-    pool = _WorkerPool(out, min(workers, len(waiting)))
+    places = [Place()] * workers if isinstance(workers, int) else workers
+    record = _PlanFile(out / plan, runs, min(len(places), len(waiting)), doubtful)
+    pool = _WorkerPool(out, places[: len(waiting)])
+    causes = SameCause(patience)
     try:
-        for event in pool.run(waiting, admit):
+        for event in pool.run(waiting, lambda planned: not causes.hopeless and admit(planned)):
             record.note(event)
+            causes.note(event)
             if event.row is not None:
                 for table in tables:
                     table.add([event.row])
@@ -316,7 +364,7 @@ def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Pla
     mistakes: dict[str, str] = {}
     unusable = {}
     for planned in runs:
-        name, key = planned.complete.section("data")[0], _data_key(planned.complete)
+        name, key = planned.complete.section("data")[0], data_key(planned.complete)
         if key not in mistakes and name != "phantom" and ":" not in name:
             mistakes[key] = _mistake(planned.complete, progress)
         if mistakes.get(key):
@@ -335,8 +383,28 @@ def _mistake(experiment: Experiment, progress: Progress | None) -> str:
     return ""
 
 
-def _data_key(experiment: Experiment) -> str:
+def data_key(experiment: Experiment) -> str:
+    """Equal for experiments on the same data set with the same settings of it."""
     return json.dumps(experiment.data, sort_keys=True)
+
+
+class SameCause:
+    """Notices when run after run fails for one cause: the next hundred would, too."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience, self._cause, self._count = patience, "", 0
+
+    def note(self, event: Event) -> None:
+        if event.kind == "finished":
+            self._count = 0
+        elif event.kind == "failed":
+            cause = re.sub(r"\d+", "#", event.text.replace(event.run, "")).partition("; its traceback is in ")[0]
+            self._count = self._count + 1 if cause == self._cause else 1
+            self._cause = cause
+
+    @property
+    def hopeless(self) -> bool:
+        return 0 < self._patience <= self._count
 
 
 class _PlanFile:
@@ -368,15 +436,26 @@ class _PlanFile:
 
 
 class _WorkerPool:
-    """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed."""
+    """Worker processes, each with at most one run; one that dies is replaced and its run counted as failed.
 
-    def __init__(self, out: Path, workers: int) -> None:
+    One that has no memory for its run ends, and the run waits for the others on its device; the last of them may not.
+    """
+
+    def __init__(self, out: Path, places: Sequence[Place]) -> None:
         self.out = out
-        self._processes = dict(start_worker(serve) for _ in range(workers))
+        self._processes: dict[Connection, SpawnProcess] = {}
+        self._places: dict[Connection, Place] = {}
         self._busy: dict[Connection, Planned] = {}
+        self._waiting: list[Planned] = []
+        for place in places:
+            self._start(place)
+
+    def _start(self, place: Place) -> None:
+        pipe, process = start_worker(serve, place)
+        self._processes[pipe], self._places[pipe] = process, place
 
     def run(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
-        waiting = list(reversed(runs))
+        waiting = self._waiting = list(reversed(runs))
         while waiting or self._busy:
             for pipe in [p for p in self._processes if p not in self._busy]:
                 while waiting and pipe not in self._busy:
@@ -401,6 +480,8 @@ class _WorkerPool:
         if "progress" in said:
             return Event("progress", planned.name, *said["progress"])
         del self._busy[pipe]
+        if "full" in said:
+            return self._let_go(pipe, planned, said["full"])
         if "failed" in said:
             where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
             return Event("failed", planned.name, said["failed"] + where)
@@ -421,11 +502,24 @@ class _WorkerPool:
             return f"; {trouble}"
         return f"; its traceback is in {log}"
 
+    def _let_go(self, pipe: Connection, planned: Planned, shortage: str) -> Event:
+        """End a worker that had no memory, if there are others on its device, and keep its run for them."""
+        place = self._places[pipe]
+        left = sum(other.device == place.device for other in self._places.values()) - 1
+        if not left:
+            return Event("failed", planned.name, shortage)
+        process = self._processes.pop(pipe)
+        del self._places[pipe]
+        pipe.close()
+        process.terminate()
+        process.join()
+        self._waiting.append(planned)
+        return Event("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
+
     def _replace(self, pipe: Connection) -> Event:
-        planned, process = self._busy.pop(pipe), self._processes.pop(pipe)
+        planned, process, place = self._busy.pop(pipe), self._processes.pop(pipe), self._places.pop(pipe)
         how, advice = cause_of_death(process)
-        pipe, replacement = start_worker(serve)
-        self._processes[pipe] = replacement
+        self._start(place)
         return Event("failed", planned.name, f"its worker {how}{advice}")
 
     def stop(self) -> None:
@@ -439,20 +533,23 @@ class _WorkerPool:
 # ---------------------------------------------------------------------------------------------------- the worker
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, place: Place) -> None:
     """The main loop of a worker process: one run after the other until the pipe closes."""
     belong_to_parent()
+    allot(place)
     warnings.simplefilter("ignore")  # what is undefined is in metrics.json, and said in the report
     opened: dict[str, Dataset] = {}
     try:
         while True:
             request = json.loads(pipe.recv_bytes())
-            pipe.send_bytes(json.dumps(_carry_out(pipe, request, opened)).encode())
+            pipe.send_bytes(json.dumps(_carry_out(pipe, request, opened, place)).encode())
     except (EOFError, OSError):
         pass  # the parent has closed the pipe
 
 
-def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset]) -> dict[str, Any]:
+def _carry_out(
+    pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset], place: Place
+) -> dict[str, Any]:
     last = 0.0
 
     def progress(what: str, ready: int, total: int) -> None:
@@ -463,20 +560,25 @@ def _carry_out(pipe: Connection, request: Mapping[str, Any], opened: dict[str, D
             pipe.send_bytes(json.dumps({"progress": [what, ready / max(total, 1)]}).encode())
 
     try:
-        experiment = complete(replace(Experiment.of(request["experiment"]), engine="serial", workers=0))
+        asked = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
+        experiment = complete(on_device(asked, place.device))
         dataset = _opened(experiment, opened, progress)
         for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
             pass
+    except OutOfMemory as shortage:
+        return {"full": str(shortage)}
     except (UserError, RunFailed) as mistake:
         return {"failed": str(mistake)}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    finally:
+        forget_cached(torch.device(place.device))  # the next run may need it in other pieces
     return {"finished": True}
 
 
 def _opened(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
     """The data of the run; the last ones stay open, since most runs of a study share them."""
-    key = _data_key(experiment)
+    key = data_key(experiment)
     if key not in opened:
         while len(opened) > 1:
             del opened[next(iter(opened))]

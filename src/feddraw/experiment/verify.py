@@ -13,11 +13,12 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
-from feddraw.results.environment import environment
+from feddraw.grouping import grouped
 from feddraw.results.folder import CLOCK, RunFolder
 from feddraw.results.kept import KEPT
 from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.round import RoundResult
+from feddraw.system.files import sha256_of
 
 LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 
@@ -60,9 +61,10 @@ def verify(
             if on_round is not None:
                 on_round(result)
         found = list(_pairs(there, here, wanted, wanted == experiment.rounds))
+        moved = tuple(_moved(there, read_json(here.environment)))
     equal = tuple((what, one) for what, one, other in found if one == other)
     different = tuple(what for what, one, other in found if one != other)
-    return Comparison(wanted, wanted == experiment.rounds, equal, different, tuple(_moved(there)))
+    return Comparison(wanted, wanted == experiment.rounds, equal, different, moved)
 
 
 def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
@@ -79,35 +81,24 @@ def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> It
         files = [getattr(folder, name) for folder in (there, here)]
         if name in KEPT and not any(file.is_file() for file in files):
             continue
-        yield files[0].name, *(_hash_of_file(file) for file in files)
+        yield files[0].name, *(sha256_of(file)[:16] if file.is_file() else "missing" for file in files)
 
 
 def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
-    found: dict[int, list[Any]] = {}
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
+    said = [{key: value for key, value in entry.items() if key not in CLOCK and value != ""} for entry in entries]
     with as_written(folder.path / name):
-        for entry in entries:
-            said = {key: value for key, value in entry.items() if key not in CLOCK and value != ""}
-            found.setdefault(int(entry["round"]), []).append(said)
-    return found
+        return grouped((int(entry["round"]), entry) for entry in said)
 
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _hash_of_file(path: Path) -> str:
-    if not path.is_file():
-        return "missing"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _moved(there: RunFolder) -> Iterator[str]:
-    """Why bits may differ: other versions, another processor."""
+def _moved(there: RunFolder, now: Mapping[str, Any]) -> Iterator[str]:
+    """Why bits may differ: other versions, another processor, another GPU or what computes on it."""
     before = read_json(there.environment) if there.environment.is_file() else {}
-    now = environment()
     packages = before.get("packages")
     for name, version in (packages if isinstance(packages, dict) else {}).items():
         if now["packages"].get(name, "none") != version:
@@ -115,3 +106,17 @@ def _moved(there: RunFolder) -> Iterator[str]:
     for key in ("python", "processor"):
         if before.get(key) != now[key]:
             yield f"{key} {before.get(key, 'unknown')}, now {now[key]}"
+    devices = [_devices(about) for about in (before, now)]
+    if "devices" in before and devices[0] != devices[1]:
+        yield f"trained on {devices[0]}, now {devices[1]}"
+    old, new = (about["cuda"] if isinstance(about.get("cuda"), dict) else {} for about in (before, now))
+    for key in sorted(old.keys() & new.keys()):
+        if old[key] != new[key]:
+            yield f"{key} {old[key]}, now {new[key]}"
+
+
+def _devices(about: Mapping[str, Any]) -> str:
+    """The kinds of device that a run was trained on; of GPUs their names, for one is not like another."""
+    written = about.get("devices")
+    devices = [one for one in written if isinstance(one, dict)] if isinstance(written, list) else []
+    return ", ".join(sorted({str(one.get("name") or one.get("type")) for one in devices}))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from feddraw import __version__
 from feddraw.analysis import metrics
 from feddraw.experiment.preparation import DealtData
-from feddraw.experiment.trained import TrainedModel
+from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import line
-from feddraw.results.folder import RunFolder
+from feddraw.results.runs import Predictions, number
 
 REPLICATES = 500
 MODELS = {
@@ -24,15 +22,6 @@ MODELS = {
     "tail": "the mean of the last rounds' models",
 }
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """Scores and labels of some images."""
-
-    scores: NDArray[np.float32]
-    truth: metrics.Truth
-    owners: NDArray[np.int64] | None  # the patient of each image, as a number
 
 
 def model_card(
@@ -106,14 +95,14 @@ def _findings(trained: TrainedModel) -> Iterator[str]:
     for place, name in enumerate(trained.findings):
         threshold = trained.thresholds[place]
         cells = [_with_interval(threshold, _replicates(validation, place, metrics.best_threshold))]
-        for number, kind in enumerate(("auc", "sensitivity", "specificity")):
+        measures = {"auc": metrics.auc, "sensitivity": _rate(threshold, 0), "specificity": _rate(threshold, 1)}
+        for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            measure = metrics.auc if kind == "auc" else _rate(threshold, number - 1)
-            cells.append(_with_interval(_number(value), _replicates(test, place, measure)))
+            cells.append(_with_interval(number(value), _replicates(test, place, measure)))
         rows.append([name, *cells])
     yield from _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    macro = {kind: _number(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
+    macro = {kind: number(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
     yield ""
     yield f"Mean over findings: AUC {_text(macro['auc'])}, GM {_text(macro['gm'])}. A finding is called if its score is"
     yield "at least the threshold, which was chosen on validation images for the largest geometric mean (GM) of"
@@ -201,26 +190,17 @@ def _cell(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------- numbers
 
 
-def _kept(trained: TrainedModel, split: str) -> Scored | None:
+def _kept(trained: TrainedModel, split: str) -> Predictions | None:
     """The scores that the run kept of a split."""
-    prefix = "" if trained.run.model == "last" else f"{trained.run.model}."
-    try:
-        with safe_open(RunFolder(trained.run.path).predictions, "np") as file:
-            scores, truth = file.get_tensor(f"{prefix}{split}.scores"), file.get_tensor(f"{split}.truth")
-            known = set(file.keys())
-            owners = file.get_tensor(f"{split}.patients") if f"{split}.patients" in known else None
-    except (SafetensorError, OSError, FileNotFoundError):
-        return None
-    if scores.shape != truth.shape or scores.shape[1] != len(trained.findings):
-        return None
-    return Scored(scores, truth, owners)
+    found = trained.run.predictions(split)
+    return found if found is not None and found.scores.shape == (len(found.truth), len(trained.findings)) else None
 
 
-def _score(trained: TrainedModel, data: DealtData, rows: NDArray[np.intp]) -> Scored:
+def _score(trained: TrainedModel, data: DealtData, rows: NDArray[np.intp]) -> Predictions:
     labels = data.dataset.labels
     blocks = [trained.scores(data.dataset.images[rows[start : start + 256]]) for start in range(0, len(rows), 256)]
-    owners = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]
-    return Scored(np.concatenate(blocks), labels.truth(rows), owners)
+    patients = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]
+    return Predictions(np.concatenate(blocks), labels.truth(rows), patients, trained.findings, "")
 
 
 Measure = Callable[[metrics.Scores, metrics.Truth], float]
@@ -230,20 +210,18 @@ def _rate(threshold: float, which: int) -> Measure:
     return lambda scores, truth: metrics.rates(scores, truth, threshold)[which]
 
 
-def _replicates(images: Scored | None, place: int, measure: Measure) -> list[float]:
+def _replicates(images: Predictions | None, place: int, measure: Measure) -> list[float]:
     """A measure of one finding over images of resampled patients; none without images."""
     if images is None:
         return []
     scores, truth = images.scores[:, place], images.truth[:, place]
-    owners = np.arange(len(truth)) if images.owners is None else np.unique(images.owners, return_inverse=True)[1]
+    owners = np.arange(len(truth)) if images.patients is None else np.unique(images.patients, return_inverse=True)[1]
     order = np.argsort(owners, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(owners))[:-1])
     rng = np.random.default_rng(place)
-    found = []
-    for _ in range(REPLICATES):
-        drawn = np.concatenate([groups[unit] for unit in rng.integers(0, len(groups), len(groups))])
-        found.append(measure(scores[drawn], truth[drawn]))
-    return [value for value in found if math.isfinite(value)]
+    draws = (rng.integers(0, len(groups), len(groups)) for _ in range(REPLICATES))
+    drawn = (np.concatenate([groups[unit] for unit in units]) for units in draws)
+    return [value for rows in drawn if math.isfinite(value := measure(scores[rows], truth[rows]))]
 
 
 def _with_interval(value: float, replicates: Sequence[float]) -> str:
@@ -251,10 +229,6 @@ def _with_interval(value: float, replicates: Sequence[float]) -> str:
         return _text(value)
     low, high = np.percentile(replicates, [2.5, 97.5])
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _number(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _text(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddraw.experiment.trained import TrainedModel
+from feddraw.experiment.trained_model import TrainedModel
+from feddraw.results.reading import json_values
+
+Scorer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # prepared images to probabilities
 
 
 class FromPixels(nn.Module):
     """Normalisation, the network and the sigmoid as one module."""
 
-    def __init__(self, trained: TrainedModel) -> None:
+    def __init__(self, network: nn.Module, mean: float, std: float) -> None:
         super().__init__()
-        self.network = trained.module
-        self.mean, self.std = 255 * trained.mean, 255 * trained.std
+        self.network, self.mean, self.std = network, mean, std
 
     def forward(self, pixels: Tensor) -> Tensor:
         return torch.sigmoid(self.network((pixels - self.mean) / self.std))
+
+
+def from_pixels(network: nn.Module, trained: TrainedModel) -> nn.Module:
+    """A network, such as the trained one's own, with what comes before and after it."""
+    return FromPixels(network, 255 * trained.mean, 255 * trained.std).eval()
+
+
+def scorer(graph: Callable[[Tensor], Tensor]) -> Scorer:
+    """What such a graph gives for prepared images."""
+
+    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return np.asarray(graph(torch.from_numpy(pixels(images))).numpy())
+
+    return scores
 
 
 def example(trained: TrainedModel) -> Tensor:
@@ -35,7 +53,7 @@ def pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def about(trained: TrainedModel) -> dict[str, Any]:
     """What a user of the file must know, as JSON."""
-    limits = {name: _plain(value) for name, value in zip(trained.findings, trained.thresholds, strict=True)}
+    limits = json_values(dict(zip(trained.findings, trained.thresholds, strict=True)))
     return {
         "findings": list(trained.findings),
         "thresholds": limits,
@@ -49,7 +67,3 @@ def about(trained: TrainedModel) -> dict[str, Any]:
         "std": trained.std,
         "use": "research, not a medical device",
     }
-
-
-def _plain(value: float) -> float | str | None:
-    return None if np.isnan(value) else str(value) if np.isinf(value) else value

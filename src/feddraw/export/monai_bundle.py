@@ -9,21 +9,20 @@ import inspect
 import io
 import json
 import warnings
-from collections.abc import Callable
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feddraw import __version__
 from feddraw.catalog import installed
 from feddraw.data import imaging
 from feddraw.errors import UserError
-from feddraw.experiment.trained import TrainedModel
-from feddraw.export.graph import FromPixels, about, example, pixels
+from feddraw.experiment.trained_model import TrainedModel
+from feddraw.export.graph import Scorer, about, example, from_pixels, scorer
 from feddraw.system.files import make_subfolder, write_whole
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -77,13 +76,13 @@ def check_installed() -> None:
         raise UserError("the format monai needs MONAI and fire: pip install 'feddraw[export]'")
 
 
-def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+def write(trained: TrainedModel, folder: Path) -> Scorer:
     """Write the bundle; gives the scores of its network as loaded from there."""
     for name in ("configs", "models", "scripts", "docs"):
         make_subfolder(folder / name)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(FromPixels(trained).eval(), example(trained))  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(from_pixels(trained.module, trained), example(trained))  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer)
     write_whole(folder / "models" / "model.ts", buffer.getvalue())
@@ -92,29 +91,8 @@ def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], 
     write_whole(folder / "scripts" / "__init__.py", b"")
     write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
     write_whole(folder / "scripts" / "scoring.py", SCORING.encode())
-    write_whole(folder / "docs" / "README.md", README.encode())
-    network = torch.jit.load(folder / "models" / "model.ts")  # type: ignore[no-untyped-call]
-
-    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        with torch.no_grad():
-            return np.asarray(network(torch.from_numpy(pixels(images))).numpy())
-
-    return scores
-
-
-README = """\
-# A chest-radiograph classifier as a MONAI bundle
-
-Research, not a medical device. In this bundle's folder:
-
-```sh
-python -m monai.bundle run --config_file configs/inference.json --images FOLDER --output scores.csv
-```
-
-`FOLDER` holds PNG, JPEG or DICOM files, or is one of them. `scores.csv` has one row per image with the probability and
-the call of each finding. DICOM needs pydicom, CLAHE needs scikit-image. What the model was trained on and how good it
-is: `MODEL_CARD.md` in the folder above.
-"""
+    write_whole(folder / "docs" / "README.md", (resources.files("feddraw.export") / "bundle_readme.md").read_bytes())
+    return scorer(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

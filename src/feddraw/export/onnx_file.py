@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.trained import TrainedModel
-from feddraw.export.graph import FromPixels, about, example, pixels
+from feddraw.experiment.trained_model import TrainedModel
+from feddraw.export.graph import Scorer, about, example, from_pixels, pixels
 from feddraw.system.files import write_whole
 
 OPSET = 17
@@ -26,7 +25,7 @@ def check_installed() -> None:
         raise UserError("the format onnx needs onnx and onnxruntime: pip install 'feddraw[export]'")
 
 
-def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+def write(trained: TrainedModel, folder: Path) -> Scorer:
     """Write `model.onnx` and `model.json`; gives the file's own scores by onnxruntime."""
     import onnx
     import onnxruntime
@@ -35,7 +34,7 @@ def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], 
         with warnings.catch_warnings(), TemporaryDirectory() as place:
             warnings.simplefilter("ignore")  # the tracing exporter is called old; the other one needs more packages
             torch.onnx.export(
-                FromPixels(trained).eval(),
+                from_pixels(trained.module, trained),
                 (example(trained),),
                 str(Path(place) / "model.onnx"),
                 input_names=["pixels"],

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 
 from feddraw.experiment.preparation import builder
-from feddraw.experiment.trained import TrainedModel
-from feddraw.export.graph import about, pixels
+from feddraw.experiment.trained_model import TrainedModel
+from feddraw.export.graph import Scorer, about, from_pixels, scorer
 from feddraw.system.files import write_whole
 
 LOADER = """\
@@ -34,7 +30,7 @@ def check_installed() -> None:
     """safetensors is always installed."""
 
 
-def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+def write(trained: TrainedModel, folder: Path) -> Scorer:
     """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as loaded from there."""
     name, settings = trained.experiment.section("model")
     settings.pop("weights", None)  # where the training began from; not needed to load what came of it
@@ -44,11 +40,4 @@ def write(trained: TrainedModel, folder: Path) -> Callable[[NDArray[np.uint8]], 
     write_whole(folder / "load.py", LOADER.encode())
     network, _ = builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))
-    network.eval()
-
-    def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        with torch.no_grad():
-            normalized = (torch.from_numpy(pixels(images)) - 255 * trained.mean) / (255 * trained.std)
-            return np.asarray(torch.sigmoid(network(normalized)).numpy())
-
-    return scores
+    return scorer(from_pixels(network, trained))

@@ -16,13 +16,14 @@ if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
 from feddraw.flower.records import record, state_dict
+from feddraw.flower.secure_mod import secure_mod
 from feddraw.flower.strategy import FedDRAW, MethodStrategy
 from feddraw.server.round import RoundRecord
 
 if TYPE_CHECKING:
     from feddraw.flower.site import Site, client
 
-__all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record", "state_dict"]
+__all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record", "secure_mod", "state_dict"]
 
 
 def __getattr__(name: str) -> Any:

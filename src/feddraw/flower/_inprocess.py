@@ -1,20 +1,32 @@
 """A Flower Grid without a network: every message is answered at once, in this process, by a ClientApp.
 
-The one module that touches what Flower keeps private: messages ask for an identity that only its own launchers set.
+The one module that touches what Flower keeps private: from 1.38 on, messages ask for an identity that only its own
+launchers set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
-FIRST_NODE = 1001
+if TYPE_CHECKING:
+    from flwr.supercore.run import Run
+
+FIRST_NODE, SUPERLINK = 1001, 1
+
+
+def identify(task: int = 1, run: int = 1, node: int = SUPERLINK) -> None:
+    """Let this process make messages, as Flower's launchers do; before 1.38 any process may."""
+    with suppress(ModuleNotFoundError):
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, node
 
 
 class InProcessGrid(Grid):
@@ -27,8 +39,9 @@ class InProcessGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         arrive: Callable[[list[Message]], Iterable[Message]] | None = None,
     ) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        identify()
         self.app, self.arrive = app, arrive
+        self._pushed: dict[str, Message] = {}
         self.contexts = {
             FIRST_NODE + index: Context(1, FIRST_NODE + index, dict(node), RecordDict(), dict(run_config or {}))
             for index, node in enumerate(nodes)
@@ -58,7 +71,25 @@ class InProcessGrid(Grid):
         raise NotImplementedError
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
+        pushed = {str(uuid4()): message for message in messages}
+        for identity, message in pushed.items():
+            message.metadata.__dict__["_message_id"] = identity
+        self._pushed |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
+        """The next answer, or all of them where `arrive` wants to see them; what it loses, the SuperLink reports."""
+        asked = [self._pushed[identity] for identity in message_ids if identity in self._pushed]
+        asked = asked if self.arrive else asked[:1]
+        for message in asked:
+            del self._pushed[message.metadata.message_id]
+        replies = list(self.send_and_receive(asked))
+        answered = {reply.metadata.reply_to_message_id for reply in replies}
+        return replies + [_lost(message) for message in asked if message.metadata.message_id not in answered]
+
+
+def _lost(message: Message) -> Message:
+    """How a SuperLink says that a node is gone: in its own name."""
+    reply = Message(Error(0, "the node is not there"), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = SUPERLINK
+    return reply

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+from collections.abc import Sequence
 from queue import Empty, Queue
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from feddraw.errors import RunFailed
 
+POLL = 0.05  # seconds between two looks for replies
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -28,6 +31,7 @@ class Simulation:
     def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
         self._app, self._nodes, self._workers = app, nodes, workers
         self._grids: Queue[Grid | BaseException] = Queue()
+        self._crash: BaseException | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -38,8 +42,29 @@ class Simulation:
         except Empty:
             raise RunFailed(f"Flower's simulation did not start within {seconds:g} s") from None
         if isinstance(found, BaseException):
-            raise RunFailed(f"Flower's simulation did not start: {found}")
+            raise RunFailed(f"Flower's simulation did not start: {_cause(found)}")
         return found
+
+    def send_and_receive(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
+        """As the Grid's own, which would wait for ever for nodes that are gone with the simulation."""
+        waiting, replies = set(grid.push_messages(messages)), list[Message]()
+        while waiting:
+            self.check()
+            found = list(grid.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            replies += found
+            if not found:
+                time.sleep(POLL)
+        return replies
+
+    def check(self) -> None:
+        """Raise if the simulation has ended, which it does only when it crashes or is closed."""
+        if self._over.is_set():
+            why = "it ended early" if self._crash is None else _cause(self._crash)
+            raise RunFailed(
+                f"Flower's simulation on Ray crashed: {why}; run again with engine = serial, or see Ray's log in "
+                "/tmp/ray/session_latest/logs"
+            )
 
     def _run(self) -> None:
         server = ServerApp()
@@ -58,8 +83,18 @@ class Simulation:
         try:
             run_simulation(server, self._app, self._nodes, backend_config=resources)  # type: ignore[arg-type]
         except BaseException as error:
-            self._grids.put(error)
+            self._crash = error
+            self._grids.put(error)  # read by `grid` if it still waits
+        finally:
+            self._over.set()  # lets the server's thread end too
 
     def close(self) -> None:
         self._over.set()
         self._thread.join(timeout=60)
+
+
+def _cause(error: BaseException) -> str:
+    """The first error of a chain, on one line: Flower's own only says that there was one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -2,6 +2,7 @@
 
 feddraw site start … --node-config 'partition-id=0'
 feddraw site start … --node-config 'data="/srv/xrays" client="North" memory="/srv/feddraw"'
+With key="/srv/feddraw/north.key" sites="/srv/feddraw/sites.toml" it takes part in secure sums, and in nothing else.
 """
 
 from __future__ import annotations

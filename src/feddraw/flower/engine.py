@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -71,7 +71,7 @@ class OverGrid(EngineWithMemory):
         """Client to node: simulated nodes get new ids with every start."""
         nodes = self._everyone()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
-        replies, failures = intake.read(self._grid.send_and_receive(asked), nodes, "roll call")
+        replies, failures = intake.read(self._exchange(asked), nodes, "roll call")
         self._stop_on(failures, {node: f"node {node}" for node in nodes})
         return {self._numbers[reply.name]: reply.node for reply in replies}
 
@@ -79,10 +79,17 @@ class OverGrid(EngineWithMemory):
         """All nodes: simulated ones come up while the server already runs."""
         deadline = time.monotonic() + WAIT
         while len(nodes := list(self._grid.get_node_ids())) < len(self._numbers):
+            if self._simulation is not None:
+                self._simulation.check()
             if time.monotonic() > deadline:
                 raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT:g} s")
             time.sleep(0.05)
         return nodes
+
+    def _exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
+        if self._simulation is None:
+            return self._grid.send_and_receive(messages)
+        return self._simulation.send_and_receive(self._grid, messages)
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         """All replies are there at once, so in turn saves no memory here."""
@@ -90,7 +97,7 @@ class OverGrid(EngineWithMemory):
         arrays = to_arrays(sent)
         names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
         messages = [self._message(job, arrays, group) for job in jobs]
-        replies, failures = intake.read(self._grid.send_and_receive(messages), list(names), group)
+        replies, failures = intake.read(self._exchange(messages), list(names), group)
         self._stop_on(failures, names)
         self._stop_on(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
         for reply in replies:

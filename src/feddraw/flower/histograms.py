@@ -18,6 +18,7 @@ from feddraw.analysis import metrics
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
+SPLITS = ("validation", "test")
 Counts = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 
 EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
@@ -45,6 +46,25 @@ def to_metrics(split: str, counts: Counts, broken: Sequence[int] = ()) -> dict[s
     filled = np.flatnonzero(flat)
     found = {f"{split}-places": filled.tolist(), f"{split}-counts": flat[filled].tolist()}
     return found | ({f"{split}-not-finite": list(broken)} if broken else {})
+
+
+def to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
+    """A site's counts of both splits as one row of whole numbers, which can be added up under masks."""
+    rows = []
+    for split in SPLITS:
+        flags = np.zeros(findings, np.int64)
+        flags[broken([content], split, findings)] = 1
+        rows += [add_up([content], split, findings).ravel(), flags]
+    return np.concatenate(rows).astype(np.uint64)
+
+
+def from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
+    """The sum of such rows, as one site with all images would have sent it."""
+    found: dict[str, list[int]] = {}
+    for split, row in zip(SPLITS, words.reshape(len(SPLITS), -1).astype(np.int64), strict=True):
+        counts, flags = np.split(row, [2 * findings * BINS])
+        found |= to_metrics(split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist())
+    return MetricRecord({name: numbers for name, numbers in found.items() if numbers})
 
 
 def add_up(contents: Sequence[RecordDict], split: str, findings: int) -> Counts:

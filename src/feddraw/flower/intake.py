@@ -51,13 +51,14 @@ def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tup
         elif message.metadata.group_id != group:
             failures[node] = f"it answers round {one_line(message.metadata.group_id)}, not round {group}"
         else:
-            replies.append(_reply(node, message.content))
+            replies.append(reply_of(node, message.content))
     once, twice = _once(replies)
     answered = {reply.node for reply in once}
     return once, {node: why for node, why in (failures | twice).items() if node not in answered}
 
 
-def _reply(node: int, content: RecordDict) -> Reply:
+def reply_of(node: int, content: RecordDict) -> Reply:
+    """What a client answers, under the name that it gives."""
     announced = content.get("client")
     name = announced.get("name") if isinstance(announced, ConfigRecord) else None
     given = one_line(name) if isinstance(name, str) else ""
@@ -192,10 +193,21 @@ def _update(
     steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
     seconds = numbers.pop(SECONDS, math.nan)
-    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, _labelled(content), seconds)
+    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in(content), seconds)
 
 
-def _labelled(content: RecordDict) -> NDArray[np.bool_] | None:
+def announced(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
+    """How many images a client says it has, and which findings it labels."""
+    return _size(_metrics(content, size_key), size_key), labelled_in(content)
+
+
+def seconds(content: RecordDict) -> float:
+    """How long a client says that it worked; NaN where it says nothing."""
+    given = [metrics[SECONDS] for metrics in of_kind(content, MetricRecord).values() if SECONDS in metrics]
+    return float(given[0]) if given and isinstance(given[0], int | float) else math.nan
+
+
+def labelled_in(content: RecordDict) -> NDArray[np.bool_] | None:
     """Which findings the client says it labels; all where it says nothing."""
     announced = content.get("client")
     given = announced.get("labelled") if isinstance(announced, ConfigRecord) else None

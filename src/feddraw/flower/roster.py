@@ -54,6 +54,13 @@ class Roster:
 
     def meet(self, grid: Grid) -> None:
         """Read the keys of the connected nodes; a node without a key is identified by its number."""
+        if not hasattr(grid, "get_nodes"):
+            if keys := [name for who, name in self._listed.items() if KEY.fullmatch(who)]:
+                raise UserError(
+                    f"sites: {keys[0]} is given by its key, and this Flower does not tell keys: pip install "
+                    "'flwr>=1.38', or give node ids"
+                )
+            return
         for info in grid.get_nodes():
             key = bytes(info.public_key)
             self._identities[info.node_id] = fingerprint(key) if key else f"node {info.node_id}"

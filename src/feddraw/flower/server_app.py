@@ -24,6 +24,7 @@ from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
+from feddraw.errors import UserError
 from feddraw.experiment.data import open_dataset
 from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
 from feddraw.experiment.running import evaluate_kept
@@ -37,6 +38,7 @@ from feddraw.results.folder import RunFolder
 from feddraw.results.kept import Keeper
 from feddraw.results.reading import read_jsonl
 from feddraw.scenarios.dealing import Partition
+from feddraw.secure.session import FEWEST
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord
 
@@ -69,7 +71,7 @@ class ServerEvaluation:
 
     def _take(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method)
+        trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
@@ -103,7 +105,8 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
         if folder is not None:
             folder.begin(table, **how)  # another process may have used the folder in the meantime
             numbers = federation.nodes * len(evaluation.initial.params)
-            folder.write_settings(table, partition=evaluation.partition, parameters=numbers)
+            layout = evaluation.initial.layout
+            folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
         return _carry_out(grid, experiment, federation, evaluation, folder)
 
 
@@ -136,7 +139,10 @@ def make_strategy(
     method: Method = evaluation.method
     if not experiment.policy.limits_weights:
         log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
-    nodes = federation.nodes or len(evaluation.partition.shards) or 2
+    least = FEWEST if experiment.secure else 2
+    nodes = federation.nodes or len(evaluation.partition.shards) or least
+    if experiment.secure and nodes < least:
+        raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
@@ -157,6 +163,10 @@ def make_strategy(
         sites=read_sites(federation.sites),
         rebind=federation.rebind,
         findings=evaluation.findings,
+        frozen=evaluation.initial.layout.frozen,
+        secure=experiment.secure,
+        site_keys=federation.site_keys or None,
+        masked_counts=evaluation.dataset is None,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from feddraw.catalog import check
+from feddraw.data.corruption import Corruption
 from feddraw.data.dataset import FINDINGS
 from feddraw.data.tables import canonical
 from feddraw.errors import UserError
@@ -34,6 +35,7 @@ class Federation:
     sites: str = ""  # NAME=FINGERPRINT of each site's key, with commas; empty: a name belongs to who comes first
     rebind: bool = False  # with resume: names belong to whoever answers under them first from now on
     validation: str = ""  # a folder of images on the server, for sites with folders of their own
+    site_keys: str = ""  # with secure: a file of the sites' public keys, to refuse forged messages here already
     set: str = ""  # more settings, KEY=VALUE with blanks between
 
 
@@ -69,6 +71,8 @@ def read(
     experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
         raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
+    if experiment.corruption != Corruption() and own_folders(experiment):
+        raise UserError("sites with folders of their own have the data they have: leave corruption out")
     if not any(name.startswith("policy.") for name in (*given, *more)) and not why_not(make_method(experiment)):
         experiment = replace(experiment, policy=READY)
     return complete(experiment), federation

@@ -10,23 +10,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from feddraw.errors import UserError, positive
+from feddraw.secure.keys import small_file
 
 PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
 SUFFIX = ".signature"
-LARGEST = 64 * 1024  # bytes of a key or of a signature
 LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
 LONGEST = 3660.0  # days that a signature may count
 
@@ -60,78 +57,6 @@ class Statement:
     purpose: str = PURPOSE
 
 
-# ---------------------------------------------------------------------------------------------------- keys
-
-
-def make_keys(path: Path, passphrase: str = "") -> str:
-    """Write a private key (0600) and beside it NAME.pub; returns the public line."""
-    private = Ed25519PrivateKey.generate()
-    lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if passphrase:
-        lock = serialization.BestAvailableEncryption(passphrase.encode())
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
-    line = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public = path.with_name(path.name + ".pub")
-    for file in (path, public):
-        if os.path.lexists(file):
-            raise UserError(f"{file} exists: choose another name; a key is never overwritten")
-    _write_new(path, private.private_bytes(*form, lock), 0o600)
-    _write_new(public, line + b"\n", 0o644)
-    return line.decode()
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # never through a link, never over a file
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-
-
-def read_private(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
-    """The operator's private key; `ask` is called if it has a passphrase."""
-    content = _small_file(path)
-    try:
-        try:
-            key = serialization.load_pem_private_key(content, password=None)
-        except TypeError:  # how cryptography says that there is a passphrase
-            key = serialization.load_pem_private_key(content, password=ask().encode())
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise UserError(f"{path} is no private key of `feddraw operator key`, or the passphrase is wrong") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UserError(f"{path} is no Ed25519 key: make one with `feddraw operator key`")
-    return key
-
-
-def read_public(path: Path) -> Ed25519PublicKey:
-    """The operator's public key, one line that begins with ssh-ed25519."""
-    try:
-        key = serialization.load_ssh_public_key(_small_file(path).strip())
-    except (ValueError, UnsupportedAlgorithm):
-        raise UserError(f"{path} is no public key: it must be a line that begins with ssh-ed25519") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise UserError(f"{path} is no Ed25519 key: ask the operator for the .pub of `feddraw operator key`")
-    return key
-
-
-def fingerprint(line: str) -> str:
-    """The public key's fingerprint as `ssh-keygen -l` prints it, to be compared by telephone."""
-    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def _small_file(path: Path) -> bytes:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is too large for a key or a signature")
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
 # ---------------------------------------------------------------------------------------------------- signing
 
 
@@ -156,7 +81,7 @@ def _written(time: datetime) -> str:
 
 def read_statement(path: Path, operator: Ed25519PublicKey) -> Statement:
     """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
-    lines = _small_file(path).splitlines()
+    lines = small_file(path).splitlines()
     try:
         line, signature = lines
         operator.verify(base64.b64decode(signature, validate=True), line)

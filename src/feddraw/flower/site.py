@@ -17,15 +17,16 @@ from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
-from feddraw.flower import orders
+from feddraw.flower import frozen, orders
 from feddraw.flower.histograms import count, to_metrics
 from feddraw.flower.intake import SECONDS, one_line
 from feddraw.flower.memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.secure_mod import secure_where_keyed
 from feddraw.server.policy import Policy
 from feddraw.training.client import Trainer
 
-BESIDE = ("broadcast", "memory")  # records of tensors that are not the model
+BESIDE = ("broadcast", "memory", frozen.KEY)  # records of tensors that are not the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,11 @@ class Site:
 
 
 def client(open_site: Callable[[Context], Site]) -> ClientApp:
-    """A ClientApp for the site that a function opens; a node's process may ask for it again in every round."""
-    app = ClientApp()
+    """A ClientApp for the site that a function opens; a node's process may ask for it again in every round.
+
+    At a node with a key it takes part in secure sums only (`secure_mod`).
+    """
+    app = ClientApp(mods=[secure_where_keyed])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -78,6 +82,7 @@ def announcement(site: Site) -> ConfigRecord:
 
 def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
+    held = frozen.take_frozen(site.trainer, content, site.memory)
     job = read_job(site, content)
     run = str(orders.found(content).get("run", ""))
     kept, counted = ClientMemory(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
@@ -88,9 +93,10 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
         kept.save(job.round, memory, counted)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
     metrics[SECONDS] = update.seconds
-    reply = RecordDict(
-        {"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": announcement(site)}
-    )
+    about = announcement(site)
+    if held:
+        about[frozen.KEY] = held
+    reply = RecordDict({"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about})
     extra = {name: vector for name, vector in update.extra.items() if name not in MEANS or vector.any()}
     if extra:  # without the mean of nothing, in rounds and at sites that measure none
         reply["extra"] = vectors_to_arrays(extra)
@@ -135,6 +141,7 @@ def _agree(agreed: Policy, servers: Any) -> None:
 
 def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is the last time."""
+    frozen.take_frozen(site.trainer, content, site.memory)
     model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.holdout.items():

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import version
 from logging import ERROR, INFO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,27 +22,37 @@ from typing import Any
 
 import click
 from flwr.app import Error, Message
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.config import get_fab_config, get_metadata_from_config, parse_config_args
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
-from flwr.supercore.constant import TaskType
-from flwr.supercore.version import package_version
-from flwr.supernode import start_client_internal as loop
 
 from feddraw.errors import UserError
 from feddraw.flower.signatures import LARGEST_BUNDLE, Bundle, Refused, Signatures
+from feddraw.secure.keys import read_directory, read_key
+from feddraw.secure.member import NO_DIRECTORY
 
 KNOWN_FLOWER = ("1.41.0",)
+package_version = version("flwr")
+
+try:
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.common.config import get_fab_config, get_metadata_from_config, parse_config_args
+    from flwr.common.constant import ErrorCode
+    from flwr.supercore import log
+    from flwr.supercore.constant import TaskType
+    from flwr.supernode import start_client_internal as loop
+except ImportError:
+    raise UserError(
+        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {package_version}: start nodes of older versions with "
+        "flower-supernode itself, which runs every app that the server sends"
+    ) from None
+
 COMMAND = "flower-supernode"
 
 
-def refuse_unknown_flower(version: str = package_version) -> None:
+def refuse_unknown_flower(found: str = package_version) -> None:
     """With an unknown Flower the check could be bypassed silently: do not start."""
-    if version not in KNOWN_FLOWER:
+    if found not in KNOWN_FLOWER:
         known = " or ".join(KNOWN_FLOWER)
         raise UserError(
-            f"signatures cannot be checked with Flower {version}, only with {known}: "
+            f"signatures cannot be checked with Flower {found}, only with {known}: "
             f"pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw"
         )
 
@@ -114,7 +126,10 @@ def check_run(content: bytes, run: Any, signatures: Signatures) -> None:
 
 
 def check_node_config(text: str) -> None:
-    """A signature covers the app, not the run's settings: with `trust` these could name code all the same."""
+    """Stop at settings that open a way around the checks; warn where secure sums have no directory of sites.
+
+    A signature covers the app, not the run's settings: with `trust` these could name code all the same.
+    """
     try:
         settings = parse_config_args([text])
     except (click.ClickException, ValueError, OSError) as error:
@@ -126,6 +141,12 @@ def check_node_config(text: str) -> None:
         raise UserError(
             "trust=true lets the server name code to import, and a signature does not cover that: leave it out"
         )
+    if settings.get("key"):
+        read_key(Path(str(settings["key"])))
+        if not settings.get("sites"):
+            warnings.warn(f"{NO_DIRECTORY}; name its file with sites=… in the --node-config", stacklevel=2)
+    if settings.get("sites"):
+        read_directory(Path(str(settings["sites"])))
 
 
 def start(signatures: Signatures, arguments: list[str]) -> None:

@@ -17,7 +17,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Model, Server, State, Vector, Weighting, Weights, normalize
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Local,
+    Method,
+    Model,
+    Server,
+    State,
+    Vector,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
 from feddraw.errors import one_of, positive
 
 Shown = Literal["last", "mean"]
@@ -36,6 +49,7 @@ class Agnostic(Weighting):
 
     needs = "nothing"
     asks = ("loss",)
+    secure = not_secure("the next weights need every client's own loss")
 
     def init(self) -> State:
         return {"lambda": {}}
@@ -60,6 +74,8 @@ def _enlarged(known: Mapping[str, float], population: int) -> NDArray[np.float64
 @dataclass(frozen=True)
 class RunningMean(Server):
     """The plain server, which shows the mean of all rounds' models."""
+
+    secure = ONE_SUM
 
     def init(self, model: Model) -> State:
         return {"mean": np.zeros_like(model.params), "rounds": 0}

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import Client, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.core import ONE_SUM, Client, Job, Local, Memory, Method, Model, Server, Update, Vector
 from feddraw.methods.uniform import Uniform
 
 
 @dataclass(frozen=True)
 class ForItself(Local):
     keeps = {"own": "model"}
+    secure = ONE_SUM
     starts_from_sent = False
 
     def start(self, job: Job, memory: Memory) -> Model:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import Client, Correction, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.core import ONE_SUM, Client, Correction, Job, Local, Memory, Method, Model, Server, Update, Vector
 from feddraw.errors import not_negative
 from feddraw.methods.fedavg import BySize
 
@@ -18,6 +18,7 @@ class WithPersonal(Local):
     pull: float = 1.0
 
     keeps = {"own": "model"}
+    secure = ONE_SUM
 
     def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
         own = self.personal(job.model, memory)

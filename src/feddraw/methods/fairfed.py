@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import not_negative
 from feddraw.schedules import size_prior
 
@@ -34,6 +34,7 @@ class FairnessAware(Weighting):
     beta: float = 1.0
 
     asks = ("groups",)
+    secure = not_secure("a weight needs the gaps of all clients, and their mean: three sums")
 
     def init(self) -> State:
         return {"multiple": {}}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Vector, Weights
 from feddraw.errors import UserError, positive
 from feddraw.methods.fedavg import BySize
 
@@ -23,6 +23,7 @@ class Adaptive(Server):
     tau: float = 1e-3
 
     linear = False
+    secure = ONE_SUM
 
     def init(self, model: Model) -> State:
         return {"mean": np.zeros_like(model.params), "square": np.full_like(model.params, self.tau**2)}

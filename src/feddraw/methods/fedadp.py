@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, weighted_sum
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import positive
 from feddraw.schedules import cosine, size_prior, softmax
 
@@ -28,6 +28,7 @@ class AdaptiveAngle(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K d)"
+    secure = not_secure("angles to the mean move need every client's parameters")
 
     def init(self) -> State:
         return {"angle": {}, "rounds": {}}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Vector, Weights
 from feddraw.errors import UserError, positive
 from feddraw.methods.fedavg import BySize
 
@@ -19,6 +19,8 @@ from feddraw.methods.fedavg import BySize
 class Momentum(Server):
     momentum: float = 0.9
     lr: float = 1.0
+
+    secure = ONE_SUM
 
     def init(self, model: Model) -> State:
         return {"velocity": np.zeros_like(model.params)}

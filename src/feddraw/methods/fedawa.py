@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import positive
 from feddraw.schedules import cosine, size_prior, softmax
 
@@ -35,6 +35,7 @@ class AdaptiveWeights(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K² d)"
+    secure = not_secure("scalar products of moves need every client's parameters")
 
     def init(self) -> State:
         return {"moved": {}}

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Client, Job, Local, Memory, Method, Model, Server, Update, Vector
+from feddraw.core import ONE_SUM, Client, Job, Local, Memory, Method, Model, Server, Update, Vector
 from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
 class OwnNorms(Local):
     keeps = {"norms": "model"}
+    secure = ONE_SUM
 
     def start(self, job: Job, memory: Memory) -> Model:
         return self.personal(job.model, memory)

@@ -5,11 +5,13 @@ This is the clipped version that the authors' code runs; their detection of atta
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights
+from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, Weighting, Weights
 from feddraw.schedules import softmax
 
 
@@ -17,11 +19,24 @@ from feddraw.schedules import softmax
 class ClippedLoss(Weighting):
     needs = "nothing"
     asks = ("loss",)
+    secure = TWO_SUMS
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         losses = cohort.number("loss")
         scores = np.minimum(losses, losses.mean())
         return Weights(softmax(scores, 1.0), {"reputation": scores}), state
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+        return cohort.number("loss")
+
+    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+        return total / len(places), {}, state
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        return math.exp(min(0.0, cohort.number("loss")[0] - facts.told[0]))
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        return 0.0, 1.0
 
 
 def fedcav() -> Method:

@@ -11,13 +11,27 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import (
+    TWO_SUMS,
+    Cohort,
+    Column,
+    Facts,
+    Local,
+    Method,
+    Parts,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+)
 from feddraw.errors import not_negative, one_of
 from feddraw.schedules import size_prior
 
@@ -25,8 +39,8 @@ Metric = Literal["kl", "l1", "l2", "cosine"]
 METRICS: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
 
 
-def discrepancy(counts: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
-    """How far each row of label counts is from an even mix."""
+def discrepancy(counts: NDArray[np.float64], metric: Metric, total: float | None = None) -> NDArray[np.float64]:
+    """How far each row of label counts is from an even mix; `total` is the KL divergence of all, if not of these."""
     single = np.arange(counts.shape[1]) == 0
     counts = np.maximum(counts, 0)
     counts = np.where(counts.any(axis=1, keepdims=True), counts, single)
@@ -37,7 +51,7 @@ def discrepancy(counts: NDArray[np.float64], metric: Metric) -> NDArray[np.float
     if metric == "cosine":
         return np.asarray(1 - mix.sum(axis=1) * even / (np.linalg.norm(mix, axis=1) * np.sqrt(even) + 1e-12))
     divergence = (mix * np.log(np.maximum(mix, 1e-300) / even)).sum(axis=1)
-    return np.asarray(divergence / max(divergence.sum(), 1e-12))
+    return np.asarray(divergence / max(divergence.sum() if total is None else total, 1e-12))
 
 
 @dataclass(frozen=True)
@@ -47,12 +61,27 @@ class DiscrepancyAware(Weighting):
     metric: Metric = "kl"
 
     asks = ("labels",)
+    secure = TWO_SUMS
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
         far = discrepancy(cohort.extra("labels").astype(np.float64), self.metric)
         scores = np.maximum(0, prior - self.a * far + self.b)
         return normalize(scores if scores.any() else prior, prior=prior, reputation=scores), state
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+        """The client's divergence, by whose sum that of each is divided."""
+        return discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=1.0)
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        far = discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=float(facts.told[0]))[0]
+        return max(0.0, float(facts.priors[place] - self.a * far + self.b)) / float(facts.priors.max() + self.b)
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        return 0.0, float((facts.priors[place] + self.b) / (facts.priors.max() + self.b))
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        return {"prior": facts.priors[list(places)], "reputation": own * (facts.priors.max() + self.b)}
 
 
 def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:

@@ -7,13 +7,29 @@ The paper's algorithm, equation and figures differ in the first round and in bet
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, LayerPart, Layout, Local, Matrix, Method, Server, State, Vector, Weighting, Weights
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Column,
+    Facts,
+    LayerPart,
+    Layout,
+    Local,
+    Matrix,
+    Method,
+    Parts,
+    Server,
+    State,
+    Vector,
+    Weighting,
+    Weights,
+)
 from feddraw.errors import one_of
 from feddraw.schedules import (
     BETA_MAX,
@@ -42,6 +58,7 @@ class DualReputationAnnealing(Weighting):
 
     needs = "sizes, classifier"
     cost = "O(K d) of one layer"
+    secure = ONE_SUM
     streams = True
 
     def check(self, layout: Layout) -> None:
@@ -61,13 +78,32 @@ class DualReputationAnnealing(Weighting):
         return explained(parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
-        gamma, beta = self.schedule(cohort.round, cohort.rounds)
-        similarity = float(self.similarity(cohort)[0])
+        return self.scored(prior, float(self.similarity(cohort)[0]), cohort.round, cohort.rounds)
+
+    def scored(self, prior: float, similarity: float, round: int, rounds: int) -> tuple[float, Mapping[str, float]]:
+        """A client's score and its parts."""
+        gamma, beta = self.schedule(round, rounds)
         xi = reputation(prior, similarity, gamma)
         parts = {"prior": prior, "similarity": similarity, "gamma": gamma, "reputation": xi}
         if beta is None:
             return math.log(prior), parts
         return beta * xi, parts | {"beta": beta}
+
+    def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
+        """Turned round, and fully similar."""
+        low, high = (self.scored(prior, similarity, facts.round, facts.rounds)[0] for similarity in (-1.0, 1.0))
+        return low, high
+
+    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+        """Reputation and similarity follow from the weight, but in rounds whose weights do not depend on them."""
+        gamma, beta = self.schedule(facts.round, facts.rounds)
+        prior = facts.priors[list(places)]
+        parts: dict[str, NDArray[np.float64] | float | None] = {"prior": prior, "gamma": gamma, "beta": beta}
+        if beta:
+            xi = (np.log(own) + self.scores(facts)[1]) / beta
+            parts |= {"reputation": xi}
+            parts |= {"similarity": (xi - gamma * prior) / (1 - gamma)} if gamma < 1 else {}
+        return parts
 
 
 def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference: Vector) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weights
+from feddraw.core import Cohort, Local, Method, Server, State, Weights, not_secure
 from feddraw.methods.feddraw import DualReputationAnnealing, explained
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose
 
@@ -26,6 +26,7 @@ def steadiness(before: list[float], now: list[float]) -> float:
 @dataclass(frozen=True)
 class Steady(DualReputationAnnealing):
     streams = False
+    secure = not_secure("how far size is trusted follows from every client's similarity")
 
     def init(self) -> State:
         return {"similarity": {}, "decay": -math.log(self.schedule(0, 1)[0])}

@@ -8,11 +8,12 @@ and it is uniform at the end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weights, row_name
+from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, row_name
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose, cosine
 
@@ -20,11 +21,23 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compo
 @dataclass(frozen=True)
 class ByClass(DualReputationAnnealing):
     streams = False
+    by_output = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         whole, state = super().weigh(cohort, state)
         pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.outputs)]
         return Weights(whole.values, whole.parts, pieces), state
+
+    def own_rows(self, cohort: Cohort, facts: Facts, place: int) -> dict[int, float]:
+        found = {}
+        for output in range(cohort.model.layout.outputs):
+            among, mine = facts.labelling(output, place)
+            found[output] = 0.0
+            if mine is not None:
+                similarity = float(self.piece(cohort, output).parts["similarity"][0])
+                score, _ = self.scored(float(among.priors[mine]), similarity, facts.round, facts.rounds)
+                found[output] = math.exp(score - self.scores(among)[1])
+        return found
 
     def piece(self, cohort: Cohort, output: int) -> Piece:
         spans = cohort.model.layout.rows_of(output)

@@ -1,18 +1,22 @@
 """FedDRAW with a part changed: the ablations that its paper lacks, and two repairs. See docs/extensions.md.
 
 `inner` fixes what reputation is made of, `outer` takes the end of the annealing away, `clock = "fraction"` runs both
-schedules over the share of rounds done, and `signal` compares moves, or models after equally many steps.
+schedules over the share of rounds done, and `signal` compares moves, or models after equally many steps. Three more
+signals are controls of what similarity is good for: the same for all clients, that of another client drawn anew in
+every round, and similarities as distances from their mean in standard deviations.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server
+from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, not_secure
 from feddraw.errors import one_of
 from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, check_settings
@@ -20,7 +24,7 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, check_setting
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
 Clock = Literal["rounds", "fraction"]
-Signal = Literal["model", "move", "per_step"]
+Signal = Literal["model", "move", "per_step", "constant", "shuffled", "standardised"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,10 @@ class Variant(DualReputationAnnealing):
         return fixed[self.inner], beta if beta is None or self.outer == "annealed" else self.beta_max
 
     def similarity(self, cohort: Cohort) -> NDArray[np.float64]:
-        if self.signal == "model":
-            return super().similarity(cohort)
+        if self.signal == "constant":
+            return np.ones(len(cohort.updates))
+        if self.signal in ("model", "shuffled", "standardised"):
+            return self._rearranged(super().similarity(cohort), cohort.round)
         layer = cohort.model.layout.find(self.layer, self.part)
         sent = cohort.model.params[layer]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
@@ -53,6 +59,52 @@ class Variant(DualReputationAnnealing):
             return cosine_of_learnt(cohort, layer, moves, together)
         pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
         return cosine_of_learnt(cohort, layer, sent + pace[:, None] * moves, sent)
+
+    def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
+        if self.signal == "shuffled":
+            return np.random.default_rng([round, len(similarity)]).permutation(similarity)
+        return _standardised(similarity) if self.signal == "standardised" else similarity
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    spread = values.std()
+    return (values - values.mean()) / spread if spread > 1e-12 else np.zeros_like(values)
+
+
+@dataclass(frozen=True)
+class Rearranged(Variant):
+    """The controls that put clients' similarities beside one another."""
+
+    secure = not_secure("a client's score follows from the other clients' similarities")
+
+
+@dataclass(frozen=True)
+class ByMeanMove(Variant):
+    """The signal that compares a client's move with the mean one."""
+
+    secure = not_secure("a sum of moves beside the weighted one can leave a single client's as their difference")
+
+
+@dataclass(frozen=True)
+class Paced(Variant):
+    """The signal that needs the mean number of steps."""
+
+    secure = TWO_SUMS
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+        return cohort.steps
+
+    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+        return total / len(places), {}, state
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        layer = cohort.model.layout.find(self.layer, self.part)
+        sent = cohort.model.params[layer]
+        move = cohort.params[0, layer].astype(np.float64) - sent
+        paced = sent + float(facts.told[0] / cohort.steps[0]) * move
+        similarity = float(cosine_of_learnt(cohort, layer, paced[None], sent)[0])
+        score, _ = self.scored(float(facts.priors[place]), similarity, facts.round, facts.rounds)
+        return math.exp(score - self.scores(facts)[1])
 
 
 def _mean(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -77,4 +129,5 @@ def feddraw_variant(
     one_of("clock", clock, get_args(Clock))
     one_of("signal", signal, get_args(Signal))
     parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
-    return Method(Local(), Variant(eta, lam, beta_max, reading, **parts), Server())
+    rules = {"move": ByMeanMove, "per_step": Paced, "shuffled": Rearranged, "standardised": Rearranged}
+    return Method(Local(), rules.get(signal, Variant)(eta, lam, beta_max, reading, **parts), Server())

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from feddraw import shares
 from feddraw.core import (
+    ONE_SUM,
     Client,
     Cohort,
     Correction,
@@ -34,7 +35,6 @@ from feddraw.core import (
     Update,
     Vector,
     Weights,
-    weighted_sum,
 )
 from feddraw.errors import one_of, positive
 from feddraw.methods.uniform import Uniform
@@ -47,6 +47,7 @@ class DynamicallyRegularized(Local):
     alpha: float = 0.01
 
     keeps = {"gradient": "params"}
+    secure = ONE_SUM
     held = "gradient"
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
@@ -64,6 +65,8 @@ class DynamicServer(Server):
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
     streams = False
+    secure = ONE_SUM
+    all_rows = True
 
     def init(self, model: Model) -> State:
         return {"h": np.zeros_like(model.params)} | shares.initial()
@@ -74,8 +77,7 @@ class DynamicServer(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         def changes(by: NDArray[np.float64], span: slice) -> Vector:
-            moves = weighted_sum(by, cohort.params[:, span]) - float(by.sum()) * cohort.model.params[span]
-            return -self.alpha * moves
+            return -self.alpha * cohort.moved(by, span)
 
         h, standing = shares.update_mean(state["h"], state, cohort, weights, changes)
         return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing

@@ -7,12 +7,14 @@ code is public. A high temperature is uniform averaging. The default temperature
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights
+from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import one_of, positive
 from feddraw.schedules import size_prior, softmax
 
@@ -25,12 +27,27 @@ class EntropyOfLoss(Weighting):
     start: Start = "uniform"
 
     asks = ("loss",)
+    secure = TWO_SUMS
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes if self.start == "size" else np.ones(len(cohort.updates)))
         scores = cohort.number("loss")
         values = softmax(scores / self.temperature + np.log(prior), 1.0)
         return Weights(values, {"prior": prior, "reputation": scores}), state
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+        return cohort.number("loss")
+
+    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+        return total / len(places), {}, state
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        """Above one for a client with a loss above the mean."""
+        prior = facts.sizes[place] / facts.sizes.max() if self.start == "size" else 1.0
+        return float(prior) * math.exp(min(100.0, (cohort.number("loss")[0] - facts.told[0]) / self.temperature))
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        return 0.0, math.inf  # a loss has no upper bound
 
 
 def fedeba(temperature: float = 0.1, start: Start = "uniform") -> Method:

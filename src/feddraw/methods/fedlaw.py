@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, weighted_sum
+from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import UserError, positive
 from feddraw.methods.ldawa import Sum
 from feddraw.schedules import size_prior, softmax
@@ -44,6 +44,7 @@ class LearntOnProxy(Weighting):
 
     needs = "sizes, all parameters"
     proxy = True
+    secure = not_secure("the server mixes single models to learn their weights")
     sums_to_one = False
     made_for: ClassVar[type[Server] | None] = Sum
     cost = "O(K d) and a training step, each of some hundred times"

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 
 
 @dataclass(frozen=True)
 class InverseLoss(Weighting):
     needs = "models"
     proxy = True
+    secure = not_secure("the server tests every client's model")
     cost = "a pass over the server's images for each client"
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:

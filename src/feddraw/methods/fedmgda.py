@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import not_negative, positive
 from feddraw.schedules import size_prior
 
@@ -42,6 +42,7 @@ class UnitMoves(Server):
 
     streams = False
     proportional = False
+    secure = not_secure("moves of equal length need every client's parameters")
     limitable = True  # coefficients are divided by lengths that the server measures itself
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
@@ -56,6 +57,7 @@ class CommonDescent(Weighting):
 
     needs = "sizes, all parameters"
     cost = "O(K² d)"
+    secure = not_secure("scalar products of moves need every client's parameters")
     made_for = UnitMoves
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:

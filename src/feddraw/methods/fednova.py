@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Client, Cohort, Job, Memory, Method, Server, Solver, Update, Vector, Weights
+from feddraw.core import ONE_SUM, Client, Cohort, Job, Memory, Method, Server, Solver, Update, Vector, Weights
 from feddraw.errors import UserError, not_negative
 from feddraw.methods.fedavg import BySize
 from feddraw.methods.fedprox import Proximal
@@ -50,6 +50,11 @@ class Counted(Proximal):
 class NormalizedAverage(Server):
     streams = False
     proportional = False
+    secure = ONE_SUM
+    announced = ("progress",)  # follows from the steps, which are known
+
+    def factors(self, cohort: Cohort) -> NDArray[np.float64]:
+        return np.asarray(1 / cohort.number("progress"))
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         progress = cohort.number("progress")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddraw.core import Client, Correction, Job, Local, Memory, Method, Server
+from feddraw.core import ONE_SUM, Client, Correction, Job, Local, Memory, Method, Server
 from feddraw.errors import not_negative
 from feddraw.methods.fedavg import BySize
 
@@ -16,6 +16,8 @@ from feddraw.methods.fedavg import BySize
 @dataclass(frozen=True)
 class Proximal(Local):
     mu: float = 0.01
+
+    secure = ONE_SUM
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         return Correction(pull=self.mu)

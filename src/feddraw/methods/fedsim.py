@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import UserError
 
 
@@ -51,6 +51,7 @@ class BySimilarGradient(Weighting):
 
     asks = ("gradient",)
     cost = "O(K² d)"
+    secure = not_secure("groups need every client's gradient")
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         gradients = cohort.extra("gradient")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure
 from feddraw.errors import UserError
 from feddraw.schedules import size_prior
 
@@ -21,6 +21,7 @@ class ByRankOfLoss(Weighting):
     strength: float = 0.5
 
     asks = ("loss",)
+    secure = not_secure("ranks need every client's own loss")
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, losses = size_prior(cohort.sizes), cohort.number("loss")

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of
 
 Times = Literal["nothing", "size", "intrac"]
@@ -23,6 +23,7 @@ Times = Literal["nothing", "size", "intrac"]
 class InverseDistance(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
+    secure = not_secure("distances to the mean model need every client's parameters")
 
     def factor(self, cohort: Cohort) -> NDArray[np.float64]:
         return np.ones(len(cohort.updates))

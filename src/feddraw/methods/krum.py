@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, normalize
+from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, normalize, not_secure
 from feddraw.errors import UserError
 
 
@@ -22,6 +22,7 @@ class Nearest(Weighting):
 
     needs = "all parameters"
     cost = "O(K² d)"
+    secure = not_secure("distances between clients need every client's parameters")
     selects = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:

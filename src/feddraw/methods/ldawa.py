@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Entry, Local, Method, Piece, Server, State, Vector, Weighting, Weights
+from feddraw.core import Cohort, Entry, Local, Method, Piece, Server, State, Vector, Weighting, Weights, not_secure
 from feddraw.schedules import cosine
 
 
@@ -23,6 +23,7 @@ class Sum(Server):
     linear = False
     streams = False
     adds_to_average = False
+    secure = not_secure("coefficients that are no shares scale the model")
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """Averaged over the parameters, where pieces of the model have their own."""
@@ -38,6 +39,7 @@ class Sum(Server):
 class LayerCosine(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
+    secure = not_secure("a layer's cosine scales the model, it is no share of a sum")
     sums_to_one = False
     made_for = Sum
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feddraw.core import Client, Correction, Job, Local, Memory, Method, Server, Update, Vector
+from feddraw.core import ONE_SUM, Client, Correction, Job, Local, Memory, Method, Server, Update, Vector
 from feddraw.errors import not_negative, positive
 from feddraw.methods.fedavg import BySize
 
@@ -33,6 +33,7 @@ class Contrastive(Local):
     temperature: float = 0.5
 
     keeps = {"last": "model"}
+    secure = ONE_SUM
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
         if "last" not in memory or not self.mu:

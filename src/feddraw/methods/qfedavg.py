@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, Weights
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, Weights
 from feddraw.errors import not_negative, positive
 from feddraw.methods.uniform import Uniform
 
@@ -24,14 +24,21 @@ class FairStep(Server):
     curvature: float = 1.0
 
     asks = ("loss",)
+    secure = ONE_SUM
     streams = False
     proportional = False
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+        return np.asarray(weights.values * cohort.factors(self) / cohort.mean_term(self, weights))
+
+    def factors(self, cohort: Cohort) -> NDArray[np.float64]:
+        return np.asarray((cohort.number("loss") + 1e-10) ** self.q)
+
+    def terms(self, cohort: Cohort) -> NDArray[np.float64]:
+        """The bound h of each client."""
         losses = cohort.number("loss") + 1e-10
         squares = cohort.distances**2
-        bounds = self.q * losses ** (self.q - 1) * self.curvature * squares + losses**self.q
-        return np.asarray(weights.values * losses**self.q / (weights.values @ bounds))
+        return np.asarray(self.q * losses ** (self.q - 1) * self.curvature * squares + losses**self.q)
 
 
 def qfedavg(q: float = 0.1, curvature: float = 1.0) -> Method:

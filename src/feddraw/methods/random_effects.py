@@ -13,6 +13,7 @@ measured, the last rho holds, and 0 before the first. All that is needed are sum
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -20,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import (
+    TWO_SUMS,
     Asked,
     Cohort,
+    Facts,
     Layout,
     Local,
     Measurement,
     Method,
+    Parts,
     Server,
     State,
     Vector,
@@ -40,6 +44,7 @@ Floats = NDArray[np.float64]
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
+LARGEST = 1e12  # rho that stands for infinity where it is sent as a number
 SMALLEST = 1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
 
 
@@ -139,6 +144,7 @@ class RandomEffects(Weighting):
 
     asks: ClassVar[tuple[Asked, ...]] = ("classifier gradient mean", "gradient spread")
     cost = "O(K² d) of one layer"
+    secure = TWO_SUMS
 
     def check(self, layout: Layout) -> None:
         layout.find("classifier")
@@ -157,12 +163,48 @@ class RandomEffects(Weighting):
         if found is not None:
             parts |= {"q": found.q, "q_expected": found.expected}
             parts |= {"variance": _spread(measured, about[2]), "distance": _spread(measured, distances(*about))}
-            excess = self.smoothing * state.get("excess", found.excess) + (1 - self.smoothing) * found.excess
-            state = {"excess": excess}
+            state = self._with(found, state)
         rho = max(0.0, state.get("excess", 0.0))
         parts["rho"] = rho if state else None
         values = weights_of(cohort.sizes, rho if self.rho < 0 else self.rho)
         return Weights(values, parts), state
+
+    def _with(self, found: Estimate, state: State) -> State:
+        """The state after one more estimate."""
+        return {"excess": self.smoothing * state.get("excess", found.excess) + (1 - self.smoothing) * found.excess}
+
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
+        """A client's terms of `Sums`, its images as a part of the most that are measured."""
+        images, variance = cohort.extra("gradient spread")[0].astype(np.float64)
+        gradient = cohort.extra(self.asks[0])[0].astype(np.float64)
+        part = images / self._most
+        numbers = (1.0, part, part**2, part * (gradient @ gradient), variance, part * variance)
+        return np.concatenate([numbers, part * gradient]) if images else np.zeros(len(numbers) + len(gradient))
+
+    def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
+        count, images, squared, squares, variances, weighted = total[:6]
+        gradient, most = total[6:], self._most
+        sums = (most * images, most**2 * squared, most**2 * float(gradient @ gradient), most * squares)
+        found = estimate(Sums(float(round(count)), *sums, variances, most * weighted))
+        state = state if found is None else self._with(found, state)
+        rho = max(0.0, state.get("excess", 0.0))
+        parts: dict[str, Floats | float | None] = {"rho": rho if state else None}
+        parts |= {} if found is None else {"q": found.q, "q_expected": found.expected}
+        return np.array([rho if self.rho < 0 else min(self.rho, LARGEST)]), parts, state
+
+    @property
+    def _most(self) -> float:
+        return float(self.measurement.batches * self.measurement.batch_size)
+
+    def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
+        return self.own_limits(facts, place)[0]
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        values = weights_of(facts.sizes, float(facts.told[0]))
+        return float(values[place] / values.max()), float(values[place] / values.max())
+
+    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
+        return {"prior": facts.priors[list(places)]}
 
 
 @dataclass(frozen=True)

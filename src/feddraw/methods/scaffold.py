@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from feddraw import shares
 from feddraw.core import (
+    ONE_SUM,
     Client,
     Cohort,
     Correction,
@@ -37,7 +38,7 @@ from feddraw.core import (
     Update,
     Vector,
     Weights,
-    weighted_sum,
+    not_secure,
 )
 from feddraw.errors import UserError, one_of, positive
 from feddraw.methods.fedavg import BySize
@@ -53,6 +54,10 @@ class Controlled(Local):
     space: Space = "update"
 
     keeps = {"control": "params"}
+    secure = not_secure(
+        "a control from moves is the move by its steps, and its sum beside the weighted one can leave a single "
+        'client\'s as their difference; option = "I" with space = "gradient" can'
+    )
     held = "control"
     sends = {"control_change": "params"}
 
@@ -78,6 +83,15 @@ class Controlled(Local):
         return {"control_change": after - before}, {"control": after}
 
 
+@dataclass(frozen=True)
+class ControlledByGradients(Controlled):
+    """Option I: a control says nothing of the move."""
+
+    option: Option = "I"
+
+    secure = ONE_SUM  # the change of its control is masked as its move is
+
+
 def _control(memory: Memory, model: Model) -> Vector:
     return memory["control"] if "control" in memory else np.zeros_like(model.params)
 
@@ -86,6 +100,7 @@ def _control(memory: Memory, model: Model) -> Vector:
 class ControlledServer(Server):
     lr: float = 1.0
 
+    secure = ONE_SUM
     streams = False
 
     def init(self, model: Model) -> State:
@@ -99,8 +114,7 @@ class ControlledServer(Server):
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
-        changes = cohort.extra("control_change")
-        sums = (cohort, weights, lambda by, span: weighted_sum(by, changes[:, span]))
+        sums = (cohort, weights, lambda by, span: cohort.extra_sum("control_change", by, span))
         control, standing = shares.update_mean(state["control"], state, *sums)
         return params, {"control": control} | standing
 
@@ -112,6 +126,7 @@ def scaffold(
     weights: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
     """Steps corrected by the difference between the common and the client's own direction."""
-    local = Controlled(one_of("option", option, ("I", "II")), one_of("space", space, ("update", "gradient")))
+    rule = Controlled if one_of("option", option, ("I", "II")) == "II" else ControlledByGradients
+    local = rule(option, one_of("space", space, ("update", "gradient")))
     weighting = BySize() if one_of("weights", weights, ("uniform", "samples")) == "samples" else Uniform()
     return Method(local, weighting, ControlledServer(positive("server_lr", server_lr)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Server, State, Weighting, Weights, normalize
 from feddraw.errors import not_negative
 
 
@@ -16,6 +16,7 @@ from feddraw.errors import not_negative
 class SizeThenUniform(Weighting):
     until: int = 1
 
+    secure = ONE_SUM
     streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
@@ -23,6 +24,9 @@ class SizeThenUniform(Weighting):
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return math.log(prior) if cohort.round < self.until else 0.0, {}
+
+    def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
+        return (math.log(prior), math.log(prior)) if facts.round < self.until else (0.0, 0.0)
 
 
 def size_then_uniform(until: int = 1) -> Method:

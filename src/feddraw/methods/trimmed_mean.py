@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Matrix, Method, Server, State, Vector, Weights
+from feddraw.core import Cohort, Local, Matrix, Method, Server, State, Vector, Weights, not_secure
 from feddraw.errors import UserError
 from feddraw.methods.uniform import Uniform
 
@@ -29,6 +29,7 @@ class Middle(Server):
     streams = False
     takes_weights = False
     proportional = False
+    secure = not_secure("the middle of all values needs every client's parameters")
 
     def kept(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
         """Block by block, the clients' values and the sorted ones in the middle."""

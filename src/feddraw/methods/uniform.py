@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize
+from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Server, State, Weighting, Weights, normalize
 
 
 @dataclass(frozen=True)
 class Uniform(Weighting):
     needs = "nothing"
+    secure = ONE_SUM
     streams = True
     common = True
     even = True
@@ -22,6 +23,9 @@ class Uniform(Weighting):
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return 0.0, {}
+
+    def score_range(self, prior: float, facts: Facts) -> tuple[float, float]:
+        return 0.0, 0.0
 
 
 def uniform() -> Method:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddraw.errors import UserError
+from feddraw.models._weights import State, read_weights
 
 MAX_WEIGHTS = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
 IMAGENET = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
@@ -50,22 +51,11 @@ def _imagenet() -> dict[str, Tensor]:
     return state
 
 
-def _weights_file(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"no weights file {path}: give the path of torchvision's densenet121 weights")
-    if path.stat().st_size > MAX_WEIGHTS:
-        raise UserError(f"{path} is larger than {MAX_WEIGHTS >> 20} MB: not DenseNet121's weights")
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{path} is not a file of weights: {reason[:200]}") from None
-    if not isinstance(state, dict) or not all(isinstance(k, str) and torch.is_tensor(v) for k, v in state.items()):
-        raise UserError(f"{path} is not a file of weights: it should hold tensors by name")
-    return state
+def _weights_file(path: Path) -> State:
+    return read_weights(path, MAX_WEIGHTS)
 
 
-def load_imagenet(network: nn.Module, state: dict[str, Tensor]) -> None:
+def load_imagenet(network: nn.Module, state: State) -> None:
     """Copy torchvision's weights under MONAI's names; every tensor but the head must be there."""
     renamed = {re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v for k, v in state.items()}
     own = network.state_dict()

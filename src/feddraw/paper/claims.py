@@ -70,7 +70,8 @@ def judge(claim: Claim, sizes: Sizes, reading: Reading) -> Verdict:
     ranges = {t: _range(claim, t, sizes, reading) for t in claim.rounds}
     value, margin = float(claim.value), claim.tolerance
     failing = [t for t, reach in ranges.items() if not _possible(reach, claim.relation, value, margin)]
-    failing += [t for t, relation in _in_other_rounds(claim) if not _can(claim, t, relation, sizes, reading)]
+    for t, relation in _in_other_rounds(claim):
+        failing += [] if _possible(_range(claim, t, sizes, reading), relation, value, margin) else [t]
     certain = all(_certain(reach, claim.relation, value, margin) for reach in ranges.values())
     low, high = ranges[failing[0] if failing and failing[0] in ranges else claim.rounds[0]]
     outcome: Outcome = "never" if failing else "always" if certain and not _in_other_rounds(claim) else "can"
@@ -166,10 +167,6 @@ def _in_other_rounds(claim: Claim) -> list[tuple[int, str]]:
     if "first round" in claim.quantity:
         return [(t, ">=") for t in others if t < claim.rounds[0]]
     return []
-
-
-def _can(claim: Claim, round: int, relation: str, sizes: Sizes, reading: Reading) -> bool:
-    return _possible(_range(claim, round, sizes, reading), relation, float(claim.value), claim.tolerance)
 
 
 def _possible(reach: Range, relation: str, value: float, margin: float) -> bool:

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.statistics import Comparison, Table, compare, critical_value, holm, rank, tabulate
+from feddraw.grouping import grouped
 from feddraw.paper.claims import Claim, Verdict, judge_all, similarity_gap
-from feddraw.scenarios.heterogeneity import measure_sizes
+from feddraw.scenarios.skew import measure_sizes
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 METRICS = {"auc": "AUC", "gm": "GM"}
@@ -56,10 +58,7 @@ def printed_ranks(metric: str) -> Table:
 
 def client_sizes() -> dict[str, list[int]]:
     """Tables 2 and 3: images of each client, by scenario."""
-    sizes: dict[str, list[int]] = {}
-    for row in read("scenarios"):
-        sizes.setdefault(row["scenario"], []).append(int(row["n_samples"]))
-    return sizes
+    return grouped((row["scenario"], int(row["n_samples"])) for row in read("scenarios"))
 
 
 def claims() -> list[Claim]:
@@ -95,12 +94,12 @@ def checks(found: Comparisons) -> list[Check]:
 
 
 def _statistics(found: Comparisons) -> list[Check]:
-    listed = []
+    found_checks = []
     for row in read("statistics_printed"):
         computed = _computed(row["quantity"], found[row["metric"]])
         text = computed if isinstance(computed, str) else _like(row["value"], computed)
-        listed.append(Check(row["metric"], row["quantity"], _in_order(row["value"]), _in_order(text)))
-    return listed
+        found_checks.append(Check(row["metric"], row["quantity"], _in_order(row["value"]), _in_order(text)))
+    return found_checks
 
 
 def _computed(quantity: str, comparison: Comparison) -> float | str:
@@ -246,8 +245,8 @@ def _overall(found: Comparisons) -> Finding:
 def _beaten(found: Comparisons) -> Finding:
     beaten = {metric: found[metric].beaten_by(OURS) for metric in METRICS}
     text = (
-        f"At the paper's alpha of {ALPHA:.2f} {OURS} is significantly better than {_and(beaten['auc'])} on AUC, and "
-        f"than {_and(beaten['gm'])} on GM (Nemenyi, critical difference {found['auc'].difference:.2f})."
+        f"At the paper's alpha of {ALPHA:.2f} {OURS} is significantly better than {listed(beaten['auc'])} on AUC, and "
+        f"than {listed(beaten['gm'])} on GM (Nemenyi, critical difference {found['auc'].difference:.2f})."
     )
     return Finding("significant pairs", True, text, {"beaten": beaten, "critical_difference": found["auc"].difference})
 
@@ -271,29 +270,24 @@ def _signed_rank(found: Comparisons) -> Finding:
 def _against_fedavg(found: Comparisons) -> Finding:
     gaps = {metric: found[metric].pair(OURS, "FedAvg").rank_gap for metric in METRICS}
     p = {metric: found[metric].pair(OURS, "FedAvg").nemenyi_p for metric in METRICS}
-    open_ = {metric: _not_beaten(found[metric]) for metric in METRICS}
+    open_ = {m: [x for x in found[m].average_ranks if x not in (OURS, *found[m].beaten_by(OURS))] for m in METRICS}
     text = (
         f"{OURS} against FedAvg is not significant at the paper's own threshold: average ranks differ by "
         f"{gaps['auc']:.2f} (AUC, p = {p['auc']:.2f}) and {gaps['gm']:.2f} (GM, p = {p['gm']:.2f}), less than "
-        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {_and(open_['auc'])} on AUC, "
-        f"{_and(open_['gm'])} on GM."
+        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {listed(open_['auc'])} on AUC, "
+        f"{listed(open_['gm'])} on GM."
     )
     return Finding("against FedAvg", False, text, {"rank_gap": gaps, "nemenyi_p": p, "not_told_apart": open_})
-
-
-def _not_beaten(comparison: Comparison) -> list[str]:
-    beaten = comparison.beaten_by(OURS)
-    return [method for method in comparison.average_ranks if method not in (OURS, *beaten)]
 
 
 def _stricter() -> Finding:
     strict = comparisons(alpha=0.05)
     beaten = {metric: strict[metric].beaten_by(OURS) for metric in METRICS}
     difference = strict["auc"].difference
-    same = "both metrics" if beaten["auc"] == beaten["gm"] else f"AUC, and {_and(beaten['gm'])} on GM"
+    same = "both metrics" if beaten["auc"] == beaten["gm"] else f"AUC, and {listed(beaten['gm'])} on GM"
     text = (
         f"At the more usual alpha of 0.05 the critical difference is {difference:.2f}, and {OURS} is significantly "
-        f"better than {_and(beaten['auc'])} only, on {same}. The paper says openly that it uses {ALPHA:.2f}."
+        f"better than {listed(beaten['auc'])} only, on {same}. The paper says openly that it uses {ALPHA:.2f}."
     )
     return Finding("alpha 0.05", False, text, {"critical_difference": difference, "beaten": beaten})
 
@@ -385,7 +379,7 @@ def _gm_and_auc() -> Finding:
     skewed = [i for i, name in enumerate(table.scenarios) if name not in HOMOGENEOUS]
     first = int((rank(results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum())
     text = (
-        f"Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in {_and(pairs)}. {OURS} has "
+        f"Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in {listed(pairs)}. {OURS} has "
         f"the highest GM in {first} of the {len(skewed)} scenarios with unlike clients, but not the highest AUC in "
         f"CHM-3 ({ours:.2f}, the best {best:.2f})."
     )
@@ -441,10 +435,6 @@ def _same_size() -> Finding:
         "most: of the order of 1e-3 in the first, where the text says 1e-4."
     )
     return Finding("same-size clients", False, text, {"spread": spread})
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def _series(values: Sequence[float], digits: int = 2) -> str:

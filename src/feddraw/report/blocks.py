@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
+
+LONG_WORDS = 28  # characters after which a column of words is broken into lines
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,50 @@ class Table:
     references: Sequence[Sequence[Cell]] = ()
     note: str = ""
     label: str = ""  # tables with a label are written to LaTeX as well
+    spans: Sequence[tuple[str, int]] = ()  # headings above the header from its second column on, with their widths
+
+    @property
+    def width(self) -> int:
+        """About how many characters a row takes; words may be broken, numbers may not."""
+        return sum(map(self._column_width, range(len(self.header))))
+
+    def _column_width(self, place: int) -> int:
+        cells = [row[place] for row in (*self.rows, *self.references) if place < len(row)]
+        longest = max([len(self.header[place]), *(len(cell.text) + 2 * cell.best for cell in cells)])
+        return 2 + (longest if any(cell.value is not None for cell in cells) else min(longest, LONG_WORDS))
+
+    def in_blocks(self, width: int) -> list[Table]:
+        """The same as several tables below one another, each with the first column, where it is wider than that."""
+        if self.width <= width or len(self.header) < 4:
+            return [self]
+        units = [span for _, span in self.spans] or [1] * (len(self.header) - 1)
+        parts: list[list[tuple[int, int, int]]] = [[]]
+        ends, room = 1, width - self._column_width(0)
+        left = room
+        for unit, size in enumerate(units):
+            needed = sum(map(self._column_width, range(ends, ends + size)))
+            if needed > left and parts[-1]:
+                parts, left = [*parts, []], room
+            parts[-1].append((unit, ends, size))
+            ends, left = ends + size, left - needed
+        return [self._block(part, number, len(parts)) for number, part in enumerate(parts)]
+
+    def _block(self, part: Sequence[tuple[int, int, int]], number: int, count: int) -> Table:
+        columns = [0, *(place for _, start, size in part for place in range(start, start + size))]
+
+        def cut(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+            return [[row[place] for place in columns] for row in rows]
+
+        return replace(
+            self,
+            caption=f"{self.caption} ({number + 1} of {count})",
+            header=[self.header[place] for place in columns],
+            rows=cut(self.rows),
+            references=cut(self.references),
+            note=self.note if number == count - 1 else "",
+            label=f"{self.label}-{number + 1}" if self.label else "",
+            spans=[self.spans[unit] for unit, _, _ in part] if self.spans else (),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ from feddraw.analysis.statistics import (
     weighted_auc,
     weighted_gm,
 )
-from feddraw.results.runs import Collection, Predictions, Run, number
+from feddraw.grouping import grouped
+from feddraw.results.runs import METRICS, Collection, Predictions, Run, number
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
@@ -107,7 +109,7 @@ def rank_methods(collection: Collection, metric: str, alpha: float) -> Ranking:
     left_out = [f"{method}: it has results in at most half of the scenarios" for method in rare]
     left_out += [f"{s}: no seed in which all methods have a result" for s in scenarios if s not in kept]
     if len(kept) < 2 or len(methods) < 2:
-        few = f"{len(methods)} method{_s(methods)} in {len(kept)} scenario{_s(kept)}"
+        few = f"{len(methods)} method{'s' * (len(methods) != 1)} in {len(kept)} scenario{'s' * (len(kept) != 1)}"
         return Ranking(None, f"Ranks need two methods and two scenarios; there are {few}.", tuple(left_out))
     table = [[float(np.mean([values[s, m, repeat] for repeat in common[s]])) for m in methods] for s in kept]
     found = compare(to_digits(Table(tuple(kept), tuple(methods), np.array(table)), DIGITS), alpha=alpha)
@@ -117,10 +119,6 @@ def rank_methods(collection: Collection, metric: str, alpha: float) -> Ranking:
 def _common(values: Mapping[tuple[str, str, str], float], scenario: str, methods: Sequence[str]) -> set[str]:
     repeats = [{r for s, m, r in values if s == scenario and m == method} for method in methods]
     return set.intersection(*repeats) if repeats else set()
-
-
-def _s(things: Sequence[Any]) -> str:
-    return "" if len(things) == 1 else "s"
 
 
 # ---------------------------------------------------------------------------------------------------- one scenario
@@ -296,10 +294,7 @@ def gains(runs: Sequence[Run], metric: str, draws: Draws | None, split: str = "t
     """Of every client and method: on the common test images, or (`holdout`) on the client's own."""
     own = {run.repeat: run for run in runs if run.name == "alone"}
     clients = list(dict.fromkeys(client for run in own.values() for client in run.metrics["clients"]))
-    methods: dict[str, list[Run]] = {}
-    for run in runs:
-        if not run.reference and run.repeat in own:
-            methods.setdefault(run.method, []).append(run)
+    methods = grouped((run.method, run) for run in runs if not run.reference and run.repeat in own)
     for client in clients:
         for method, members in methods.items():
             before = [own[run.repeat].test(metric, client=client, split=split) for run in members]
@@ -315,3 +310,65 @@ def _drawn(draws: Draws | None, metric: str, method: str, client: str, split: st
     if draws is None or split != "test" or client not in draws.clients[metric] or method not in draws.methods[metric]:
         return None
     return draws.gain(metric, method, client)
+
+
+# ---------------------------------------------------------------------------------------------------- the whole
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """All that is needed to write about a collection of runs."""
+
+    collection: Collection
+    rankings: Mapping[str, Ranking]  # by metric
+    draws: Mapping[str, Draws | str]  # by scenario
+    command: str
+    margin: float = 0.0  # how far below another method still counts as no worse; 0: not asked
+    folders: Sequence[Path] = ()  # where the runs were found
+    replicates: int = 0  # of the bootstrap
+
+    @cached_property
+    def trainings(self) -> dict[str, Trainings]:
+        """By metric: the method in focus minus each other, over repeats."""
+        return {metric: over_trainings(self.collection.runs, metric, self.focus) for metric in METRICS}
+
+    def over_repeats(self, scenario: str, metric: str, other: str) -> Difference | None:
+        """The method in focus minus another over repeats, where there is more than one."""
+        found = self.trainings[metric].found.get((scenario, other))
+        return found if found is not None and found.repeats > 1 else None
+
+    def gains(self, scenario: str, metric: str, split: str = "test") -> list[Gain]:
+        draws = self.draws[scenario]
+        return list(gains(self.collection.of(scenario), metric, draws if isinstance(draws, Draws) else None, split))
+
+    @property
+    def focus(self) -> str:
+        """The method that others are compared with: FedDRAW, or else the first."""
+        methods = self.collection.methods or self.collection.references
+        return next((method for method in methods if method.split(" ")[0] == "feddraw"), methods[0])
+
+    @property
+    def shown(self) -> list[str]:
+        """Methods, then references: the order of every table and the look of every line."""
+        return self.collection.methods + self.collection.references
+
+
+def examine(
+    collection: Collection,
+    *,
+    alpha: float,
+    replicates: int,
+    command: str,
+    say: Say,
+    margin: float = 0.0,
+    folders: Sequence[Path] = (),
+) -> Report:
+    """Do the statistics."""
+    rankings = {metric: rank_methods(collection, metric, alpha) for metric in METRICS}
+    draws = {}
+    for scenario in collection.scenarios:
+        say(f"comparing methods in {scenario}")
+        draws[scenario] = draw(collection.of(scenario), replicates)
+    return Report(collection, rankings, draws, command, margin, folders, replicates)

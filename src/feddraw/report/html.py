@@ -16,6 +16,9 @@ from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.results.runs import METRICS
 
+WIDEST = 190  # characters of a table: more would need type below 7 points on a page
+PAGE_POINTS = 770  # of A4 across, between the margins
+
 POLICY = (
     "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -33,7 +36,7 @@ def render(document: Document, drawings: Mapping[str, str]) -> str:
     body = "\n".join(page.render(block) for block in document.blocks)
     script = _read("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return PAGE.format(
+    return _read("page.html").format(
         title=escape(document.title),
         policy=POLICY.format(digest=digest),
         style=palette.variables() + _read("page.css"),
@@ -123,6 +126,11 @@ class _Page:
 
     @render.register
     def _(self, block: blocks.Table) -> str:
+        return "".join(self._table(part) for part in block.in_blocks(WIDEST))
+
+    def _table(self, block: blocks.Table) -> str:
+        spans = "".join(f'<th scope="colgroup" colspan="{width}">{escape(name)}</th>' for name, width in block.spans)
+        above = f'<tr class="spans"><td></td>{spans}</tr>' if spans else ""
         head = "".join(_head(name, [row[place] for row in block.rows]) for place, name in enumerate(block.header))
         body = f"<tbody>{_rows(block.rows)}</tbody>"
         if block.references:
@@ -132,7 +140,8 @@ class _Page:
         note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
         region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(block.caption)}">'
         caption = f"<caption>{escape(block.caption)}</caption>"
-        return f"{region}<table>{caption}<thead><tr>{head}</tr></thead>{body}</table></div>{note}"
+        size = f' style="--print: {min(9.0, PAGE_POINTS / (0.56 * block.width)):.1f}pt"'
+        return f"{region}<table{size}>{caption}<thead>{above}<tr>{head}</tr></thead>{body}</table></div>{note}"
 
     def _figure(self, picture: Picture) -> str:
         self.figures += 1
@@ -144,6 +153,8 @@ class _Page:
 
 
 def _head(name: str, column: Sequence[Cell]) -> str:
+    if not name:  # a column of remarks: nothing to read out, nothing to sort by
+        return "<td></td>"
     number = ' class="n"' if any(cell.value is not None for cell in column) else ""
     return f'<th scope="col"{number}><button type="button">{escape(name)}</button></th>'
 
@@ -164,35 +175,19 @@ def _cell(cell: Cell, tag: str) -> str:
 
 
 _COLOUR = re.compile("|".join(palette.DRAWN))
+_TAG = re.compile(r"<(?:path|use|text) [^<>]*>")
+_SPARE = re.compile(
+    r"""(?<=\.\d\d)\d+(?=[ "]) | font-family:[^;"]*;[ ]? | [ ]transform="rotate\(-0[ ][^"]*" """, re.VERBOSE
+)
 
 
 def _themed(drawing: str, prefix: str) -> str:
-    """Ink and line colours are the page's, light or dark; names of parts do not clash with other figures'."""
+    """Ink and line colours are the page's, light or dark; names of parts do not clash with other figures'.
+
+    Coordinates have two decimals, less than a fiftieth of a pixel; the font is the page's own.
+    """
     drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing[drawing.index("<svg") :], flags=re.DOTALL)
+    drawing = _TAG.sub(lambda tag: _SPARE.sub("", tag.group()).replace(" \n", " "), drawing)
     drawing = _COLOUR.sub(lambda found: f"var(--{palette.DRAWN[found.group()]})", drawing)
     drawing = re.sub(r'\bid="', f'id="{prefix}', drawing)
     return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", drawing)
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="feddraw report">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><a class="skip" href="#main">To the report</a><h1>{title}</h1></header>
-<nav aria-label="What to show">{navigation}</nav>
-<main id="main" tabindex="-1">
-{body}
-</main>
-<footer><p>Made by feddraw {version}. This page is one file and asks no network for anything.</p></footer>
-<script>{script}</script>
-</body>
-</html>
-"""

@@ -62,7 +62,8 @@ def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     yield f"**{escape(table.caption)}**"
     yield ""
-    yield f"| {' | '.join(map(escape, table.header))} |"
+    names = [f"{name} " for name, width in table.spans for _ in range(width)] or [""] * (len(table.header) - 1)
+    yield f"| {' | '.join(escape(above + name) for above, name in zip(['', *names], table.header, strict=True))} |"
     yield f"|---|{'---:|' * (len(table.header) - 1)}"
     for row in table.rows:
         yield f"| {' | '.join(map(_cell, row))} |"

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis import plots
-from feddraw.analysis.explain import listed
-from feddraw.analysis.forest import draw_distances
-from feddraw.analysis.heterogeneity import from_ledger
+from feddraw.analysis.explain_weights import listed
+from feddraw.analysis.forest_plot import draw_distances
+from feddraw.analysis.site_distances import from_ledger
 from feddraw.analysis.statistics import Comparison, Interval
+from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Picture
 from feddraw.results.runs import METRICS, Run
@@ -22,12 +23,10 @@ Floats = NDArray[np.float64]
 SHOWN_ROC = 4  # curves in a panel; more cannot be distinguished
 
 
-def ranks(comparison: Comparison, metric: str, label: str) -> Picture:
-    title = f"{label}; a bar joins methods that do not differ significantly at alpha {comparison.alpha:g}"
-    panel = (comparison.average_ranks, comparison.groups, comparison.difference)
-    figure = plots.critical_difference_figure({title: panel})
+def ranks(comparison: Comparison, metric: str, label: str, *, prefix: str = "") -> Picture:
+    figure = plots.critical_difference_figure({label: comparison})
     said = ", ".join(f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items())
-    return Picture(f"ranks-{metric}", figure, f"Average ranks by {label}, best first: {said}")
+    return Picture(f"{prefix}ranks-{metric}", figure, f"Average ranks by {label}, best first: {said}")
 
 
 def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
@@ -98,6 +97,20 @@ def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pictu
         yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
 
 
+def weights_and_deviation(runs: Sequence[Run], scenario: str, letters: Iterator[str]) -> Iterator[Picture]:
+    """Two panels of the paper's figure: weights over rounds, and clients of one size as deviations from their mean."""
+    series, _ = _over_repeats(runs, "weight")
+    sizes = dict(zip(runs[0].ledger.clients, runs[0].ledger.sizes.tolist(), strict=True))
+    figure, axes = plots.panel()
+    letter = next(letters)
+    plots.draw_weights(axes, series, title=f"({letter}) {scenario}")
+    yield Picture(f"paper-weights-{letter}", figure, f"Weight of each client in every round in {scenario}")
+    figure, axes = plots.panel()
+    letter = next(letters)
+    if plots.draw_deviation(axes, series, sizes, title=f"({letter}) {scenario}, clients of one size"):
+        yield Picture(f"paper-weights-{letter}", figure, f"Deviation from the mean weight of a size in {scenario}")
+
+
 def components(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
     """Similarity, reputation and schedules, where the method has them."""
     for part, words in (("similarity", "Similarity"), ("reputation", "Reputation")):
@@ -113,7 +126,7 @@ def components(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pict
             )
     if runs[0].ledger.has("gamma", "beta"):
         figure, axes = plots.panel()
-        gamma, beta = (_first_finite(runs[0].ledger[name]) for name in ("gamma", "beta"))
+        gamma, beta = (runs[0].ledger.common(name) for name in ("gamma", "beta"))
         plots.draw_schedules(axes, gamma, beta)
         words = f"gamma falls from {gamma[0]:.2f} to {gamma[-1]:.4f}, beta ends at {beta[-1]:.2f}"
         yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
@@ -125,7 +138,7 @@ def heterogeneity(runs: Sequence[Run], method: str, scenario: str) -> Iterator[P
     if not measured:
         return
     figure, axes = plots.panel()
-    lines = [_first_finite(runs[0].ledger[name]) for name in ("q", "q_expected")]
+    lines = [runs[0].ledger.common(name) for name in ("q", "q_expected")]
     plots.draw_lines(axes, dict(zip(("Q", "expected if alike"), lines, strict=True)))
     axes.set_ylim(bottom=0)
     axes.set_title(f"{plots.short(method, 30)}: Cochran's Q")
@@ -154,10 +167,6 @@ def by_finding(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pict
         axes.set_title(f"{plots.short(method, 30)}: weight by finding, round {apart.argmax()}")
         words = f"Weight of each client for each finding under {method} in round {apart.argmax()}"
         yield Picture(f"{scenario}-{slug(method)}-by-finding", figure, words)
-
-
-def _first_finite(column: Floats) -> list[float]:
-    return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in column]
 
 
 def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]], plots.Spread]:
@@ -247,9 +256,7 @@ def _rates(run: Run, finding: str) -> tuple[float, float]:
 
 def _worth_showing(runs: Sequence[Run], focus: str) -> list[str]:
     """The method in focus, and the best of the others."""
-    areas: dict[str, list[float]] = {}
-    for run in runs:
-        areas.setdefault(run.method, []).append(run.test("auc"))
+    areas = grouped((run.method, run.test("auc")) for run in runs)
     best = sorted(areas, key=lambda method: (method != focus, -float(np.mean(areas[method]))))
     return best[:SHOWN_ROC]
 

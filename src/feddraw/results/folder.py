@@ -27,9 +27,11 @@ from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.data.splits import counts
 from feddraw.errors import UserError
+from feddraw.heads import described
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, digest, extract_arrays, model_digest, read_checkpoint
 from feddraw.results.environment import environment
+from feddraw.results.outcome import without_execution
 from feddraw.results.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
 from feddraw.scenarios.dealing import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
@@ -43,7 +45,6 @@ LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
 NEW_COLUMNS = LEDGER[LEDGER.index("proposed") :]  # of a ledger: those of earlier versions lack some of them
 CLOCK = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
-EXECUTION_SETTINGS = ("engine", "workers", "tensorboard")  # they change how a run is carried out, not its outcome
 
 
 class RunFolder:
@@ -75,8 +76,10 @@ class RunFolder:
         used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if used and not resume:
             raise UserError(f"{self.path} is already used: choose another folder with --out, or continue with --resume")
-        if used and not self.settings.is_file() and not self.checkpoint.is_file() and self._foreign():
-            raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
+        if used and not self.settings.is_file() and not self.checkpoint.is_file():
+            own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
+            if any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir()):
+                raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
         if self.settings.is_file():
             self._compare(table, defaults)
         if self.metrics.is_file():
@@ -85,15 +88,10 @@ class RunFolder:
         self._check_writable()
         return "goes on" if self.checkpoint.is_file() else "new"
 
-    def _foreign(self) -> bool:
-        own = {p.name for p in vars(self).values() if isinstance(p, Path)} | {"checkpoint"}
-        return any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir())
-
     def _compare(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
-        ignored = (*EXECUTION_SETTINGS, "partition")
         defaults, written, wanted = (
-            flat({name: value for name, value in settings.items() if name not in ignored})
+            without_execution(flat({name: value for name, value in settings.items() if name != "partition"}))
             for settings in (defaults, read_toml(self.settings), table)
         )
         there, here = defaults | written, wanted
@@ -131,7 +129,14 @@ class RunFolder:
                 self._held = False
 
     def write_settings(
-        self, table: Mapping[str, Any], *, partition: Partition, parameters: int, dataset: Dataset | None = None
+        self,
+        table: Mapping[str, Any],
+        *,
+        partition: Partition,
+        parameters: int,
+        layout: Layout,
+        dataset: Dataset | None = None,
+        devices: Mapping[str, Any] | None = None,
     ) -> None:
         """The settings, and the environment: `parameters` are in all updates together, by which they are summed."""
         with reporting(self.path):
@@ -141,7 +146,7 @@ class RunFolder:
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: use the same images, or choose another folder")
-        about = environment() | {"sums": summed_by(parameters)}
+        about = environment() | dict(devices or {}) | {"sums": summed_by(parameters), "network": _network(layout)}
         write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
     def forget_from(self, round: int) -> None:
@@ -263,9 +268,16 @@ def _without_nothing(scores: Any) -> Any:
 
 
 def _of_split(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a round's line has of one split: the AUC, the GM where there is one, and what is undefined."""
-    more = {name: found[name] for name in ("gm", "undefined") if found.get(name)}
+    """What a round's line has of one split: the AUC, also by site, the GM where there is one, what is undefined."""
+    more = {name: found[name] for name in ("gm", "sites", "undefined") if found.get(name)}
     return {**found["auc"], **more}
+
+
+def _network(layout: Layout) -> dict[str, Any]:
+    """What of the network follows from no setting: above all which layer was taken as the classifier."""
+    frozen = sum(array.size for array in layout.frozen.values())
+    about = {"classifier": described(layout.classifier, layout.outputs), "parameters": layout.length("param")}
+    return about | ({"frozen": frozen} if frozen else {})
 
 
 def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:

@@ -67,7 +67,9 @@ class Keeper:
             tree = read_tree(self._folder.kept)
             self._best, self._tail = dict(tree.get("best", {})), dict(tree.get("tail", {}))
         logged = {line["round"]: _auc(line.get("validation")) for line in read_jsonl(self._folder.rounds)}
-        if not (self._has_best_of(logged) and self._has_tail_of(len(logged))):
+        done = len(logged)
+        complete = not self._keep.tail or done <= self._rounds - self._keep.tail
+        if not (self._has_best_of(logged) and (complete or self._tail.get("last", -1) in (done - 1, done))):
             raise UserError(
                 f"{self._folder.kept} is missing or does not fit {self._folder.rounds.name}: "
                 "start again in another folder"
@@ -79,10 +81,6 @@ class Keeper:
             return True
         best = max(finite, key=lambda round: (finite[round], -round))
         return self._best.get("round", -1) in (best, len(logged))  # it may be one round ahead of the log
-
-    def _has_tail_of(self, done: int) -> bool:
-        first = self._rounds - self._keep.tail
-        return done <= first or self._keep.tail == 0 or self._tail.get("last", -1) in (done - 1, done)
 
     def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""

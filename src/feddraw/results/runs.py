@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,8 +22,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from feddraw.errors import UserError
-from feddraw.results.folder import EXECUTION_SETTINGS, RunFolder, first_divergence
+from feddraw.grouping import grouped
+from feddraw.results.folder import RunFolder, first_divergence
 from feddraw.results.kept import KEPT
+from feddraw.results.outcome import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.ledger import NUMBERS
 from feddraw.server.policy import CLAUSES
@@ -33,10 +37,7 @@ REFERENCES = {
     "alone": "each client for itself, no federation; mean over the clients",
 }
 METRICS = {"auc": "AUC", "gm": "GM"}
-REPEATS = ("seed", "partition_seed", "data.seed", "data.fold")  # runs that differ in these alone are repeats
-NOT_COMPARED = (*EXECUTION_SETTINGS, "test_every_round", "data.path", "keep.best", "keep.tail")  # no effect on results
 MAX_SCORES = 2**30  # bytes of a file of predictions, which is read whole
-CONDITIONS = ("data", "scenario", "folds", "holdout")  # settings that describe a scenario; all others describe a method
 RATES = ("sensitivity", "specificity", "thresholds")
 UNTESTED: dict[str, Any] = {
     metric: {"macro": None, "per_class": {}} for metric in METRICS
@@ -72,12 +73,10 @@ class Ledger:
         for line in lines:
             t, i = int(line["round"]), place[line["client"]]
             status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
-            for name in NUMBERS:
-                columns[name][t, i] = float(line[name]) if line[name] else math.nan
             if clauses[t][i] not in CLAUSES:
                 raise ValueError("a clause that no policy has")
-            for name in LATER:
-                columns[name][t, i] = float(line.get(name) or math.nan)
+            for name, column in columns.items():
+                column[t, i] = float((line[name] if name in NUMBERS else line.get(name)) or math.nan)
         for name, column in columns.items():
             if (np.abs(column) > HUGE).any():
                 raise ValueError(f"{name} beyond {HUGE:g}")
@@ -88,6 +87,10 @@ class Ledger:
 
     def by_client(self, name: str) -> dict[str, list[float]]:
         return {client: self[name][:, i].tolist() for i, client in enumerate(self.clients)}
+
+    def common(self, name: str) -> list[float]:
+        """By round, the number that all clients share, such as gamma; NaN where there is none."""
+        return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in self[name]]
 
     def has(self, *names: str) -> bool:
         return all(np.isfinite(self[name]).any() for name in names)
@@ -234,48 +237,54 @@ class Run:
         }
         return {self.model: self} | kept if kept else {}
 
-    def predictions(self) -> Predictions | None:
-        """The scores of every test image, where the run kept them."""
-        path = self.path / "predictions.safetensors"
-        if not path.is_file() or path.stat().st_size > MAX_SCORES:
-            return None
-        try:
-            with safe_open(path, "np") as file:
-                names = set(file.keys())
-                about = json.loads(file.metadata()["feddraw"])
-                prefix = "" if self.model == "last" else f"{self.model}."
-                scores = file.get_tensor(f"{prefix}test.scores").astype(np.float64)
-                truth = file.get_tensor("test.truth")
-                patients = file.get_tensor("test.patients") if "test.patients" in names else None
-            found = Predictions(scores, truth, patients, tuple(map(str, about["classes"])), str(about["test"]))
+    def predictions(self, split: str = "test") -> Predictions | None:
+        """The scores of every image of a split, where the run kept them."""
+        with _unless_damaged():
+            notes, arrays = _kept_scores(self, split)
+            about, prefix = json.loads(notes["feddraw"]), "" if self.model == "last" else f"{self.model}."
+            scores, truth = arrays[f"{prefix}{split}.scores"].astype(np.float64), arrays[f"{split}.truth"]
+            patients, findings = arrays.get(f"{split}.patients"), tuple(map(str, about["classes"]))
+            found = Predictions(scores, truth, patients, findings, str(about["test"]))
             return found if found.whole else None
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
-            return None
+        return None
 
 
 def read_holdout(run: Run) -> Holdout | None:
     """The scores of the images that clients kept back, where the run has such."""
-    path = run.path / "predictions.safetensors"
-    if not path.is_file() or path.stat().st_size > MAX_SCORES:
-        return None
-    try:
-        with safe_open(path, "np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith("holdout.")}  # noqa: SIM118
-        found = Holdout(
-            arrays["holdout.scores"].astype(np.float64),
-            arrays["holdout.truth"],
-            arrays["holdout.client"],
-            arrays["holdout.rows"],
-            arrays.get("holdout.patients"),
-        )
+    with _unless_damaged():
+        _, arrays = _kept_scores(run, "holdout")
+        scores, truth, clients, rows = (arrays[f"holdout.{name}"] for name in ("scores", "truth", "client", "rows"))
+        found = Holdout(scores.astype(np.float64), truth, clients, rows, arrays.get("holdout.patients"))
         return found if found.whole else None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        return None
+    return None
+
+
+def _unless_damaged() -> suppress:
+    """A file of scores that is missing, or not as a run writes it, is as good as none."""
+    return suppress(SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
+
+
+def _kept_scores(run: Run, split: str) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """What a run's file of predictions says about itself, and its arrays of one split."""
+    path = RunFolder(run.path).predictions
+    if not path.is_file() or path.stat().st_size > MAX_SCORES:
+        raise ValueError("no file of predictions")
+    with safe_open(path, "np") as file:
+        names = [name for name in file.keys() if f"{split}." in name]  # noqa: SIM118
+        return file.metadata(), {name: file.get_tensor(name) for name in names}
 
 
 def number(value: Any) -> float:
     """As metrics.json has numbers: null is undefined, and infinity is a word."""
     return math.nan if value is None else float(value)
+
+
+def require_run(path: Path) -> None:
+    """Refuse what is not the folder of a run; a study's folder is named as such."""
+    if not RunFolder(path).settings.is_file():
+        below = find([path]) if path.is_dir() else []
+        hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
+        raise UserError(f"{path} is not the folder of a run{hint}")
 
 
 def read_run(path: Path) -> Run:
@@ -294,7 +303,9 @@ def read_run(path: Path) -> Run:
         metrics.setdefault("test", UNTESTED)
     if metrics:
         with as_written(folder.metrics):
-            _read_old_names(metrics)
+            for client in metrics.get("clients", {}).values():
+                if "held_out" in client:  # what holdout images were called up to version 0.1
+                    client["holdout"] = client.pop("held_out")
             _check(metrics)
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
     with as_written(folder.rounds):
@@ -308,13 +319,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     with as_written(path):
         return read_json(path)
-
-
-def _read_old_names(metrics: Mapping[str, Any]) -> None:
-    """Clients' holdout images were called `held_out` up to version 0.1."""
-    for client in metrics.get("clients", {}).values():
-        if "held_out" in client:
-            client["holdout"] = client.pop("held_out")
 
 
 def _check(metrics: Mapping[str, Any]) -> None:
@@ -356,15 +360,15 @@ class Collection:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
-    @property
+    @cached_property
     def scenarios(self) -> list[str]:
         return list(dict.fromkeys(run.scenario for run in self.runs))
 
-    @property
+    @cached_property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(run.method for run in self.runs if not run.reference))
 
-    @property
+    @cached_property
     def references(self) -> list[str]:
         return list(dict.fromkeys(run.method for run in self.runs if run.reference))
 
@@ -447,11 +451,13 @@ def _label(runs: Sequence[Run]) -> list[Run]:
     """Names, and in brackets the settings that differ under one name.
 
     Settings of the data and the scenario describe a scenario. The others describe a method, but where all methods of
-    a scenario were run with the same several values they are conditions, too.
+    a scenario were run with the same several values they are conditions, too. Precision tells runs apart only where
+    somebody compares it.
     """
+    same = _not_compared_precision(runs)
     named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
-    conditions = _differing(named, lambda run: run.scenario, _describes_scenario)
-    others = _differing(named, lambda run: run.scenario, lambda key: not _describes_scenario(key))
+    conditions = _differing(named, lambda run: run.scenario, _describes_scenario, same)
+    others = _differing(named, lambda run: run.scenario, lambda key: not _describes_scenario(key), same)
     crossed = {
         scenario: {key for key in keys if _is_crossed(key, [run for run in named if run.scenario == scenario])}
         for scenario, keys in others.items()
@@ -460,35 +466,43 @@ def _label(runs: Sequence[Run]) -> list[Run]:
         replace(run, scenario=_bracketed(run.scenario, conditions[run.scenario] | crossed[run.scenario], run))
         for run in named
     ]
-    own = _differing(named, lambda run: (run.scenario, run.method), lambda key: not _describes_scenario(key))
-    by_method: dict[str, set[str]] = {}
-    for (_, method), keys in own.items():
-        by_method.setdefault(method, set()).update(keys)
-    return [replace(run, method=_bracketed(run.method, by_method[run.method], run)) for run in named]
+    own = _differing(named, lambda run: (run.scenario, run.method), lambda key: not _describes_scenario(key), same)
+    by_method = grouped((method, key) for (_, method), keys in own.items() for key in keys)
+    return [replace(run, method=_bracketed(run.method, {*by_method.get(run.method, ())}, run)) for run in named]
 
 
 def _describes_scenario(key: str) -> bool:
     return key.partition(".")[0] in CONDITIONS
 
 
-def _differing(runs: Sequence[Run], group: Key, which: Callable[[str], bool]) -> dict[Any, set[str]]:
+def _not_compared_precision(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The settings of precision that no two runs, alike in all else, differ in."""
+
+    def rest(run: Run) -> str:
+        chosen = {k: v for k, v in run.flat.items() if k not in (*NOT_COMPARED, *PRECISION_SETTINGS)}
+        return json.dumps(chosen, sort_keys=True, default=str)
+
+    several = [members for members in grouped((rest(run), run) for run in runs).values() if len(members) > 1]
+    return tuple(
+        key for key in PRECISION_SETTINGS if all(len({_text(run, key) for run in group}) == 1 for group in several)
+    )
+
+
+def _differing(
+    runs: Sequence[Run], group: Key, which: Callable[[str], bool], ignored: Sequence[str] = ()
+) -> dict[Any, set[str]]:
     """By group, the settings with more than one value in it; a run of an older version may lack a setting."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(group(run), []).append(run)
     found = {}
-    for name, members in groups.items():
-        keys = {key for run in members for key in run.flat if which(key) and key not in (*REPEATS, *NOT_COMPARED)}
+    unseen = {*REPEATS, *NOT_COMPARED, *ignored}
+    for name, members in grouped((group(run), run) for run in runs).items():
+        keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
         found[name] = {key for key in keys if len({_text(run, key) for run in members if key in run.flat}) > 1}
     return found
 
 
 def _is_crossed(key: str, runs: Sequence[Run]) -> bool:
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        if not run.reference and key in run.flat:
-            values.setdefault(run.method, set()).add(_text(run, key))
-    sets = list(values.values())
+    values = grouped((run.method, _text(run, key)) for run in runs if not run.reference and key in run.flat)
+    sets = [set(own) for own in values.values()]
     return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
 
 
@@ -510,6 +524,7 @@ def _text(run: Run, key: str) -> str:
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
     yield from _unequal_settings(runs)
+    yield from _unequal_precision(runs)
     yield from _unequal_partitions(runs)
     yield from _missing_repeats(runs)
     common = {key for run in runs for key in run.flat if key.partition(".")[0] not in ("data", "scenario", "method")}
@@ -525,35 +540,40 @@ def _unequal_settings(runs: Sequence[Run]) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
     found: dict[str, list[str]] = {}
     kinds = ("training.", "model.", "rounds")
-    for scenario, keys in _differing(methods, lambda run: run.scenario, lambda key: key.startswith(kinds)).items():
+    differing = _differing(methods, lambda run: run.scenario, lambda key: key.startswith(kinds), PRECISION_SETTINGS)
+    for scenario, keys in differing.items():
         for key in keys:
-            values: dict[str, set[str]] = {}
-            for run in methods:
-                if run.scenario == scenario:
-                    values.setdefault(_text(run, key), set()).add(run.method)
-            if not all(f"{key.partition('.')[2] or key}=" in run.method for run in methods if run.scenario == scenario):
-                said = "; ".join(f"{value}: {', '.join(sorted(names))}" for value, names in sorted(values.items()))
+            here = [run for run in methods if run.scenario == scenario]
+            if not all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
+                values = grouped((_text(run, key), run.method) for run in here)
+                said = "; ".join(f"{value}: {', '.join(sorted({*names}))}" for value, names in sorted(values.items()))
                 found.setdefault(f"{key} ({said})", []).append(scenario)
     for what, where in sorted(found.items()):
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
+def _unequal_precision(runs: Sequence[Run]) -> Iterator[str]:
+    """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
+    found = {"kind of device": {run.path: device_kind(run.flat, run.environment) for run in runs}}
+    for key in PRECISION_SETTINGS:
+        found[key] = {run.path: _text(run, key) for run in runs if key in run.flat}
+    for what, by_run in found.items():
+        counts = Counter(by_run.values())
+        if len(counts) > 1:
+            said = ", ".join(f"{value}: {count} runs" for value, count in sorted(counts.items()))
+            yield f"Not all runs were computed with the same {what} ({said}): they differ by rounding, too."
+
+
 def _unequal_partitions(runs: Sequence[Run]) -> Iterator[str]:
-    hashes: dict[tuple[str, str], set[str]] = {}
-    for run in runs:
-        hashes.setdefault((run.scenario, run.repeat), set()).add(str(run.partition.get("sha256", "unknown")))
+    hashes = grouped(((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs)
     for (scenario, repeat), found in hashes.items():
-        if len(found) > 1:
+        if len({*map(str, found)}) > 1:
             yield f"In {scenario}, seed {repeat}, the methods did not have the same images at the same clients."
 
 
 def _missing_repeats(runs: Sequence[Run]) -> Iterator[str]:
-    there: dict[str, dict[str, set[str]]] = {}
-    for run in runs:
-        there.setdefault(run.scenario, {}).setdefault(run.method, set()).add(run.repeat)
-    for scenario, by_method in there.items():
-        every = set().union(*by_method.values())
-        for method, repeats in by_method.items():
-            if repeats != every:
-                missing = ", ".join(sorted(every - repeats))
-                yield f"{method} has no finished run in {scenario} for seed {missing}."
+    for scenario, here in grouped((run.scenario, run) for run in runs).items():
+        every = {run.repeat for run in here}
+        for method, repeats in grouped((run.method, run.repeat) for run in here).items():
+            if missing := sorted(every - {*repeats}):
+                yield f"{method} has no finished run in {scenario} for seed {', '.join(missing)}."

@@ -1,8 +1,7 @@
 """What makes the paper's small clients informative: which images they hold, never what is done to an image.
 
 Where the paper prints positives (CHX-5, CHX-6, CHM-4) they are dealt by quota. For the others it gives sizes only, so
-there is a choice: rare classes concentrated at the small clients (the default), images of high self-information
-preferred (tilt 0 is a random split, the control), or images with certain labels only.
+there is a choice, which docs/data.md lists with what it does to the outcome.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ def quota(deck: Deck, plan: Scenario, *, large_positives: int | None) -> list[Ro
     stratum = _positives(deck, plan, (plan.enriched or "",))
     quotas = np.full(len(plan.sizes), scaled(plan.small_positives, plan.scale))
     if large_positives is None:
-        taken, small = quotas[list(plan.small)].sum(), sum(plan.sizes[client] for client in plan.small)
-        prevalence = (stratum.marked.sum() - taken) / max(len(deck) - small, 1)
-        quotas[list(plan.large)] = [half_up(plan.sizes[client] * prevalence) for client in plan.large]
-    else:
-        quotas[list(plan.large)] = scaled(_whole("large_positives", large_positives), plan.scale)
+        return _with_natural_large(deck, plan, stratum, quotas)
+    quotas[list(plan.large)] = scaled(_whole("large_positives", large_positives), plan.scale)
     return _deal_quotas(deck, plan, stratum, quotas)
 
 
@@ -72,6 +68,32 @@ def concentration(deck: Deck, plan: Scenario, *, share: float) -> list[Rows]:
         few, many = apportion(here, small), everything - here
     quotas[list(plan.small)] = few
     quotas[list(plan.large)] = apportion(many, large)
+    return _deal_quotas(deck, plan, stratum, quotas)
+
+
+def enriched(deck: Deck, plan: Scenario, *, prevalence: float) -> list[Rows]:
+    """So many of a small client's images have a rare class; large clients are a natural draw of what is left."""
+    stratum = _positives(deck, plan, RARE[plan.dataset])
+    fraction = _fraction("prevalence", prevalence)
+    quotas = np.array([scaled(size, plan.scale * fraction) for size in plan.printed])
+    return _with_natural_large(deck, plan, stratum, quotas)
+
+
+def findings(deck: Deck, plan: Scenario, *, with_finding: float = 1.0) -> list[Rows]:
+    """All of a small client's images, or this fraction, have a finding; large clients are a natural draw."""
+    stratum = Stratum(
+        "findings", deck.labels.values[deck.rows].max(axis=1) > 0, "images with one", "images without one"
+    )
+    fraction = _fraction("with_finding", with_finding)
+    return _with_natural_large(deck, plan, stratum, np.array([scaled(size, fraction) for size in plan.sizes]))
+
+
+def _with_natural_large(deck: Deck, plan: Scenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+    """The quotas of the small clients; each large one gets the prevalence of what they leave."""
+    small = list(plan.small)
+    left = int(stratum.marked.sum() - quotas[small].sum())
+    prevalence = max(left, 0) / max(len(deck) - sum(plan.sizes[client] for client in small), 1)
+    quotas[list(plan.large)] = [half_up(plan.sizes[client] * prevalence) for client in plan.large]
     return _deal_quotas(deck, plan, stratum, quotas)
 
 
@@ -113,8 +135,11 @@ def certain(deck: Deck, plan: Scenario, *, uncertain_fraction: float = 0.6) -> l
 
 CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
     "concentration": concentration,
+    "enriched": enriched,
+    "findings": findings,
     "tilt": tilt,
     "certain": certain,
+    "random": random_split,
 }
 
 

@@ -82,23 +82,31 @@ class Deck:
         """A random part of this many images."""
         return self if count == len(self) else self.only(np.isin(self.rows, self.deal([count])[0]))
 
-    def sample(self, scale: float) -> Deck:
-        """A random part of the images, at most all."""
+    def sample(self, scale: float, clients: int = 1, least: int = 0) -> Deck:
+        """A random part of the images, at most all; enough for so many clients to have one, or this many each."""
         wanted = scaled(len(self), scale)
         if wanted > len(self):
             raise UserError(
                 f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use a scale of 1 or less"
             )
-        return self.draw(wanted)
-
-    def require(self, clients: int) -> None:
-        """Refuse a number of clients that cannot all have an image."""
         if clients < 1:
             raise UserError(f"clients must be 1 or more, not {clients}")
-        if clients > len(self):
-            raise UserError(
-                f"{clients:,} clients cannot share {len(self):,} images: use fewer clients or a larger scale"
-            )
+        if clients > max(wanted, 1):
+            raise UserError(f"{clients:,} clients cannot share {wanted:,} images: use fewer clients or a larger scale")
+        if clients * least > wanted:
+            need = f"{clients} clients of at least {least:,} images need {clients * least:,}"
+            raise UserError(f"{need}, the data has {wanted:,}")
+        return self.draw(wanted)
+
+    def rarest_findings(self) -> NDArray[np.intp]:
+        """One class per unit, for partitions made for single labels: 0 for the rarest finding of the data, 1 for the
+        next, …, the number of findings for none."""
+        values, units = self.labels.values, self.units
+        from_rarest = np.argsort(values.sum(axis=0), kind="stable")
+        present = values[self.rows][:, from_rarest].astype(bool)
+        rarest = np.full(units.max() + 1, present.shape[1])
+        np.minimum.at(rarest, units, np.where(present.any(axis=1), present.argmax(axis=1), present.shape[1]))
+        return rarest
 
     def deal(self, sizes: Sequence[int]) -> list[Rows]:
         """A random hand of exactly the wanted size for each client."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError, not_negative, positive
 from feddraw.scenarios.dealing import ClientRows, Deck, numbered
-from feddraw.scenarios.rarest import rarest_findings
 
 TRIES = 1000
 
@@ -21,14 +20,9 @@ def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5,
     """Label skew: each class spread by Dirichlet(alpha); the smaller alpha, the more clients differ."""
     positive("alpha", alpha)
     not_negative("min_size", min_size)
-    deck = deck.sample(scale)
-    deck.require(clients)
-    if clients * min_size > len(deck):
-        raise UserError(
-            f"{clients} clients of at least {min_size:,} images need {clients * min_size:,}, the data has {len(deck):,}"
-        )
+    deck = deck.sample(scale, clients, min_size)
     units = deck.units
-    finding = rarest_findings(deck, units)
+    finding = deck.rarest_findings()
     for _ in range(TRIES):
         owner = _spread(deck, finding, clients, alpha)[units]
         if np.bincount(owner, minlength=clients).min() >= min_size:

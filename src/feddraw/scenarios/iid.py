@@ -7,6 +7,5 @@ from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
 
 def iid(deck: Deck, scale: float, *, clients: int = 4) -> ClientRows:
     """Random split into equal clients (sizes differ by at most one image)."""
-    deck = deck.sample(scale)
-    deck.require(clients)
+    deck = deck.sample(scale, clients)
     return numbered(deck.deal(apportion(len(deck), [1] * clients)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,8 +50,13 @@ class Scenario:
 
     @property
     def description(self) -> str:
-        sizes = ", ".join(f"{count} × {size:,}" for size, count in _runs(self.printed))
+        sizes = ", ".join(f"{count} × {size:,}" for size, count in Counter(self.printed).items())
         return f"{TITLES[self.dataset]}, {self.composition}: {sizes}"
+
+    @property
+    def prevalence(self) -> float:
+        """Of rare classes at enriched small clients, where the paper says none: as many as either data set can give."""
+        return 0.5 if self.dataset == "chexpert" else 0.15
 
     def at(self, scale: float) -> Scenario:
         return replace(self, scale=scale)
@@ -77,11 +83,6 @@ class Scenario:
         """To four digits; 0 if there is none."""
         steps = available * 10_000 // sum(self.printed)
         return next((n / 10_000 for n in range(steps, 0, -1) if self.at(n / 10_000).total <= available), 0.0)
-
-
-def _runs(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Each size with the number of clients that have it, in order of appearance."""
-    return [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
 
 
 _TABLE = (

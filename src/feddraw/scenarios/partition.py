@@ -93,6 +93,12 @@ def wanted(name: str, scale: float, options: Mapping[str, object] = {}) -> int |
     return scenario.at(positive("scale", scale)).wanted if scenario else None
 
 
+def dealt(name: str, scale: float) -> int | None:
+    """How many images the clients of a scenario of the paper have together; None of any other."""
+    scenario = PAPER.get(name.lower())
+    return scenario.at(positive("scale", scale)).total if scenario else None
+
+
 def dataset_of(name: str) -> Source | None:
     """The data set that the paper uses for a scenario."""
     scenario = PAPER.get(name.lower())

@@ -9,7 +9,6 @@ from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
 def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:
     """Random split into clients whose sizes fall by a power law (power 0: equal)."""
     not_negative("power", power)
-    deck = deck.sample(scale)
-    deck.require(clients)
+    deck = deck.sample(scale, clients)
     sizes = apportion(len(deck), [rank**-power for rank in range(1, clients + 1)])
     return numbered(deck.deal(sizes))

@@ -10,17 +10,15 @@ import numpy as np
 
 from feddraw.errors import UserError
 from feddraw.scenarios.dealing import ClientRows, Deck, numbered
-from feddraw.scenarios.rarest import rarest_findings
 
 
 def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:
     """Label skew: images sorted by class and cut into equal shards, `per_client` of them for each client."""
-    deck = deck.sample(scale)
-    deck.require(clients)
+    deck = deck.sample(scale, clients)
     if per_client < 1:
         raise UserError(f"per_client must be 1 or more, not {per_client}")
     units = deck.units
-    finding = rarest_findings(deck, units)
+    finding = deck.rarest_findings()
     count = clients * per_client
     if count > len(finding):
         raise UserError(

@@ -53,10 +53,6 @@ class Policy:
     def limits_weights(self) -> bool:
         return replace(self, max_size=0, max_size_times=0.0) != Policy()
 
-    @property
-    def limits_sizes(self) -> bool:
-        return bool(self.max_size or self.max_size_times)
-
     @cached_property
     def shares(self) -> dict[str, float]:
         """The fixed shares, by client."""

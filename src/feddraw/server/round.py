@@ -100,7 +100,7 @@ def aggregate_round(
         aggregate = with_unweighted_rows(aggregate, cohort, method, state)
     verdicts = with_remarks(verdicts, remarks_of(sizes, limited, accepted, aggregate))
     ledger = ledger_of(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
-    return _result(method, cohort, state, aggregate, ledger, accepted, clients)
+    return result_of(method, cohort, state, aggregate, ledger, accepted, clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def aggregate_stream(
     aggregate = stream.aggregate(state) if stream.updates else None
     verdicts = with_remarks(verdicts, remarks_of(sizes, limited, stream.updates, aggregate))
     ledger = ledger_of(round, clients, sizes, received, verdicts, aggregate)
-    return _result(method, cohort, state, aggregate, ledger, stream.updates, clients)
+    return result_of(method, cohort, state, aggregate, ledger, stream.updates, clients)
 
 
 def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
@@ -180,7 +180,7 @@ def _with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]])
     return replace(update, size=limited[update.client][0]) if update.client in limited else update
 
 
-def _result(
+def result_of(
     method: Method,
     cohort: Cohort,
     state: State,

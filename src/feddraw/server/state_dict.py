@@ -5,15 +5,16 @@ For servers that get tensors with names and types, but no network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Entry, Kind, Layout, Model, empty_model
-from feddraw.errors import UserError, unknown
+from feddraw.core import Kind, Layout, Method, Model, empty_model
+from feddraw.errors import UserError
+from feddraw.heads import choose, likely
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -31,16 +32,26 @@ class Tensorlike(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def layout_of_arrays(arrays: Mapping[str, Tensorlike], classifier: str = "") -> Layout:
-    """What a state dict's tensors are, by their names and types; the classifier by its name, or found."""
+def layout_of_arrays(
+    arrays: Mapping[str, Tensorlike], classifier: str | Sequence[str] = "", *, outputs: int = 0, ask: bool = True
+) -> Layout:
+    """What a state dict's tensors are, by their names and types; the classifier as named, or found (`heads`).
+
+    `outputs` is the number of findings where it is known. A classifier that cannot be told is asked for if `ask`.
+    """
     tensors = [(name, _kind(name, array), tuple(array.shape), str(array.dtype)) for name, array in arrays.items()]
-    layout = Layout.of(tensors, classifier)
+    layout = Layout.of(tensors, "")
     params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
-    if classifier and not any(e.name == classifier or e.name.startswith(f"{classifier}.") for e in params):
-        raise unknown("layers", classifier, {_layer(e) for e in params})
-    return layout if classifier else replace(layout, classifier=find_classifier(params))
+    found = choose(params, classifier, outputs) if classifier or ask else likely(params, outputs)
+    return replace(layout, classifier=found)
+
+
+def looks_at_classifier(method: Method) -> bool:
+    """Whether a method must know which layer gives the findings' scores, and which of its rows is whose."""
+    asked = {"classifier", "findings", "groups"} & set(method.sends.values())
+    return "classifier" in method.weighting.needs or bool(asked)
 
 
 def _kind(name: str, array: Tensorlike) -> Kind:
@@ -49,39 +60,6 @@ def _kind(name: str, array: Tensorlike) -> Kind:
     if np.dtype(str(array.dtype)).kind in "iub":
         return "counter"
     raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
-
-
-def find_classifier(params: list[Entry]) -> str:
-    """The last layer whose matrix has a bias as long as its rows; else the last matrix; else the last tensor."""
-    shapes = {entry.name: entry.shape for entry in params}
-    matrices = [entry for entry in params if len(entry.shape) == 2 and entry.name.rpartition(".")[2] == "weight"]
-    biased = [e for e in matrices if shapes.get(f"{e.name.removesuffix('weight')}bias") == e.shape[:1]]
-    last = (biased or matrices or [entry for entry in params if len(entry.shape) == 2] or params)[-1]
-    return _layer(last)
-
-
-def doubt(layout: Layout) -> str:
-    """Why the classifier that was found may be another layer, and how to say which; empty where it is the usual one."""
-    params = [entry for entry in layout.entries if entry.kind == "param"]
-    own = [index for index, entry in enumerate(params) if _layer(entry) == layout.classifier]
-    later = [_layer(entry) for entry in params[own[-1] + 1 :] if len(entry.shape) > 1]
-    shapes = {entry.name.rpartition(".")[2]: entry.shape for entry in (params[index] for index in own)}
-    usual = len(shapes.get("weight", ())) == 2 and shapes.get("bias") == shapes["weight"][:1]
-    if later:
-        why = f"but the layer '{later[-1]}' comes after it"
-    elif not usual:
-        why = "though it is not a matrix with a bias"
-    else:
-        return ""
-    name = later[-1] if later else "NAME"
-    return (
-        f"the layer '{layout.classifier}' is taken as the classifier, {why}: set classifier='{name}' if that is the "
-        f"layer which gives the findings' scores, or classifier='{layout.classifier}' if the choice is right"
-    )
-
-
-def _layer(entry: Entry) -> str:
-    return entry.name.rpartition(".")[0] or entry.name
 
 
 def blank(layout: Layout, rows: int | None = None) -> Model:

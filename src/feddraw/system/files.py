@@ -9,7 +9,7 @@ whatever the umask says.
 from __future__ import annotations
 
 import errno
-import fcntl
+import hashlib
 import io
 import os
 import secrets
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from feddraw.errors import RunFailed, UserError
+from feddraw.system.locks import NOFOLLOW, flock, kernel_locks
 
 PRIVATE, PUBLIC = 0o600, 0o666  # the latter less what the umask takes away
 PRIVATE_FOLDER = 0o700
@@ -106,7 +107,15 @@ def require_place(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def fsync_folder(path: Path) -> None:
+    """A folder's entries to the disk; Windows does not open folders, and writes these by itself."""
+    if not kernel_locks():
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -129,7 +138,7 @@ def reporting(path: Path) -> Iterator[None]:
 
 
 def _opener(more: int, mode: int, path: str, flags: int) -> int:
-    return os.open(path, flags | more | os.O_NOFOLLOW, mode)
+    return os.open(path, flags | more | NOFOLLOW, mode)
 
 
 def _written(path: Path, content: bytes, private: bool) -> bool:
@@ -142,13 +151,16 @@ def _written(path: Path, content: bytes, private: bool) -> bool:
     try:
         with io.open(part, "wb", opener=opener) as file:  # noqa: UP020
             with suppress(OSError):  # a file system without locks
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+                flock(file.fileno(), shared=True)
             if not os.fstat(file.fileno()).st_nlink:
                 return False
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            part.replace(path)
+            if kernel_locks():
+                part.replace(path)  # while it is locked
+        if not kernel_locks():
+            part.replace(path)  # Windows renames closed files only
     except OSError:
         with suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk it would be in the way
@@ -158,13 +170,15 @@ def _written(path: Path, content: bytes, private: bool) -> bool:
 
 def _remove_left_behind(folder: Path) -> None:
     """Temporary files whose writer is dead: the kernel has let go of their locks."""
+    if not kernel_locks():
+        return  # one that is in use cannot be told from one left behind
     with os.scandir(folder) as entries:
         found = [entry.path for entry in entries if entry.name.startswith(TEMPORARY) and entry.name.endswith(".part")]
     for path in found:
         with suppress(OSError):  # a link, in use, or gone by now
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(path, os.O_RDONLY | NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(handle)
                 Path(path).unlink()
             finally:
                 os.close(handle)

@@ -1,25 +1,59 @@
-"""Locks between processes. The kernel releases them when their holder ends, however it ends."""
+"""Locks between processes. The kernel releases them when their holder ends, however it ends.
+
+Where there is no `fcntl` (Windows), a lock is a file that must not be there yet. It stays behind if its holder is
+killed, so messages name it.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from feddraw.errors import UserError
 
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+LONGEST = 60.0  # seconds to wait for a lock that may have been left behind
+
+
+def flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed; BlockingIOError if another process has it.
+
+    False where the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    return True
+
+
+def kernel_locks() -> bool:
+    """Whether locks end with their holder."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
 
 @contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
     """Hold a folder, or refuse at once if another process holds it."""
+    if not kernel_locks():
+        beside = path.resolve().with_name(f".{path.resolve().name}.lock")  # a folder that is used has files in it
+        with _lock_by_file(beside, f"another process is running in {path}", longest=0.0):
+            yield
+        return
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror}") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(handle)
     except OSError as error:
         os.close(handle)
         busy = isinstance(error, BlockingIOError)
@@ -39,12 +73,16 @@ def lock_file(path: Path) -> Iterator[None]:
     because network file systems pass on locks of files to other machines, but not those of folders.
     """
     beside = path.with_name(f".{path.name}.lock")
+    if not kernel_locks():
+        with _lock_by_file(beside, f"another process writes {path}", LONGEST):
+            yield
+        return
     while True:
         try:
-            handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            handle = os.open(beside, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o666)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        flock(handle, wait=True)
         if _is_still_there(handle, beside):
             break
         os.close(handle)  # the holder before us has removed it: whoever comes now makes a new one
@@ -53,6 +91,26 @@ def lock_file(path: Path) -> Iterator[None]:
     finally:
         beside.unlink(missing_ok=True)
         os.close(handle)
+
+
+@contextmanager
+def _lock_by_file(lock: Path, busy: str, longest: float) -> Iterator[None]:
+    """A lock for systems without the kernel's: whoever can make the file has it."""
+    deadline = time.monotonic() + longest
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            break
+        except FileExistsError:
+            if time.monotonic() >= deadline:
+                raise UserError(f"{busy}; if none is, delete {lock}, which one left behind") from None
+            time.sleep(0.05)
+        except OSError as error:
+            raise UserError(f"cannot write {lock}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def _is_still_there(handle: int, path: Path) -> bool:

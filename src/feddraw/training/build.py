@@ -1,49 +1,172 @@
-"""A network by its name, with its classifier found and, where asked for, a projection before it."""
+"""A network by its name, with its classifier found and, where asked for, a projection before it or frozen layers.
+
+Besides ours, any factory will do that gives a torch module: `timm`'s, torchvision's, MONAI's, anyone's own. What it
+calls the number of findings, of channels and of pixels is found by its arguments' names.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from feddraw import catalog
-from feddraw.errors import UserError
+from feddraw.core import Heads, within
+from feddraw.errors import UserError, unknown
+from feddraw.models._weights import State, read_weights
+from feddraw.training.heads import classifier_of, evaluating
+from feddraw.training.network import Build
+
+CLASSES = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")  # what factories call the findings
+CHANNELS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
+SIDES = ("img_size", "image_size")
+DIMENSIONS = "spatial_dims"  # MONAI's: images, not volumes
+GIVEN_WITH_ANY = ("classifier", "projection", "freeze")  # settings of any model
 
 
-def build(name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False) -> tuple[nn.Module, str]:
-    """A module and the name of its classifier; `pretrained` fetches the weights that the initial model starts from.
+def build(
+    name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False, side: int = 0
+) -> tuple[nn.Module, Heads]:
+    """A module and its classifier; `pretrained` fetches the weights that the initial model starts from.
 
-    Two options go with any model: `classifier` names the layer, and `projection` puts two layers of that width
-    before it, as MOON's authors do.
+    Three options go with any model: `classifier` names the layer, or several in the order of the findings,
+    `projection` puts two layers of that width before it, as MOON's authors do, and `freeze` names layers that are not
+    trained. `side` is that of an image in pixels, where it is known.
     """
-    settings = dict(options)
-    named, projection = settings.pop("classifier", ""), settings.pop("projection", 0)
+    settings = {key: value for key, value in options.items() if key not in GIVEN_WITH_ANY}
     function = catalog.find("models", name)
-    if not pretrained and "weights" in inspect.signature(function).parameters:
-        settings["weights"] = "none"
-    module = catalog.call(function, settings, "model", classes=classes)
+    module = _made(function, settings, classes, side, pretrained=pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
-    classifier = str(named or getattr(module, "classifier_name", "") or _last_linear(module))
-    return (module, classifier) if not projection else _project(module, classifier, projection)
+    foreign = ":" in name  # ours are known to be right
+    if foreign and side:
+        _take_grey(module, side)
+    named = options.get("classifier", "") or getattr(module, "classifier_name", "")
+    classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
+    if pretrained and (file := _weights_file(function, settings)):
+        load_weights(module, read_weights(Path(file)), classifier, file)
+    if projection := options.get("projection", 0):
+        classifier = _project(module, classifier, projection)
+    _freeze(module, options.get("freeze", ()))
+    return module, classifier
 
 
-def _last_linear(module: nn.Module) -> str:
-    layers: list[str] = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UserError("the network has no linear layer: name its classifier (model.classifier = NAME)")
-    return layers[-1]
+# ---------------------------------------------------------------------------------------------------- the factory
 
 
-def _project(module: nn.Module, classifier: str, width: int) -> tuple[nn.Module, str]:
+def _made(
+    function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
+) -> Any:
+    parameters = inspect.signature(function).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = next((name for name in CLASSES if name in parameters), "num_classes" if open_ended else "classes")
+    own = dict(settings)
+    if _weights_file(function, settings):
+        del own["weights"]
+    for names, value in ((CHANNELS, 1), (SIDES, side)):
+        missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
+        own |= {name: value for name in missing if name not in own}
+    if DIMENSIONS in parameters:
+        own.setdefault(DIMENSIONS, 2)
+    if not pretrained:
+        if "weights" in parameters:
+            own["weights"] = None if parameters["weights"].default is None else "none"
+        if "pretrained" in parameters or "pretrained" in own:
+            own["pretrained"] = False
+    given = {named: own.pop(named, classes)}
+    try:
+        return catalog.call(function, own, "model", **given)
+    except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
+        if isinstance(error, TypeError) and not open_ended:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"model '{function.__name__}' cannot be made of these settings: {reason}") from None
+
+
+def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """A factory's own settings, without what follows from the data and what no file of settings can hold."""
+    parameters = inspect.signature(function).parameters.items()
+    wanted = {name: p.default for name, p in parameters if name not in (*CLASSES, DIMENSIONS)}
+    return {name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)}
+
+
+def _weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+    """The file of weights for a factory that has no setting of that name; empty where there is none."""
+    given = settings.get("weights", "none")
+    mine = "weights" not in inspect.signature(function).parameters and given != "none"
+    if mine and not isinstance(given, str):
+        raise UserError(f"model.weights must be the path of a file, not {given!r}")
+    return str(given) if mine else ""
+
+
+def _take_grey(module: nn.Module, side: int) -> None:
+    """Repeat the grey image for a network that wants three channels and does not do it itself."""
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None or first.in_channels != 3:
+        return
+    with torch.no_grad(), evaluating(module):
+        try:
+            module(torch.zeros(1, 1, side, side))
+        except RuntimeError:
+            module.register_forward_pre_hook(_three_channels)
+
+
+def _three_channels(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
+
+
+# ---------------------------------------------------------------------------------------------------- what is changed
+
+
+def load_weights(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
+    """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
+    heads = (classifier,) if isinstance(classifier, str) else classifier
+    own = module.state_dict()
+    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    body = [n for n, v in own.items() if v.is_floating_point() and not any(within(n, head) for head in heads)]
+    bad = [name for name in body if name not in fitting]
+    if bad:
+        raise UserError(f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
+    module.load_state_dict(fitting, strict=False)
+
+
+def _project(module: nn.Module, classifier: Heads, width: int) -> str:
+    head = module.get_submodule(classifier) if isinstance(classifier, str) else None
+    if not isinstance(classifier, str) or not isinstance(head, nn.Linear):
+        raise UserError(f"a projection needs one linear layer as classifier, and '{classifier}' is none")
     parent, _, leaf = classifier.rpartition(".")
-    head = module.get_submodule(classifier)
-    if not isinstance(head, nn.Linear):
-        raise UserError(f"a projection needs a linear classifier, and '{classifier}' is none")
     inner = nn.Sequential(nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width))
     outer = nn.Linear(width, head.out_features)
     setattr(module.get_submodule(parent), leaf, nn.Sequential(OrderedDict(projection=inner, out=outer)))
-    return module, f"{classifier}.out"
+    return f"{classifier}.out"
+
+
+def _freeze(module: nn.Module, layers: str | Sequence[str]) -> None:
+    params = dict(module.named_parameters())
+    for layer in (layers,) if isinstance(layers, str) else layers:
+        chosen = [parameter for name, parameter in params.items() if within(name, layer)]
+        if not chosen:
+            raise unknown("layers", layer, {name.rpartition(".")[0] for name in params})
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+
+
+def with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Build:
+    """The same network with these values in its frozen layers: those of the initial model, which is made once."""
+    return partial(_with_frozen, build, frozen) if frozen else build
+
+
+def _with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
+    module, classifier = build()
+    params = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, values in frozen.items():
+            params[name].copy_(torch.from_numpy(values))
+    return module, classifier

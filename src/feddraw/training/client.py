@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -18,6 +19,7 @@ from feddraw.core import (
     Correction,
     Extent,
     Job,
+    Layout,
     Local,
     Measurement,
     Memory,
@@ -28,7 +30,10 @@ from feddraw.core import (
     empty_model,
     extras_of,
 )
+from feddraw.errors import OutOfMemory
 from feddraw.training.allocator import keep_freed_memory
+from feddraw.training.build import with_frozen
+from feddraw.training.devices import out_of_memory, shortage
 from feddraw.training.loop import (
     Examples,
     Loss,
@@ -44,7 +49,7 @@ from feddraw.training.loop import (
     seeded,
 )
 from feddraw.training.measurement import batch_gradients, summary
-from feddraw.training.network import Network
+from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
 
@@ -53,7 +58,7 @@ from feddraw.training.settings import Training
 class Trainer:
     """A client's bench: a network, the examples, and each client's rows. One a process, used by all its clients."""
 
-    build: Callable[[], tuple[nn.Module, str]]  # a fresh module and the name of its classifier
+    build: Build
     examples: Examples
     shards: Sequence[Rows]  # by client
     training: Training
@@ -69,9 +74,23 @@ class Trainer:
         keep_freed_memory()
         self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
-        self.network = Network(*self.build(), self.training)
         self.steps_taken = np.zeros(len(self.shards), np.int64)  # by client, of the work under way
         self._references: list[Network] = []  # made when a rule first asks for them
+
+    @cached_property
+    def network(self) -> Network:
+        """Made when something is first trained: a process that only sends others to work takes no memory of a GPU."""
+        return Network(*self.build(), self.training)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of_module(*self.build())
+
+    def freeze(self, frozen: Mapping[str, Vector]) -> None:
+        """Other values for the frozen layers."""
+        self.build, self._references = with_frozen(self.build, frozen), []
+        for made in ("network", "layout"):
+            self.__dict__.pop(made, None)
 
     def smoothed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         smoothing = self.training.label_smoothing
@@ -217,11 +236,23 @@ def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | Non
     return np.concatenate([*counts, *found, right]).astype(np.float32)
 
 
+@contextmanager
+def shortage_told(trainer: Trainer) -> Iterator[None]:
+    """Memory that is not there, here or on the device that this process trains on, as one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        training = trainer.training
+        raise OutOfMemory(shortage(torch.device(training.device), training.batch_size)) from error
+
+
 @dataclass(eq=False)
 class ServerImages:
     """Labelled images at the server (see `core.Proxy`)."""
 
-    build: Callable[[], tuple[nn.Module, str]]
+    build: Build
     examples: Examples
     rows: Rows
     batch_size: int

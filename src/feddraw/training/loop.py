@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +18,14 @@ from feddraw.core import (
 )
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
+from feddraw.training.devices import generator_of
+from feddraw.training.feed import Feed, feed_to
 from feddraw.training.network import CPU, Network
 from feddraw.training.optimizers import SGD, Adam, Optimizer
 from feddraw.training.settings import Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
-RESIDENT = 0.5  # share of a GPU's free memory that the images may take; more are copied batch by batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,30 +40,34 @@ class Examples:
     patients: NDArray[np.int64] | None = None  # (n,), a number each, where a rule must keep their images together
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-        pixels, targets = self._gathered(rows, device)
-        images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
-        return images.contiguous(memory_format=torch.channels_last), targets
+        """One batch."""
+        return next(self.batches([rows], device))
 
-    def _gathered(self, rows: Rows, device: torch.device) -> Sequence[Tensor]:
-        """From the device where everything lies there; else from here, pinned, so that a GPU need not wait for it."""
-        if device != CPU and (kept := self._kept_on(device)):
-            return [part[torch.from_numpy(rows).to(device)] for part in kept]
-        parts = [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
-        if device.type == "cuda":
-            parts = [part.pin_memory() for part in parts]
-        return [part.to(device, non_blocking=True) for part in parts]
+    def batches(self, chosen: Iterable[Rows], device: torch.device = CPU) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and targets of each batch, on their way to the device while the one before is computed on."""
+        for pixels, targets in self._feed(device)(chosen):
+            images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
+            yield images.contiguous(memory_format=torch.channels_last), targets
+
+    def _feed(self, device: torch.device) -> Feed:
+        if device == CPU:
+            return self._here
+        if device not in self._feeds:
+            self._feeds[device] = feed_to(device, (self.images, self.targets))
+        return self._feeds[device]
+
+    def _here(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
+        for rows in chosen:
+            yield [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
 
     @cached_property
-    def _kept(self) -> dict[torch.device, Sequence[Tensor]]:
+    def _feeds(self) -> dict[torch.device, Feed]:
         return {}
 
-    def _kept_on(self, device: torch.device) -> Sequence[Tensor]:
-        """Images and targets, once for all, if there is room for them."""
-        if device not in self._kept:
-            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
-            arrays = (self.images, self.targets) if self.images.nbytes <= RESIDENT * free else ()
-            self._kept[device] = [torch.tensor(np.asarray(array), device=device) for array in arrays]
-        return self._kept[device]
+    @cached_property
+    def complete(self) -> bool:
+        """Whether every label is known. Then no batch is asked, for which a GPU would have to be waited for."""
+        return not np.isnan(self.targets).any()
 
 
 def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
@@ -85,8 +90,10 @@ def known_share(targets: Tensor) -> float:
     return int((~targets.isnan()).sum()) / targets.shape[1]
 
 
-def over_known(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss over the known labels; where all are known, the plain loss to the bit."""
+def over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = False) -> Tensor:
+    """The mean loss over the known labels; where all are known, as `complete` says beforehand, the plain loss."""
+    if complete:
+        return loss(logits, targets)
     known = ~targets.isnan()
     return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
 
@@ -131,12 +138,11 @@ def fit(
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
-    for batch in _with_known_labels(rows, examples, training, limit, rng):
-        images, targets = examples.batch(batch, network.device)
-        if training.augment:
-            images = augment(images, generator)
+    chosen = _with_known_labels(rows, examples, training, limit, rng)
+    for pixels, targets in examples.batches(chosen, network.device):
+        images = augment(pixels, generator) if training.augment else pixels  # drawn here, done there
 
-        total += gradient(network, images, targets, loss, correction.penalty, scaler)
+        total += gradient(network, images, targets, loss, correction.penalty, scaler, examples.complete)
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
         # what belongs to the loss comes before clipping
@@ -183,11 +189,12 @@ def gradient(
     loss: Loss,
     penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    complete: bool = False,
 ) -> Tensor:
     """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
     network.grads.zero_()
     logits, features = network(images)
-    value = over_known(loss, logits, targets)
+    value = over_known(loss, logits, targets, complete)
     if penalty is not None:
         value = value + penalty(images, features)
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
@@ -204,7 +211,7 @@ def logits_of(network: Network, examples: Examples, rows: Rows, batch_size: int 
     """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
     parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    return torch.cat([network(examples.batch(part, network.device)[0])[0] for part in parts]).cpu()
+    return torch.cat([network(images)[0] for images, _ in examples.batches(parts, network.device)]).cpu()
 
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
@@ -219,11 +226,17 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
     `torch.manual_seed` would also write down where it was called from, for GPUs that may not be there.
     """
+    own = generator_of(device)
+    before = None if own is None else own.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
+        if own is not None:
+            own.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if own is not None and before is not None:
+                own.set_state(before)
 
 
 @contextmanager

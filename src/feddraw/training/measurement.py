@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Measurement, Model, Vector
+from feddraw.core import Measurement, Model, Vector, within
 from feddraw.training.loop import Examples, Loss, Rows, gradient, one_thread, seeded
 from feddraw.training.network import Network
 
@@ -83,8 +83,9 @@ def whole_batches(
 @contextmanager
 def _only(network: Network, layer: str) -> Iterator[None]:
     """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
-    prefix = network.layout.classifier if layer == "classifier" else layer
-    others = [p for name, p in network.module.named_parameters() if layer != "all" and not _within(name, prefix)]
+    prefixes = network.layout.heads if layer == "classifier" else (layer,)
+    named = network.module.named_parameters() if layer != "all" else ()
+    others = [p for name, p in named if not any(within(name, prefix) for prefix in prefixes)]
     others = [parameter for parameter in others if parameter.requires_grad]
     for parameter in others:
         parameter.requires_grad_(False)
@@ -93,7 +94,3 @@ def _only(network: Network, layer: str) -> Iterator[None]:
     finally:
         for parameter in others:
             parameter.requires_grad_(True)
-
-
-def _within(name: str, layer: str) -> bool:
-    return name == layer or name.startswith(f"{layer}.")

@@ -6,26 +6,34 @@ are single operations, whatever the number of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddraw.core import Entry, Kind, Layout, Model, Vector, empty_model
+from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, within
 from feddraw.errors import UserError
+from feddraw.training.devices import compute_exactly
 from feddraw.training.settings import Training
 
 CPU = torch.device("cpu")
+Build = Callable[..., tuple[nn.Module, Heads]]  # makes a fresh module and names its classifier
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Network:
-    """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`."""
+    """A torch module whose state lies in flat tensors: `params`, `grads`, `buffers`, `counters`.
 
-    def __init__(self, module: nn.Module, classifier: str, training: Training | None = None) -> None:
+    A frozen parameter stays where it is in the module: neither optimiser, gradient nor `load` touches it.
+    """
+
+    def __init__(self, module: nn.Module, classifier: Heads, training: Training | None = None) -> None:
         how = training or Training()
         self.device = how.available_device()
+        compute_exactly(self.device, how.tf32)
         self.module = module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = layout_of_module(module, classifier)
         self.params = torch.empty(self.layout.length("param"), device=self.device)
@@ -34,9 +42,10 @@ class Network:
         self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
         self._half = HALVES.get(how.amp)
         self._blocks = _blocks([entry for entry in self.layout.entries if entry.kind == "param"])
-        self._features: Tensor | None = None
+        self._features: dict[nn.Module, Tensor] = {}
         self._adopt()
-        module.get_submodule(classifier).register_forward_pre_hook(self._keep_features)
+        for head in self.layout.heads:
+            module.get_submodule(head).register_forward_pre_hook(self._keep_features)
         self._forward = torch.compile(self.module) if how.compile else self.module
 
     def _adopt(self) -> None:
@@ -54,17 +63,20 @@ class Network:
             else:
                 owner._buffers[leaf] = view
 
-    def _keep_features(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features = inputs[0]
+    def _keep_features(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features[head] = inputs[0]
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifier's input."""
         with torch.autocast(self.device.type, self._half, enabled=self._half is not None):
-            logits: Tensor = self._forward(images)
-        if self._features is None:
-            raise UserError(f"the network does not use its classifier layer '{self.layout.classifier}'")
-        features, self._features = self._features, None
-        return logits.float(), features.float()
+            logits = scores_in(self._forward(images))
+        if len(self._features) < len(self.layout.heads):
+            heads = [self.module.get_submodule(head) for head in self.layout.heads]
+            unused = [name for name, head in zip(self.layout.heads, heads, strict=True) if head not in self._features]
+            raise UserError(f"the network does not use its classifier layer '{unused[0]}'")
+        kept, self._features = list(self._features.values()), {}
+        inputs = kept[:1] if all(one is kept[0] for one in kept) else [one.flatten(1) for one in kept]
+        return logits.float(), (inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)).float()
 
     def load(self, model: Model) -> None:
         for here, there in self._both(self.params, model.params):
@@ -105,19 +117,34 @@ class Network:
         return values
 
 
-def layout_of_module(module: nn.Module, classifier: str) -> Layout:
+def scores_in(given: Any) -> Tensor:
+    """What a network gives for its images: the scores, or the first of several things, or what it calls `logits`."""
+    while isinstance(given, tuple | list) and given:
+        given = given[0]
+    found = given.get("logits") if isinstance(given, Mapping) else getattr(given, "logits", given)
+    if not isinstance(found, Tensor):
+        raise UserError(f"the network gives {type(given).__name__}, not a tensor of one score per image and finding")
+    return found
+
+
+def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     """What a module's tensors are, as the module itself says."""
     params = dict(module.named_parameters())
     shared = dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys()
     if shared:
         raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
+    frozen = {name: p.detach().cpu().numpy().copy() for name, p in params.items() if not p.requires_grad}
     tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []
     for name, tensor in module.state_dict().items():
         kind: Kind = "param" if name in params else "buffer" if tensor.is_floating_point() else "counter"
-        tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
-    if not any(name.startswith(f"{classifier}.") for name, *_ in tensors):
-        raise UserError(f"the network has no layer '{classifier}' to take as its classifier")
-    return Layout.of(tensors, classifier)
+        if name not in frozen:
+            tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+    for head in (classifier,) if isinstance(classifier, str) else classifier:
+        if not any(within(name, head) and kind == "param" for name, kind, *_ in tensors):
+            if any(within(name, head) for name in frozen):
+                raise UserError(f"the classifier '{head}' is frozen (requires_grad is False): nobody would train it")
+            raise UserError(f"the network has no layer '{head}' to take as its classifier")
+    return replace(Layout.of(tensors, classifier), frozen=frozen)
 
 
 def _view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from feddraw.errors import UserError, not_negative, one_of, positive
+from feddraw.training.devices import FORM, require
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Training:
     persist_optimizer: bool = False  # keep Adam's moments at the client between rounds
     device: str = "cpu"  # or cuda, cuda:1, mps
     amp: Literal["off", "bf16", "fp16"] = "off"  # the network in half the precision; its parameters stay in float32
+    tf32: bool = False  # let a GPU round the factors of products to 10 bits: faster, less exact
     compile: bool = False  # the network by torch.compile, which takes time at the start and a C++ compiler
 
     def check(self) -> None:
@@ -45,13 +46,9 @@ class Training:
                 raise UserError(f"training.{name} must be below 1, not {getattr(self, name)}")
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
         one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
-        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
+        if not FORM.fullmatch(self.device):
             raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
 
     def available_device(self) -> torch.device:
         """The device, if this machine has it."""
-        device = torch.device(self.device)
-        gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
-        if device.type != "cpu" and (device.index or 0) >= gpus:
-            raise UserError(f"training.device is {self.device}, but torch finds no such device here: use cpu")
-        return device
+        return require(self.device, "training.device")

@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from feddraw.watch.folders import FollowedFolder, FollowedRun
+from feddraw.grouping import grouped
+from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 
 
 def overview(followed: FollowedFolder, since: int) -> dict[str, Any]:
@@ -36,11 +37,8 @@ def overview(followed: FollowedFolder, since: int) -> dict[str, Any]:
 
 def usual_round(runs: list[FollowedRun]) -> dict[str, float]:
     """A round's seconds by method, and under the empty name over all methods."""
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        if run.round_seconds is not None:
-            for name in (run.method, ""):
-                found.setdefault(name, []).append(run.round_seconds)
+    known = [(run.method, run.round_seconds) for run in runs if run.round_seconds is not None]
+    found = grouped([*known, *(("", seconds) for _, seconds in known)])
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 

@@ -25,7 +25,7 @@ from feddraw import naming
 from feddraw.data.cache import root as cache_folder
 from feddraw.errors import UserError
 from feddraw.system.files import PRIVATE, make_folder
-from feddraw.watch.folders import FollowedFolder
+from feddraw.watch.followed_runs import FollowedFolder
 from feddraw.watch.overview import overview
 from feddraw.watch.page import page, policy
 
@@ -117,7 +117,11 @@ class Watch(ThreadingHTTPServer):
 
     def knows(self, host: str) -> bool:
         """Whether a request was meant for us: another name that leads here is somebody's trick (DNS rebinding)."""
-        name, port = _split(f"//{host}").hostname or "", _port(host)
+        try:
+            address = urlsplit(f"//{host}")
+            name, port = address.hostname or "", address.port or 80
+        except ValueError:
+            return False
         if port != self.server_port:
             return False
         return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_address(name))
@@ -142,13 +146,6 @@ def _split(address: str) -> SplitResult:
         return urlsplit(address)
     except ValueError:
         return urlsplit("")
-
-
-def _port(host: str) -> int:
-    try:
-        return _split(f"//{host}").port or 80
-    except ValueError:
-        return -1
 
 
 def _is_address(name: str) -> bool:

@@ -1,0 +1,132 @@
+"""The numbers of docs/privacy.md.
+
+    python benchmarks/privacy.py distance [--clients 10] [--parameters 6900000]
+    python benchmarks/privacy.py lies RUN              (the folder of a run of feddraw without `secure`)
+    python benchmarks/privacy.py lengths [--scenario CHM-2]
+
+`distance`: how far a secure round is from the plain one, with the stated bound. `lies`: by what a client multiplies its
+weight that says its similarity is 1. `lengths`: how much the sum points to each client's move, and how many times
+longer than it says a client's hidden move can be before the sum is longer than all announced lengths allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from feddraw.core import Entry, Layout, Model, Update
+from feddraw.experiment.running import iterate
+from feddraw.experiment.settings import Experiment
+from feddraw.methods.feddraw import feddraw
+from feddraw.server.masked.form import PRECISION
+from feddraw.server.masked.local import MaskedRounds
+from feddraw.server.round import aggregate_round
+
+
+def distance(clients: int, parameters: int) -> None:
+    """One round of FedDRAW over random moves, plain and secure."""
+    rng, outputs = np.random.default_rng(0), 14
+    entries = (Entry("body", "param", (parameters - outputs * 1025,), 0),)
+    start = entries[0].size
+    entries += (Entry("classifier.weight", "param", (outputs, 1024), start),)
+    entries += (Entry("classifier.bias", "param", (outputs,), start + outputs * 1024),)
+    layout, nothing = Layout(entries, "classifier"), (np.zeros(0, np.float32), np.zeros(0, np.int64))
+    sent = Model((0.05 * rng.standard_normal(parameters, np.float32)), *nothing, layout)
+    sizes = rng.integers(200, 20_000, clients).tolist()
+    updates = [
+        Update(k, Model(sent.params + 1e-3 * rng.standard_normal(parameters, np.float32), *nothing, layout), n, 9, LOSS)
+        for k, n in enumerate(sizes)
+    ]
+    names, method = [f"C{k}" for k in range(clients)], feddraw()
+    state = method.init(sent)
+    plain = aggregate_round(7, 15, sent, method, state, updates, names).model.params
+    rounds = MaskedRounds(names, sizes, {"name": "feddraw"})
+    hidden = rounds.round(7, 15, sent, method, state, updates, range(clients)).model.params
+    exact = sent.params.astype(np.float64)
+    moved, longest = np.zeros(parameters), np.zeros(parameters)
+    weights = aggregate_round(7, 15, sent, method, state, updates, names).weights
+    for update, name in zip(updates, names, strict=True):
+        move = update.model.params.astype(np.float64) - sent.params
+        moved += weights[name] * move
+        np.maximum(longest, np.abs(move), out=longest)
+    allowed = PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent.params))
+    away = np.abs(plain.astype(np.float64) - hidden)
+    print(f"{clients} clients, {parameters:,} parameters")
+    print(f"secure - plain: largest {away.max():.2e}, mean {away.mean():.2e}, equal bits {np.mean(away == 0):.1%}")
+    print(f"stated bound: smallest {allowed.min():.2e}; largest part of it used {np.max(away / allowed):.2f}")
+    for name, params in (("plain", plain), ("secure", hidden)):
+        off = np.abs(params - (exact + moved))
+        print(f"{name} - real numbers: largest {off.max():.2e}, mean {off.mean():.2e}")
+
+
+LOSS = {"loss": 1.0}
+
+
+def lies(run: Path) -> None:
+    """exp(beta (1 - gamma) (1 - s)) in the rounds whose weights depend on s."""
+    ledger = pd.read_csv(run / "weights.csv")
+    ledger = ledger[ledger["beta"] > 0]
+    times = np.exp(ledger["beta"] * (1 - ledger["gamma"]) * (1 - ledger["similarity"]))
+    by_round = times.groupby(ledger["round"]).agg(["min", "max"])
+    print(by_round.round(3).to_string())
+    print(f"largest {times.max():.3f} (1 - s = {1 - ledger['similarity'][times.idxmax()]:.3f})")
+
+
+def lengths(scenario: str) -> None:
+    """From the real moves of each round."""
+    sent: list[Model] = []
+    moves: dict[int, dict[int, NDArray[np.float64]]] = {}
+
+    def keep(round: int, update: Update) -> None:
+        moves.setdefault(round, {})[update.client] = update.model.params.astype(np.float64)
+
+    settings: dict[str, Any] = {"scenario": scenario, "rounds": 5, "engine": "serial"}
+    for result in iterate(
+        Experiment().with_settings(settings), on_update=keep, on_setup=lambda s: sent.append(s.initial)
+    ):
+        rows = np.stack(list(moves.pop(result.round).values())) - sent[-1].params
+        sent.append(result.next_model)
+        weights = np.array([entry.weight for entry in result.ledger])
+        norms = np.linalg.norm(rows, axis=1)
+        cosines = rows @ rows.T / np.outer(norms, norms)
+        mean = cosines[~np.eye(len(rows), dtype=bool)].mean()
+        found = " ".join(f"{_hideable(rows, weights, norms, k):.1f}" for k in range(len(rows)))
+        together = weights @ rows
+        shown = " ".join(f"{one:.2f}" for one in rows @ together / norms / np.linalg.norm(together))
+        print(f"round {result.round}: weights {' '.join(f'{one:.2f}' for one in weights)}")
+        print(f"  cosine between two moves, mean {mean:.2f}; of the sum with each client's move {shown}")
+        print(f"  times the announced length that each could hide {found}")
+
+
+def _hideable(rows: NDArray[np.float64], weights: NDArray[np.float64], norms: NDArray[np.float64], liar: int) -> float:
+    """The largest L with |sum of the others + L w m| <= sum of w |m|."""
+    own = weights[liar] * rows[liar]
+    others = weights @ rows - own
+    limit = float(weights @ norms)
+    a, b, c = own @ own, 2 * own @ others, others @ others - limit**2
+    return float((-b + np.sqrt(b * b - 4 * a * c)) / (2 * a))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["distance", "lies", "lengths"])
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--parameters", type=int, default=6_900_000)
+    parser.add_argument("--scenario", default="CHM-2")
+    given = parser.parse_args()
+    if given.what == "distance":
+        distance(given.clients, given.parameters)
+    elif given.what == "lies":
+        lies(given.run)
+    else:
+        lengths(given.scenario)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""What secure sums cost: masks beside their bare key streams, a round beside a plain one, bytes, and server memory.
+
+python -m feddraw.bench.secure_costs CLIENTS [PARAMETERS]     peak memory of a server that adds masked updates up
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from feddraw.bench.ratios import Session, interval, ratio
+from feddraw.bench.server_memory import child, peak
+from feddraw.bench.server_step import CLIENTS, WIDE
+from feddraw.catalog import installed
+from feddraw.errors import RunFailed
+from feddraw.secure import fixed_point, masks
+from feddraw.secure.keys import directory_line, new_key
+from feddraw.secure.protocol import Collector, Member
+from feddraw.secure.protocol import Session as Sum
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
+COUNTS = (10, 30)  # clients, for the server's memory
+
+
+def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
+    """Masks, a round in this process, a round over a SuperLink, and the server's memory."""
+    found: dict[str, Any] = {"title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"}
+    found["masking"] = masking(session, parameters)
+    found["memory"] = {
+        str(clients): child("feddraw.bench.secure_costs", str(clients), str(parameters)) for clients in counts
+    }
+    if not installed("flwr"):
+        return found | {"missing": "Flower is not installed: pip install 'feddraw[flower]'"}
+    found["in_process"] = in_process(session, parameters)
+    if not session.quick:
+        found["superlink"] = _superlink(session, parameters)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- masks
+
+
+def masking(session: Session, parameters: int) -> dict[str, Any]:
+    """A client's words, its masks and its seal ÷ the bare time of making as many key streams and adding them."""
+    moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
+    words, bare = np.empty(parameters, np.uint64), Bare(parameters)
+    ready = iter(_ready())
+
+    def client() -> float:
+        """In the words' own memory: new memory is slow at its first use, and is no part of masking."""
+        member, shares = next(ready)
+        return _busy(lambda: member.mask(shares, words, in_place=True))
+
+    works = {
+        "bare": lambda: _busy(bare),
+        "masks": client,
+        "words": lambda: _busy(lambda: fixed_point.encode(moves, CLIENTS, words)),
+        "seal": lambda: _busy(lambda: sealer.seal(words)),
+    }
+    sealer, shares = next(ready)
+    sealer.mask(shares, words, in_place=True)
+    samples = session.interleave(f"secure: masks of {parameters:,} words", works)
+    seconds = {name: np.array(taken) for name, taken in samples.items()}
+    whole = seconds["masks"] + seconds["words"]
+    return {
+        "masks_over_bare": ratio(samples["masks"], samples["bare"]),
+        "words_and_masks_over_bare": interval(whole / seconds["bare"]),
+        "with_seal_over_bare": interval((whole + seconds["seal"]) / seconds["bare"]),
+        "million_words_per_second": interval(CLIENTS * parameters / 1e6 / seconds["masks"]),
+        "milliseconds": {name: 1e3 * float(np.median(taken)) for name, taken in samples.items()},
+    }
+
+
+def _busy(work: Callable[[], object]) -> float:
+    """Seconds of this thread's own work, whatever else the machine does."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+class Bare:
+    """As many AES-CTR streams as a client has masks, each added to the words, block by block, and nothing else."""
+
+    def __init__(self, parameters: int) -> None:
+        self._words = np.zeros(parameters, np.uint64)
+
+    def __call__(self) -> None:
+        block = masks.BLOCK
+        zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
+        drawn = np.frombuffer(stream, "<u8", block)
+        ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
+        for start in range(0, len(self._words), block):
+            part = self._words[start : start + block]
+            for cipher in ciphers:
+                cipher.update_into(zeros[: 8 * len(part)], stream)
+                np.add(part, drawn[: len(part)], out=part)
+
+
+def _ready() -> Iterable[tuple[Member, Mapping[str, bytes]]]:
+    """Clients that have everyone's shares and are about to mask."""
+    while True:
+        made = Made.of(CLIENTS)
+        for name, member in made.members.items():
+            yield member, made.collector.shares_for(name)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One sum whose clients have exchanged keys and shares."""
+
+    members: dict[str, Member]
+    collector: Collector
+
+    @staticmethod
+    def of(clients: int) -> Made:
+        names = [f"C{number + 1}" for number in range(clients)]
+        keys = {name: Ed25519PrivateKey.generate() for name in names}
+        directory = {name: key.public_key() for name, key in keys.items()}
+        about = ("bench", 0, "moves", 0)
+        collector = Collector(Sum(*about, tuple(names)), directory)
+        members = {name: Member(*about, name, keys[name], directory) for name in names}
+        for name, member in members.items():
+            collector.take_advertised(name, member.advertise())
+        advertised = collector.advertised
+        for name, member in members.items():
+            collector.take_shares(name, member.share(advertised))
+        return Made(members, collector)
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def server_memory(clients: int, parameters: int) -> dict[str, float]:
+    """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
+    made, before = Made.of(clients), peak()
+    words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
+    for name, member in made.members.items():
+        words[:] = 1
+        made.collector.take_masked(name, member.mask(made.collector.shares_for(name), words, in_place=True))
+    for name in made.collector.survivors:
+        made.collector.take_signature(name, made.members[name].sign(made.collector.survivors))
+    signatures = made.collector.signatures
+    for name in signatures:
+        made.collector.take_revealed(name, made.members[name].reveal(made.collector.survivors, signatures))
+    if not (made.collector.total() == clients).all():
+        raise RunFailed("the sum is wrong")
+    return {"megabytes": peak(), "megabytes_before": before}
+
+
+# ---------------------------------------------------------------------------------------------------- rounds
+
+
+@contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """Errors only, and afterwards as before."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def in_process(session: Session, parameters: int) -> dict[str, Any]:
+    """A round on the in-process grid, and the bytes that go up and down."""
+    from feddraw.bench.secure_app import seconds_of_rounds
+
+    with tempfile.TemporaryDirectory() as folder, _quiet(logging.getLogger("flwr")):
+        grids = {"plain": _grid([{"partition-id": n} for n in range(CLIENTS)])}
+        grids["secure"] = _grid(keyed(Path(folder)))
+
+        processor: dict[str, list[float]] = {name: [] for name in grids}
+
+        def one(name: str) -> float:
+            start = time.process_time()
+            (seconds,) = seconds_of_rounds(grids[name], 1, parameters, secure=name == "secure")
+            processor[name].append(time.process_time() - start)
+            return seconds
+
+        works = {name: lambda name=name: one(name) for name in grids}
+        samples = session.interleave("secure: a round on the in-process grid", works, min(5, session.blocks))
+    rounds = len(samples["plain"]) + 1
+    megabytes = {name: {"up": grid.up / rounds / 1e6, "down": grid.down / rounds / 1e6} for name, grid in grids.items()}
+    whole = {name: sum(both.values()) for name, both in megabytes.items()}
+    return {
+        "seconds": {name: interval(taken) for name, taken in samples.items()},
+        "processor_seconds": {name: interval(taken[1:]) for name, taken in processor.items()},
+        "secure_over_plain": ratio(samples["secure"], samples["plain"]),
+        "processor_over_plain": ratio(processor["secure"][1:], processor["plain"][1:]),
+        "megabytes": megabytes,
+        "bytes_over_plain": whole["secure"] / whole["plain"],
+    }
+
+
+def _grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
+    from feddraw.bench.secure_app import app, bytes_in
+    from feddraw.flower._inprocess import InProcessGrid
+
+    class Counting(InProcessGrid):
+        """Counts what goes to the clients and what comes back."""
+
+        up = down = 0
+
+        def _answer(self, message: Message) -> Message:
+            self.down += bytes_in(message)
+            reply = super()._answer(message)
+            if reply.has_error():
+                raise RunFailed(str(reply.error.reason))
+            self.up += bytes_in(reply)
+            return reply
+
+    return Counting(app, nodes)
+
+
+def keyed(folder: Path) -> list[dict[str, Any]]:
+    """Settings of nodes with keys, the file of all their public keys, and a memory."""
+    names = [f"partition {number}" for number in range(CLIENTS)]
+    lines = [directory_line(name, new_key(folder / f"{number}.key")) for number, name in enumerate(names)]
+    (folder / "sites.toml").write_text("\n".join(lines))
+    common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
+    return [{"partition-id": number, "key": str(folder / f"{number}.key")} | common for number in range(CLIENTS)]
+
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "secure-bench"
+version = "1.0"
+description = "rounds in clear and under masks"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "feddraw"
+[tool.flwr.app.components]
+serverapp = "feddraw.bench.secure_app:server"
+clientapp = "feddraw.bench.secure_app:app"
+[tool.flwr.app.config]
+rounds = 1
+secure = false
+parameters = 0
+out = ""
+"""
+
+
+def _superlink(session: Session, parameters: int) -> dict[str, Any]:
+    """What does not come up or takes too long here is said, and costs no other figure."""
+    try:
+        return superlink(session, parameters)
+    except (SystemExit, OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            raise  # a signal's
+        return {"missing": (str(error).splitlines() or ["it failed"])[0]}
+
+
+def superlink(session: Session, parameters: int, rounds: int = 3) -> dict[str, Any]:
+    """The same over a SuperLink with a node for each client, all on this machine."""
+    script = EXAMPLES / "local_federation.py"
+    if not script.is_file():
+        return {"missing": "it needs a source checkout (examples/flower)"}
+    spec = importlib.util.spec_from_file_location("local_federation", script)
+    assert spec is not None
+    assert spec.loader is not None
+    local = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(local)
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "app").mkdir()
+        (folder / "app" / "pyproject.toml").write_text(PROJECT)
+        nodes = keyed(folder)
+        for place, (way, kept) in enumerate({"plain": ("partition-id",), "secure": tuple(nodes[0])}.items()):
+            session.progress("secure: rounds over a SuperLink", place, 2)
+            with local.federation(folder / way, secure=False) as made:
+                for number, node in enumerate(nodes):
+                    made.supernode(f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept))
+                said = f"rounds={rounds} secure={json.dumps(way == 'secure')} parameters={parameters}"
+                made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
+            seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
+        session.progress("secure: rounds over a SuperLink", 2, 2)
+    medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
+    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": rounds - 1}
+
+
+if __name__ == "__main__":
+    print(json.dumps(server_memory(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else WIDE)))

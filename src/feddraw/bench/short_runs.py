@@ -1,0 +1,75 @@
+"""A study of many short runs beside two scripts that carry out half of them each, start-up included on both sides."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddraw.bench.loops import CORES
+from feddraw.bench.ratios import Session, ratio, timed
+from feddraw.data.dataset import Dataset
+from feddraw.experiment.preparation import open_data
+from feddraw.experiment.running import run
+from feddraw.experiment.settings import Experiment
+from feddraw.experiment.study import ResultTable, conduct, planned_run
+from feddraw.system.workers import belong_to_parent, start_worker
+
+RUNS = 40
+
+
+def measure(session: Session) -> dict[str, Any]:
+    """Two scripts ÷ a study with two workers."""
+    runs = 8 if session.quick else RUNS
+    works = {name: partial(_in_folder, work, runs) for name, work in (("scripts", _scripts), ("study", _study))}
+    samples = session.interleave("a study of short runs", works, max(1, session.blocks // 2))
+    return {
+        "title": f"{runs} runs of two rounds, 240 phantoms at 28 px",
+        "two_scripts_over_study": ratio(samples["scripts"], samples["study"]),
+        "seconds_per_run": sum(samples["study"]) / len(samples["study"]) / runs * CORES,
+    }
+
+
+def experiments(runs: int) -> list[Experiment]:
+    short = Experiment(
+        data={"name": "phantom", "size": 28, "train": 240, "validation": 80, "test": 80, "seed": 0},
+        scenario={"name": "quantity", "clients": 3, "power": 1.0, "scale": 1.0},
+        rounds=2,
+        engine="serial",
+    )
+    return [short.with_settings({"seed": seed, "training.batch_size": 32}) for seed in range(runs)]
+
+
+def _in_folder(work: Any, runs: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return timed(lambda: work(experiments(runs), Path(folder)))
+
+
+def _study(given: Sequence[Experiment], folder: Path) -> None:
+    planned = [planned_run(experiment, {"seed": str(experiment.seed)}) for experiment in given]
+    for _ in conduct(planned, folder, CORES, [ResultTable(folder / "runs.csv")]):
+        pass
+
+
+def _scripts(given: Sequence[Experiment], folder: Path) -> None:
+    halves = [[experiment.table() for experiment in given[half::CORES]] for half in range(CORES)]
+    started = [start_worker(_script, half, str(folder)) for half in halves]
+    for pipe, process in started:
+        pipe.recv()
+        process.join()
+
+
+def _script(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> None:
+    """What somebody would write: the data once, then one run after the other."""
+    belong_to_parent()
+    torch.set_num_threads(1)
+    opened = cache(lambda: open_data(Experiment.of(tables[0])))
+    for table in tables:
+        dataset: Dataset = opened()
+        run(Experiment.of(table), Path(folder) / str(table["seed"]), dataset=dataset)
+    pipe.send(True)

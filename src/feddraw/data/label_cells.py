@@ -1,0 +1,152 @@
+"""What a cell of a label table says: present, absent, uncertain, or nothing; and what a column of such cells is.
+
+Only what can be read in one way is read. A column of 1 and 2 may code yes and no or no and yes, so it is named and left
+to the user.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.errors import UserError, one_of, unknown
+
+PRESENT, ABSENT, UNCERTAIN, BLANK = 1, 0, -1, -2
+NO_COLUMN = -3  # of a finding that a table lacks: unknown, however blank cells are read
+WORDS = {
+    **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
+    **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
+    **dict.fromkeys(("uncertain", "u", "equivocal", "indeterminate", "possible"), UNCERTAIN),
+    **dict.fromkeys(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "unknown", "missing"), BLANK),
+}
+PLAIN = ("", "0", "0.0", "1", "1.0", "-1", "-1.0")  # as tables of labels are usually written
+
+Meaning = Literal["unknown", "negative", "positive"]
+MEANINGS: tuple[Meaning, ...] = ("unknown", "negative", "positive")
+OLD_MEANINGS = {"ones": "positive", "zeros": "negative"}
+Policy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
+
+READABLE = 0.9  # share of a column's filled cells that must be labels for it to be a finding; the others are mistakes
+MOST_VALUES = 40  # different entries of a column that are counted
+
+
+def mark(text: str, two_is_present: bool = False) -> int | None:
+    """PRESENT, ABSENT, UNCERTAIN or BLANK; nothing for what is no label."""
+    word = text.strip().lower()
+    if word in WORDS:
+        return WORDS[word]
+    number = _number(word)
+    if two_is_present and number == 2:
+        return PRESENT
+    return int(number) if number is not None and number in (PRESENT, ABSENT, UNCERTAIN) else None
+
+
+def plain_mark(text: str) -> int | None:
+    """The same for archives that write numbers only."""
+    word = text.strip().lower()
+    return mark(word) if word in ("", "nan") or _number(word) is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------- columns
+
+
+@dataclass
+class Column:
+    """What is in a column of a table, counted."""
+
+    name: str
+    values: Counter[str] = field(default_factory=Counter)  # of the first so many different entries, as written
+    others: int = 0  # cells with other entries
+
+    def add(self, text: str) -> None:
+        word = text.strip()
+        if word in self.values or len(self.values) < MOST_VALUES:
+            self.values[word] += 1
+        else:
+            self.others += 1
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """The entries that are not blank, the most frequent first."""
+        return {word: count for word, count in self.values.most_common() if mark(word) != BLANK}
+
+    @property
+    def two_is_present(self) -> bool:
+        """Whether 0 and 2 are the column's only numbers: 0 is then absent in any reading."""
+        numbers = {value for value in map(_number, self.filled) if value is not None}
+        return numbers - {-1.0} == {0.0, 2.0} and not self.others
+
+    def read(self, text: str) -> int | None:
+        return mark(text, self.two_is_present)
+
+    def why_not(self) -> str:
+        """Why this is no column of labels; nothing if it is one."""
+        filled = self.filled
+        total = sum(filled.values()) + self.others
+        if not total:
+            return "blank in every row"
+        readable = sum(count for word, count in filled.items() if self.read(word) is not None)
+        if readable >= READABLE * total:
+            return ""
+        numbers = {value for value in map(_number, filled) if value is not None}
+        if numbers == {1.0, 2.0} and len(numbers) == len({_number(word) for word in filled}):
+            return "holds 1 and 2, and either may be present: write 1 and 0"
+        shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (", …" if len(filled) > 3 else "")
+        return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are no labels"
+
+    def odd(self) -> str:
+        """How entries other than 0, 1, -1 and blank are read; nothing where there are none."""
+        said = {}
+        for word in self.filled | {word: 0 for word in self.values if word}:
+            meaning = self.read(word)
+            if meaning is not None and word not in PLAIN and _number(word) not in (0.0, 1.0, -1.0):
+                said[word] = {PRESENT: "present", ABSENT: "absent", UNCERTAIN: "uncertain", BLANK: "blank"}[meaning]
+        return ", ".join(f"'{word}' as {meaning}" for word, meaning in said.items())
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", "."))  # some spreadsheets write 1,0
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------- policies
+
+
+def meanings(setting: str, policy: Policy, findings: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
+    """What such a cell counts as, for each finding: as the user says, else as usual."""
+    if isinstance(policy, str):
+        given = dict.fromkeys(findings, policy)
+    elif policy is None or isinstance(policy, Mapping):
+        given = dict(policy or {})
+    else:
+        raise UserError(f"{setting} must be unknown, negative or positive, or one of them for each finding: {policy!r}")
+    for name, word in given.items():
+        if not isinstance(word, str):
+            raise UserError(f"{setting}.{name} must be unknown, negative or positive, not {word!r}")
+        if name not in findings:
+            raise unknown("findings", name, findings)
+    for old in {*given.values()} & {*OLD_MEANINGS}:
+        said = f"{setting} = {old} is now {OLD_MEANINGS[old]}; the old word will go in the next minor version"
+        warnings.warn(said, FutureWarning, stacklevel=3)
+    whole = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
+    return {name: one_of(f"{setting}.{name}", OLD_MEANINGS.get(word, word), MEANINGS) for name, word in whole.items()}
+
+
+def resolve(
+    marks: NDArray[np.int8], findings: Sequence[str], blank: Mapping[str, str], uncertain: Mapping[str, str]
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Labels (0 where unknown) and whether each is known, both (images, findings)."""
+    values, known = marks == PRESENT, marks != NO_COLUMN
+    for code, policy in ((BLANK, blank), (UNCERTAIN, uncertain)):
+        there = marks == code
+        values |= there & np.array([policy[name] == "positive" for name in findings], dtype=bool)
+        known &= ~(there & np.array([policy[name] == "unknown" for name in findings], dtype=bool))
+    return values.astype(np.uint8), known

@@ -1,0 +1,277 @@
+"""The whole examination: the machine, each device, its speed, and what studies cost, within a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from feddraw.catalog import installed
+from feddraw.doctor import cost
+from feddraw.doctor.checks import Check, attempted, within
+from feddraw.doctor.cost import Cost, Speed
+from feddraw.doctor.machine import check_machine
+from feddraw.doctor.team import Team, TooSlow
+from feddraw.doctor.trial import Task, relative
+from feddraw.doctor.versions import check_versions
+from feddraw.errors import RunFailed
+from feddraw.experiment.settings import Experiment
+from feddraw.results.environment import environment
+from feddraw.system.workers import cores
+from feddraw.training.devices import MOST_PER_GPU, USABLE, Place, found, software, survey_apart
+
+SECONDS = 100.0  # for everything, so that it ends within two minutes
+HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
+EXACT, ALIKE = 1e-5, 1e-2  # relative errors: of single sums, and of some training steps against the processor's
+SMALL, LARGE = Task("compact", 64), Task("densenet121", 224, (("weights", "none"),))
+# What the paper's matrix costs follows from the second, so it comes before those that are nice to know.
+TASKS = (SMALL, LARGE, Task("densenet121", 64, (("weights", "none"),)), Task("compact", 224))
+TRIED = (8, 2)  # images and steps of the trainings that are compared
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Examination:
+    """What was found."""
+
+    began: float
+    machine: dict[str, Any]
+    checks: list[Check] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def broken(self) -> list[Check]:
+        return [check for check in self.checks if check.state == "broken"]
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "checks": [check.table() for check in self.checks],
+            "speeds": [speed.table() for speed in self.speeds],
+            "studies": {name: one.table() for name, one in self.costs.items()},
+            "broken": [check.what for check in self.broken],
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def available(task: Task) -> bool:
+    """Whether what its network needs is installed."""
+    return task.model != "densenet121" or installed("monai")
+
+
+def usual_devices() -> list[str]:
+    """The processor and all GPUs."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *["mps"] * torch.backends.mps.is_available()]
+
+
+def examine(
+    devices: str = "",
+    studies: Mapping[str, Sequence[Experiment]] | None = None,
+    *,
+    seconds: float = SECONDS,
+    tasks: Sequence[Task] = TASKS,
+    say: Say = lambda _: None,
+) -> Examination:
+    """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
+    names = usual_devices() if not devices else list(dict.fromkeys(["cpu", *found(devices)]))
+    doctor = _Doctor(names, seconds, tasks, say)
+    return doctor.examined(studies or {})
+
+
+class _Doctor:
+    def __init__(self, names: Sequence[str], seconds: float, tasks: Sequence[Task], say: Say) -> None:
+        self._names, self._seconds, self._say = names, seconds, say
+        self._tasks = [task for task in tasks if available(task)]
+        self._found = Examination(time.monotonic(), environment())
+        self._surveyed: dict[str, dict[str, Any]] = {}
+        self._reference: dict[str, Any] = {}
+        self._factors: dict[cost.Method, float] = {}
+        self._reckoned: dict[Task, int | None] = {}
+        self._digests: set[str] = set()  # of the small network's training on the device under way
+
+    @property
+    def _left(self) -> float:
+        return self._seconds - (time.monotonic() - self._found.began)
+
+    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> Examination:
+        report = self._found
+        self._say("versions, folders and disk")
+        report.checks += check_versions() + check_machine()
+        report.checks += self._survey()
+        busy = os.getloadavg()[0]
+        if busy > cores() / 2:
+            said = f"load {busy:.1f} on {cores()} cores: the processor's speeds are as if it were idle, a GPU's are not"
+            report.checks.append(Check("other work", "note", said, {"load": round(busy, 2)}))
+        own = dict.fromkeys(cost.task_of(run) for runs in studies.values() for run in runs)
+        tasks = [*[task for task in own if task not in self._tasks and available(task)][:2], *self._tasks]
+        present = [name for name in self._names if name in self._surveyed]
+        for number, name in enumerate(present):
+            share = self._left / (len(present) - number)
+            report.checks += self._device(name, tasks, studies, share)
+        free = {name: about["free"] for name, about in self._surveyed.items()}
+        usable = cost.usable(cost.extrapolated(report.speeds), free)
+        report.costs = {
+            name: found for name, runs in studies.items() if (found := cost.cost(runs, usable, self._factors))
+        }
+        for name in studies.keys() - report.costs.keys():
+            report.checks.append(Check(name, "note", "its network was not timed: --seconds gives more"))
+        report.seconds = time.monotonic() - report.began
+        return report
+
+    # ------------------------------------------------------------------------------------------ which there are
+
+    def _survey(self) -> Iterator[Check]:
+        for name in self._names:
+            yield attempted(name, lambda name=name: self._surveyed_one(name))  # type: ignore[misc]
+        if not torch.cuda.is_available() and torch.version.cuda:
+            yield Check(
+                "GPU", "note", f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
+            )
+        elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
+            yield Check("GPU", "note", "torch finds none: everything is trained on the processor")
+
+    def _surveyed_one(self, name: str) -> Check:
+        about = survey_apart([name])[name]
+        self._surveyed[name] = about
+        memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
+        if about["type"] == "cuda":
+            with_it = software(tf32=False)
+            words = (
+                f"{about['name']}, compute capability {about['capability']}, driver {with_it['driver'] or 'unknown'}"
+            )
+            return Check(name, "ok", f"{words}, CUDA {with_it['cuda']}, cuDNN {with_it['cudnn']}, {memory}", about)
+        machine = self._found.machine
+        processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
+        return Check(name, "ok", f"{processor}, {memory}", about)
+
+    # ------------------------------------------------------------------------------------------ one device
+
+    def _device(
+        self, name: str, tasks: Sequence[Task], studies: Mapping[str, Sequence[Experiment]], share: float
+    ) -> Iterator[Check]:
+        """Is it right, how fast is one worker, how fast are several; a device that fails is left."""
+        until = time.monotonic() + share
+        several = self._several(name)
+        try:
+            with Team([Place(name)]) as one:
+                self._say(f"{name}: arithmetic")
+                yield from self._right(name, one)
+                yield from self._fast(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
+                if name == "cpu":
+                    self._measure_methods(one, studies)
+            if several > 1:
+                with Team([Place(name)] * several) as team:
+                    answers = team.ask("training", SMALL, *TRIED, patience=self._patience(name))
+                    yield self._repeated(name, {answer["digests"][0] for answer in answers} | self._digests, several)
+                    yield from self._fast(name, team, tasks, until)
+        except TooSlow as late:
+            hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
+            yield Check(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
+        except RunFailed as failure:
+            yield Check(f"{name} at work", "broken", str(failure))
+
+    def _several(self, name: str) -> int:
+        """How many workers are tried at once: one a core, or as a GPU's memory holds."""
+        about = self._surveyed[name]
+        if about["type"] == "cpu":
+            return cores() if name == "cpu" else 2
+        need = 2.5e9  # the largest network at the small batches of a trial, or the small one at large
+        return max(1, min(MOST_PER_GPU, cores(), int(USABLE * about["free"] / need)))
+
+    def _patience(self, name: str) -> float:
+        """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""
+        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGS
+
+    def _right(self, name: str, team: Team) -> Iterator[Check]:
+        errors = team.ask("sums", patience=self._patience(name))[0]
+        worst = max(errors, key=lambda one: errors[one])
+        yield Check(
+            f"{name} sums",
+            within(errors[worst], EXACT),
+            f"largest relative error {errors[worst]:.1e} ({worst})",
+            errors,
+        )
+        here = {
+            task.title: team.ask("training", task, *TRIED, patience=self._patience(name))[0] for task in self._compared
+        }
+        self._digests = set(here[SMALL.title]["digests"][:1])
+        same = all(len(set(one["digests"])) == 1 for one in here.values())
+        inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
+        named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
+        words = "twice the same bits" if same else f"not the same bits twice{named}: results vary in the last digits"
+        yield Check(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
+        if name == "cpu":
+            self._reference = here
+            return
+        apart = {title: relative(here[title], self._reference[title]) for title in here if title in self._reference}
+        if apart:
+            worst = max(apart, key=lambda one: apart[one])
+            state = within(apart[worst], ALIKE)
+            yield Check(
+                f"{name} against cpu", state, f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})", apart
+            )
+
+    @property
+    def _compared(self) -> list[Task]:
+        return list(dict.fromkeys([SMALL, *(task for task in self._tasks if task.pixels == SMALL.pixels)]))
+
+    @staticmethod
+    def _repeated(name: str, digests: set[str], several: int) -> Check:
+        same = len(digests) == 1
+        words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
+        return Check(f"{name} processes", "ok" if same else "note", words)
+
+    def _fast(self, name: str, team: Team, tasks: Sequence[Task], until: float) -> Iterator[Check]:
+        """Time each network as long as there is time."""
+        missed = []
+        for task in tasks:
+            if until - time.monotonic() < self._expected(name, task):
+                missed.append(task.title)
+                continue
+            self._say(f"{name}: {task.title}, {len(team.places)} worker{'s' * (len(team.places) > 1)}")
+            try:
+                self._found.speeds.append(self._speed(name, team, task, until))
+            except TooSlow:
+                missed.append(task.title)
+                break  # it is still at it
+            except RunFailed as failure:
+                yield Check(f"{name}, {task.title}", "broken", str(failure))
+                return
+        if missed:
+            said = f"no time for {', '.join(missed)} with {len(team.places)} worker(s): --seconds gives more"
+            yield Check(f"{name} speed", "note", said)
+
+    def _expected(self, name: str, task: Task) -> float:
+        """Seconds that timing a network takes at least."""
+        before = [one for one in self._found.speeds if one.task == task and one.device in (name, "cpu")]
+        return 2.0 if not before else 1.0 + 12 * before[-1].workers / before[-1].train * (name == before[-1].device)
+
+    def _speed(self, name: str, team: Team, task: Task, until: float) -> Speed:
+        def left() -> float:
+            return max(1.0, until - time.monotonic())
+
+        batch = min(answer["batch"] for answer in team.ask("ready", task, patience=left()))
+        answers = team.ask("speed", task, batch, left() / 6, patience=left())
+        if task not in self._reckoned:  # the same on every device
+            self._reckoned[task] = team.ask("memory", task, patience=left())[0]["reckoned"]
+        reckoned = self._reckoned[task]
+        train, test = (sum(answer[kind] for answer in answers) for kind in ("train", "test"))
+        return Speed(name, task, len(answers), batch, train, test, max(a["memory"] for a in answers), reckoned)
+
+    def _measure_methods(self, team: Team, studies: Mapping[str, Sequence[Experiment]]) -> None:
+        methods = list(dict.fromkeys(cost.method_of(run) for runs in studies.values() for run in runs))
+        if methods and self._left > 5:
+            self._say("what methods add to a step")
+            asked = [(name, dict(settings)) for name, settings in methods]
+            with suppress(TooSlow):  # then all are taken to cost the same
+                answer = team.ask("factors", asked, patience=max(15.0, self._left / 4))[0]
+                self._factors = dict(zip(methods, answer["factors"], strict=True))

@@ -1,0 +1,110 @@
+"""The machine around torch: folders that must be writable, shared memory, room and speed of the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from feddraw.data import cache
+from feddraw.doctor.checks import Check, attempted
+from feddraw.system.shared_memory import Shared
+
+PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
+PREPARED = (191_027 + 234 + 112_120) * PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
+SHARED = 1 << 26  # bytes of shared memory that are tried
+
+
+def check_machine(seconds: float = 5.0) -> list[Check]:
+    looks: dict[str, Callable[[], Check]] = {
+        "results folder": lambda: writable("results folder", Path.cwd()),
+        "cache folder": lambda: writable("cache folder", cache.root()),
+        "temporary folder": lambda: writable("temporary folder", Path(tempfile.gettempdir())),
+        "shared memory": shared_memory,
+        "cache's disk": lambda: disk(cache.root(), seconds),
+    }
+    return [attempted(what, look) for what, look in looks.items()]
+
+
+def writable(what: str, folder: Path) -> Check:
+    """Whether files can be made in a folder, or in the nearest that is there."""
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    hint = "; FEDDRAW_CACHE names another" if what == "cache folder" else ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".feddraw-"):
+            pass
+    except OSError as error:
+        return Check(what, "broken", f"{there}: {error.strerror}{hint}")
+    free = shutil.disk_usage(there).free
+    numbers = {"folder": str(folder), "free_bytes": free}
+    return Check(what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers)
+
+
+def shared_memory() -> Check:
+    """What workers exchange models through."""
+    shared = Shared()
+    try:
+        array, _ = shared.empty((SHARED,), np.uint8)
+        array[:] = 1  # a full file system kills the process, or refuses, only now
+        del array
+    finally:
+        shared.close()
+    place = Path("/dev/shm")
+    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    if 0 < free < 1e9:
+        said = f"{free / 1e9:.1f} GB free in {place}: many clients of a large network need engine = serial"
+        return Check("shared memory", "note", said, {"free_bytes": free})
+    return Check("shared memory", "ok", f"{free / 1e9:,.1f} GB free" if free else "works", {"free_bytes": free})
+
+
+def disk(root: Path, seconds: float) -> Check:
+    """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
+    folder = next(path for path in (root, *root.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < 10 * IMAGES * PIXELS**2:
+        return Check("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".feddraw-doctor-") as place:
+        file = Path(place) / "images.npy"
+        block = np.random.default_rng(0).integers(0, 256, (BATCH, PIXELS, PIXELS), dtype=np.uint8)
+        written, images = _write(file, block, seconds / 2)
+        read = _read(file, images, seconds / 2)
+    numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
+    needed = f"; the paper's images need {PREPARED / 1e9:.0f} GB" if free < PREPARED else ""
+    rate = f"{1e6 * read / PIXELS**2:,.0f} images of {PIXELS} px a second"
+    said = f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {rate}{needed}"
+    return Check("cache's disk", "note" if needed else "ok", said, numbers)
+
+
+def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float) -> tuple[float, int]:
+    """Megabytes a second, and how many images were written."""
+    began, count = time.perf_counter(), 0
+    with file.open("wb") as out:
+        out.write(cache.array_header((IMAGES, PIXELS, PIXELS)))
+        while count < IMAGES // BATCH:
+            out.write(block.tobytes())
+            count += 1
+            if time.perf_counter() - began > seconds:
+                break
+        out.flush()
+        os.fsync(out.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading asks the disk
+        written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
+        out.truncate(len(cache.array_header((IMAGES, PIXELS, PIXELS))) + IMAGES * PIXELS**2)
+    return written, count * BATCH
+
+
+def _read(file: Path, written: int, seconds: float) -> float:
+    images = np.load(file, mmap_mode="r", allow_pickle=False)
+    order = np.random.default_rng(1).permutation(written)
+    began, count = time.perf_counter(), 0
+    for start in range(0, len(order), BATCH):
+        count += int(images[order[start : start + BATCH]].nbytes)
+        if time.perf_counter() - began > seconds:
+            break
+    return count / 1e6 / (time.perf_counter() - began)

@@ -1,0 +1,203 @@
+"""What a process does on a device that is examined: compute what is known, train twice, time steps.
+
+A device is only ever touched by such a process: one that crashes takes nobody with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddraw.bench.loops import Workload
+from feddraw.bench.server_memory import peak
+from feddraw.core import Correction, Local, Vector
+from feddraw.experiment.method_by_name import combined_method
+from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.rehearsal import step_factors
+from feddraw.system.workers import belong_to_parent
+from feddraw.training.client import Trainer, shortage_told
+from feddraw.training.devices import Place, allot, compute_exactly
+from feddraw.training.footprint import step_memory
+from feddraw.training.loop import fit, make_optimizer, predict, seeded
+from feddraw.training.settings import Training
+
+LARGEST = 64  # images of a batch, as in the paper
+STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that
+ENOUGH = 1.2  # seconds of training that are timed
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, and the side of its images."""
+
+    model: str
+    pixels: int
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.pixels} px"
+
+    def trainer(self, device: str, batch: int = LARGEST) -> Trainer:
+        """As the paper trains, on random images."""
+        trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(Local())
+        how = replace(trainer.training, augment=True, clip=5.0, label_smoothing=0.05, weight_decay=5e-3, lr=1e-5)
+        trainer.training = replace(how, device=device)
+        return trainer
+
+
+def serve(pipe: Connection, place: Place) -> None:
+    """Answer what is asked, one question after the other, until the pipe closes."""
+    belong_to_parent()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    allot(place)
+    examined = Examined(place.device)
+    while True:
+        try:
+            number, question, arguments = pipe.recv()
+            pipe.send((number, _answer(examined, question, arguments)))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(examined: Examined, question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = getattr(examined, question)(*arguments)
+        return found
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+
+
+class Examined:
+    """A device, and what can be asked of it."""
+
+    def __init__(self, device: str) -> None:
+        self.name, self.device = device, torch.device(device)
+        self._trainers: dict[Task, Trainer] = {}
+
+    # ------------------------------------------------------------------------------------------ is it right
+
+    def sums(self) -> dict[str, Any]:
+        """Largest error of a product, a convolution and a mean, relative to what double precision gives."""
+        Training(device=self.name).available_device()
+        rng = np.random.default_rng(0)
+        a, b = (torch.from_numpy(rng.standard_normal((256, 256))) for _ in range(2))
+        x, w = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((4, 8, 20, 20), (8, 8, 3, 3)))
+        exact = {
+            "product": a @ b,
+            "convolution": torch.nn.functional.conv2d(x, w),
+            "mean": x.mean(dim=(0, 2, 3)),
+        }
+        compute_exactly(self.device, tf32=False)
+        a, b, x, w = (tensor.float().to(self.device) for tensor in (a, b, x, w))
+        here = {
+            "product": a @ b,
+            "convolution": torch.nn.functional.conv2d(x, w),
+            "mean": x.mean(dim=(0, 2, 3)),
+        }
+        return {name: float((here[name].cpu().double() - exact[name]).norm() / exact[name].norm()) for name in exact}
+
+    def training(self, task: Task, batch: int, steps: int) -> dict[str, Any]:
+        """How some steps of plain SGD move a network, twice from the same start; what torch cannot repeat exactly."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            moves = [self._moved(task, batch, steps) for _ in range(2)]
+        inexact = sorted({str(one.message).split()[0] for one in told if "deterministic" in str(one.message)})
+        digests = [hashlib.sha256(move.tobytes()).hexdigest()[:16] for move in moves]
+        return {"move": moves[0], "digests": digests, "inexact": inexact}
+
+    def _moved(self, task: Task, batch: int, steps: int) -> Vector:
+        trainer = task.trainer(self.name, batch)
+        trainer.training = replace(trainer.training, optimizer="sgd", lr=0.05, momentum=0.9, steps=steps)
+        start = initial_model(trainer.build, 0)
+        network, training = trainer.network, trainer.training
+        network.load(start)
+        with seeded(1, network.device):
+            about = (training, Correction(), 1, trainer.smoothed_loss, make_optimizer(network, training))
+            fit(network, trainer.examples, trainer.shards[0], *about)
+        return np.asarray(network.read().params - start.params)
+
+    # ------------------------------------------------------------------------------------------ how fast is it
+
+    def _trainer(self, task: Task) -> Trainer:
+        if task not in self._trainers:
+            self._trainers.clear()  # one after the other, so that each has the device to itself
+            self._trainers[task] = task.trainer(self.name)
+        return self._trainers[task]
+
+    def ready(self, task: Task) -> dict[str, Any]:
+        """Build the network and find the size of a batch that does not take too long."""
+        trainer = self._trainer(task)
+        with shortage_told(trainer):
+            self._steps(trainer, 2, 1)
+            one = self._steps(trainer, 4, 1)
+        batch = 4
+        while batch < LARGEST and one * batch / 4 < STEP / 2:
+            batch *= 2
+        return {"batch": batch, "seconds": one * batch / 4}
+
+    def speed(self, task: Task, batch: int, seconds: float) -> dict[str, Any]:
+        """Images a second in training and in testing, and what of the memory was taken."""
+        trainer = self._trainer(task)
+        self._forget_peak()
+        with shortage_told(trainer):
+            first = self._steps(trainer, batch, 1)
+            steps = max(1, int(min(ENOUGH, seconds) / max(first, 1e-6)) - 1)
+            trained = self._steps(trainer, batch, steps) if seconds > first or steps > 1 else first
+            rows = np.arange(batch)
+            began = self._clock()
+            predict(trainer.network, trainer.examples, rows)
+            tested = self._clock() - began
+        return {"train": steps * batch / trained, "test": batch / tested, "memory": self._taken()}
+
+    def _steps(self, trainer: Trainer, batch: int, steps: int) -> float:
+        """Seconds of so many steps."""
+        training = replace(trainer.training, batch_size=batch, steps=steps)
+        optimizer = make_optimizer(trainer.network, training)
+        arguments = (training, Correction(), 0, trainer.smoothed_loss, optimizer)
+        began = self._clock()
+        fit(trainer.network, trainer.examples, trainer.shards[0], *arguments)  # the mean loss waits for the device
+        return self._clock() - began
+
+    def _clock(self) -> float:
+        """Of this process alone where the processor computes: what others do at the same time is not its speed."""
+        return time.process_time() if self.device.type == "cpu" else time.perf_counter()
+
+    def _forget_peak(self) -> None:
+        """What is taken is counted from now on, where the system allows it."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def _taken(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_reserved(self.device))
+        return int(1e6 * peak())
+
+    def factors(self, methods: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+        """How much longer a step takes under each method than plain training, on a small network."""
+        return {"factors": step_factors([combined_method(name, dict(settings)) for name, settings in methods])}
+
+    def memory(self, task: Task) -> dict[str, Any]:
+        """Bytes that a worker takes with batches of 64, reckoned."""
+        trainer = self._trainer(task)
+        return {"reckoned": step_memory(trainer.build, task.pixels, trainer.training)}
+
+
+def relative(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """How far two trainings are apart, in lengths of the way that one of them went."""
+    difference = float(np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64)))
+    return difference / float(np.linalg.norm(expected["move"].astype(np.float64)))

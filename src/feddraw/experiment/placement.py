@@ -1,0 +1,94 @@
+"""On which devices an experiment's workers train, how many on each, and what is recorded about it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from feddraw.errors import UserError
+from feddraw.experiment.settings import Experiment
+from feddraw.system.workers import cores, limited
+from feddraw.training.build import build
+from feddraw.training.devices import Place, found, place_workers, record, survey, survey_apart
+from feddraw.training.footprint import step_memory
+
+_SEEN: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
+CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
+
+
+def devices_of(experiment: Experiment) -> list[str]:
+    """The devices that an experiment asks for, if this machine has them."""
+    if not experiment.devices:
+        return found(experiment.training.device, "training.device")
+    names = found(experiment.devices)
+    if len(names) > 1 and experiment.engine != "processes":
+        raise UserError(f"engine {experiment.engine} trains on one device, not on {len(names)}: use engine processes")
+    return names
+
+
+def on_device(experiment: Experiment, device: str) -> Experiment:
+    """The same as one process carries it out."""
+    if (experiment.devices, experiment.training.device) == ("", device):
+        return experiment
+    moved = replace(experiment, devices="", training=replace(experiment.training, device=device))
+    object.__setattr__(moved, "is_complete", experiment.is_complete)
+    return moved
+
+
+def places_for_clients(experiment: Experiment, clients: int) -> list[Place]:
+    """A place for every worker of one run."""
+    names = devices_of(experiment)
+    if experiment.workers > clients:
+        warnings.warn(f"{experiment.workers} workers for {clients} client(s): starting one per client", stacklevel=2)
+    if names == ["cpu"] or experiment.engine != "processes":
+        return [Place(names[0])] * limited(min(experiment.workers or cores(), clients))
+    return _placed([experiment], names, experiment.workers, clients)
+
+
+def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[Place]:
+    """A place for every worker that carries out whole runs; `devices` stand above those of the experiments."""
+    asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
+    texts = [devices] if devices else [*asked] or ["cpu"]
+    setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"
+    names = list(dict.fromkeys(name for text in texts for name in found(text, setting)))
+    if names == ["cpu"]:
+        return [Place()] * limited(workers)
+    return _placed(experiments, names, workers, max(1, len(experiments)))
+
+
+def _placed(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[Place]:
+    on_gpu = any(torch.device(name).type != "cpu" for name in names)
+    need = most_memory(experiments) if on_gpu else 0
+    _SEEN.update(survey_apart(names))
+    return place_workers(names, limited(workers) if workers else 0, need, _SEEN, most)
+
+
+def most_memory(experiments: Sequence[Experiment]) -> int:
+    """Bytes that the largest of them takes of a device, without its images; experiments with one network are one."""
+    kinds: dict[str, Experiment] = {}
+    for experiment in experiments:
+        training = experiment.training
+        about = [experiment.model, experiment.section("data")[1]["size"], training.batch_size, training.amp]
+        kinds.setdefault(json.dumps(about), experiment)
+    return max((memory_of(experiment) or 0 for experiment in kinds.values()), default=0)
+
+
+def memory_of(experiment: Experiment) -> int | None:
+    """Bytes that one worker takes of a device; None where the network's shapes alone do not tell."""
+    name, settings = experiment.section("model")
+    pixels = experiment.section("data")[1]["size"]
+    return step_memory(partial(build, name, CLASSES, settings), pixels, experiment.training)
+
+
+def recorded(experiment: Experiment, places: Sequence[Place]) -> dict[str, Any]:
+    """What environment.json says about the devices."""
+    names = list(dict.fromkeys(place.device for place in places))
+    unseen = [name for name in names if name not in _SEEN]
+    _SEEN.update(survey(unseen))  # this process trains there itself, or nobody would have placed its workers
+    return record({name: _SEEN[name] for name in names}, places, experiment.training.tf32)

@@ -1,0 +1,288 @@
+"""A study before it begins: every data set opened, every scenario dealt, the network built, a few steps timed.
+
+Nothing is prepared or written. What stands in the way is told all at once, with what the study will cost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from feddraw.core import Model
+from feddraw.data import cache
+from feddraw.data.dataset import SPLITS, Dataset
+from feddraw.data.preparation import Look
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.estimate import Work
+from feddraw.experiment.placement import places_for_runs
+from feddraw.experiment.preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
+from feddraw.experiment.rehearsal import SECONDS, Rehearsed, profile, rehearse
+from feddraw.experiment.settings import Experiment, unnamed_defaults
+from feddraw.experiment.study import Planned, data_key
+from feddraw.experiment.tally import Tally
+from feddraw.results.checkpoint import extract_arrays
+from feddraw.results.folder import RunFolder
+from feddraw.system.workers import cores
+from feddraw.training.client import memory_of
+from feddraw.training.devices import survey as survey_devices
+
+WHOLE, LEAST_TIMED = 95.0, 15.0  # seconds for everything, so that it ends within two minutes; and for timing, at least
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Survey:
+    """What was found out about a study's runs without preparing anything."""
+
+    runs: Sequence[Planned]
+    finished: set[str] = field(default_factory=set)
+    obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
+    looks: dict[str, tuple[Dataset, Look]] = field(default_factory=dict)  # by data key
+    work: dict[str, Work] = field(default_factory=dict)  # by run
+    folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
+    clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
+
+    def dataset(self, experiment: Experiment) -> Dataset:
+        """The one that an experiment is on."""
+        return self.looks[data_key(experiment)][0]
+
+    @contextmanager
+    def noting(self, runs: Sequence[Planned]) -> Iterator[None]:
+        """Whatever stops these runs is noted and stops nothing else."""
+        try:
+            yield
+        except (UserError, RunFailed) as mistake:
+            self.obstacles.setdefault(str(mistake), []).extend(planned.name for planned in runs)
+
+    @property
+    def stopped(self) -> set[str]:
+        return {name for names in self.obstacles.values() for name in names}
+
+    @property
+    def left(self) -> list[Planned]:
+        """Runs that have to be carried out and can be."""
+        return [planned for planned in self.runs if planned.name not in self.finished | self.stopped]
+
+    def said(self) -> list[str]:
+        """Each obstacle in a line."""
+        return [f"{what} ({_counted(names)})" for what, names in self.obstacles.items()]
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"1 run: {names[0]}" if len(names) == 1 else f"{len(names)} runs, the first {names[0]}"
+
+
+def survey(runs: Sequence[Planned], out: Path, say: Say = lambda _: None) -> Survey:
+    """Open every data set, deal every scenario and build every network that unfinished runs need."""
+    found = Survey(runs)
+    for planned in runs:
+        with found.noting([planned]):
+            begun = RunFolder(out / planned.name).begin(
+                planned.complete.table(), resume=True, defaults=unnamed_defaults()
+            )
+            found.finished |= {planned.name} if begun == "finished" else set()
+    for key, members in _grouped(found.left, lambda planned: data_key(planned.complete)).items():
+        say(f"opening {members[0].complete.section('data')[0]}")
+        with found.noting(members):
+            look = Look()
+            found.looks[key] = open_data(members[0].complete, look=look), look
+    opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
+    initial: dict[str, Model] = {}
+    for key, members in _grouped(opened, partial(_model_key, found)).items():
+        say(f"building {members[0].complete.section('model')[0]}")
+        with found.noting(members):
+            first = members[0].complete
+            first.training.available_device()
+            build = builder(first, len(found.dataset(first).findings))
+            initial[key] = initial_model(partial(build, pretrained=True), first.seed)
+    for members in _grouped(opened, _dealing_key).values():
+        say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
+        with found.noting(members):
+            dealt = deal_data(members[0].complete, found.dataset(members[0].complete))
+            for planned in members:
+                with found.noting([planned]):
+                    _note_work(found, planned, dealt, initial.get(_model_key(found, planned)))
+    return found
+
+
+def _note_work(found: Survey, planned: Planned, dealt: DealtData, initial: Model | None) -> None:
+    task = task_of(planned.complete, dealt)
+    found.work[planned.name] = Work.of(task)
+    if initial is not None:
+        task.method.weighting.check(initial.layout)
+        found.folder_bytes[planned.name] = _folder_bytes(task, initial)
+    found.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
+
+
+def _grouped(runs: Sequence[Planned], key: Callable[[Planned], str]) -> dict[str, list[Planned]]:
+    groups: dict[str, list[Planned]] = {}
+    for planned in runs:
+        groups.setdefault(key(planned), []).append(planned)
+    return groups
+
+
+def _model_key(found: Survey, planned: Planned) -> str:
+    one = planned.complete
+    return json.dumps([len(found.dataset(one).findings), one.model, one.training.device])
+
+
+def _dealing_key(planned: Planned) -> str:
+    one = planned.complete
+    own = [one.scenario, one.partition_seed, one.folds and one.seed % one.folds, one.folds]
+    return json.dumps([data_key(one), own, one.holdout, one.training.batch_size])
+
+
+def _folder_bytes(task: Task, initial: Model) -> int:
+    """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all test images."""
+    model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
+    kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
+    remembered = sum(map(initial.layout.extent, memory_of(task.method.local, task.experiment.training).values()))
+    arrays: dict[str, NDArray[Any]] = {}
+    extract_arrays(task.method.init(initial), "state", arrays)
+    state = sum(array.nbytes for array in arrays.values())
+    tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:]) + sum(map(len, task.holdout_rows))
+    scores = tested * (5 * len(task.dataset.findings) + 16)
+    return model * (2 + 2 * kept) + 4 * remembered * len(task.clients) + state + scores
+
+
+# ---------------------------------------------------------------------------------------------------- the cost
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a study will cost here, and what is in its way."""
+
+    survey: Survey
+    devices: tuple[str, ...]  # one for each worker
+    timed: Mapping[str, Rehearsed]  # by method, the first of each kind
+    seconds: float  # of all runs; 0 where nothing was timed
+    preparing: float  # seconds
+    cache_bytes: int
+    folder_bytes: int
+    memory: int  # bytes of one worker
+    obstacles: tuple[str, ...]
+
+    def table(self) -> dict[str, Any]:
+        """As one document."""
+        found = self.survey
+        return {
+            "runs": len(found.runs),
+            "finished": len(found.finished),
+            "devices": list(self.devices),
+            "hours": round(self.seconds / 3600, 3),
+            "preparation_hours": round(self.preparing / 3600, 3),
+            "cache_bytes": self.cache_bytes,
+            "folder_bytes": self.folder_bytes,
+            "memory_bytes_per_worker": self.memory,
+            "data": [_described(dataset, look) for dataset, look in found.looks.values()],
+            "scenarios": {name: list(sizes) for name, sizes in found.clients.items()},
+            "timed": {name: vars(one) for name, one in self.timed.items()},
+            "obstacles": list(self.obstacles),
+        }
+
+
+def _described(dataset: Dataset, look: Look) -> dict[str, Any]:
+    images: dict[str, Any] = {split: len(dataset.rows[split]) for split in SPLITS}
+    return {"name": dataset.name, **images, "to_prepare": look.images, "bytes": sum(look.bytes.values())}
+
+
+def preflight(
+    runs: Sequence[Planned], out: Path, workers: int = 0, devices: str = "", say: Say = lambda _: None
+) -> Preflight:
+    """All that can be known of a study before it begins, with so many workers, or as many as the devices hold."""
+    began = time.monotonic()
+    found = survey(runs, out, say)
+    left, obstacles = found.left, found.said()
+    places: Sequence[str] = ()
+    timed: dict[str, Rehearsed] = {}
+    expected: dict[str, float] = {}
+    try:
+        of_runs = places_for_runs([planned.experiment for planned in left or runs], workers, devices)
+        places = [place.device for place in of_runs]
+        if left:
+            say("timing a few training steps")
+            seconds = max(LEAST_TIMED, min(SECONDS, WHOLE - (time.monotonic() - began)))
+            timed, expected = _timed(found, left, places, seconds)
+    except (UserError, RunFailed) as mistake:
+        obstacles += [] if any(str(mistake) in one for one in obstacles) else [str(mistake)]
+    looks = [look for _, look in found.looks.values()]
+    images = {entry: size for look in looks for entry, size in look.bytes.items()}
+    folders = sum(found.folder_bytes[planned.name] for planned in left)
+    memory = max((one.memory for one in timed.values()), default=0)
+    obstacles += _full_disks({cache.root(): sum(images.values()), out: folders})
+    obstacles += _too_little_memory(memory, places)
+    seconds = Tally([], len(places), expected).seconds_left(list(expected)) or 0.0
+    preparing = sum(look.seconds for look in looks) / cores()
+    return Preflight(
+        found, tuple(places), timed, seconds, preparing, sum(images.values()), folders, memory, tuple(obstacles)
+    )
+
+
+def _timed(
+    found: Survey, runs: Sequence[Planned], devices: Sequence[str], seconds: float
+) -> tuple[dict[str, Rehearsed], dict[str, float]]:
+    """What was timed, by the first method of its kind; and seconds by run."""
+    kinds = _grouped(runs, lambda planned: profile(planned.complete))
+    firsts = [members[0] for members in kinds.values()]
+    findings = len(found.dataset(firsts[0].complete).findings)
+    times = rehearse([_plain(planned.complete) for planned in firsts], findings, devices, seconds)
+    expected = {
+        planned.name: one.seconds(found.work[planned.name])
+        for members, one in zip(kinds.values(), times, strict=True)
+        for planned in members
+    }
+    return {planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)}, expected
+
+
+def _plain(experiment: Experiment) -> Experiment:
+    """The same on data that a worker need not look for."""
+    return replace(experiment, data={"name": "phantom", "size": experiment.section("data")[1]["size"]}, engine="serial")
+
+
+def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
+    """Folders whose disk has no room for what comes there; two may be on one disk."""
+    disks: dict[int, list[tuple[Path, int]]] = {}
+    for folder, size in needed.items():
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        disks.setdefault(there.stat().st_dev, []).append((there, size))
+    for members in disks.values():
+        total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
+        if total > free:
+            where = " and ".join(str(folder) for folder, _ in members)
+            yield (
+                f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free: make room, or name "
+                "other folders (FEDDRAW_CACHE for prepared images, --out for runs)"
+            )
+
+
+def _too_little_memory(memory: int, devices: Sequence[str]) -> Iterator[str]:
+    here, free = sum(device.startswith("cpu") for device in devices), free_memory()
+    if memory and here * memory > free:
+        fit = max(1, int(free // memory))
+        yield (
+            f"{here} workers of {memory / 1e9:.1f} GB each do not fit into the {free / 1e9:.1f} GB of memory that are "
+            f"free: give --workers {fit}" + (", or a smaller training.batch_size" if memory > free else "")
+        )
+
+
+def free_memory() -> float:
+    """Bytes of this machine that new processes may take."""
+    found = survey_devices(["cpu"])["cpu"]["free"]
+    return float(found) if found else math.inf
+
+
+def is_file_data(planned: Planned) -> bool:
+    """Whether its images lie in files, and are prepared before the first run."""
+    name = planned.complete.section("data")[0]
+    return name != "phantom" and ":" not in name

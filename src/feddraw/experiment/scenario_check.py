@@ -1,0 +1,96 @@
+"""What a federation is compared with: each client alone, and all data in one place, for the same number of steps.
+
+The same number of steps and not of epochs, because epochs would give a client with four times the images four times
+the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddraw.analysis import metrics
+from feddraw.core import Job, Local, Update
+from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.running import opened_engine
+from feddraw.experiment.settings import Experiment
+from feddraw.federation import seed_of
+from feddraw.scenarios.paper import PAPER
+
+TOGETHER = "all together"
+
+
+@dataclass(frozen=True)
+class TrainedAlone:
+    """How a model does that one client trained without the others."""
+
+    client: str
+    size: int
+    small: bool
+    auc: float  # macro, on validation
+    per_class: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ScenarioCheck:
+    """The paper's acceptance test of a scenario: do its small clients hold the better data?"""
+
+    scenario: str
+    steps: int
+    clients: tuple[TrainedAlone, ...]
+    together: TrainedAlone  # trained on all clients' images
+
+    @property
+    def margin(self) -> float:
+        """The worst small client's AUC less the best large one's; not a number without both kinds."""
+        small = [client.auc for client in self.clients if client.small]
+        large = [client.auc for client in self.clients if not client.small]
+        return min(small) - max(large) if small and large else float("nan")
+
+    @property
+    def accepted(self) -> bool:
+        return self.margin > 0
+
+
+def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> ScenarioCheck:
+    """Train every client alone, and all together, for the same number of steps; test on validation data."""
+    setup = _apart(prepare(experiment), steps)
+    small = _small(setup)
+    names = (*setup.clients, TOGETHER)
+    models: dict[int, Any] = {}
+    validation = setup.dataset.rows["validation"]
+    truth = setup.dataset.labels.truth(validation)
+    with opened_engine(setup) as engine:
+        seeds = [seed_of(experiment.seed, 0, client) for client in range(len(names))]
+        jobs = [Job(0, 1, client, seed, setup.initial) for client, seed in enumerate(seeds)]
+        for update in engine.train(jobs):
+            models[update.client] = update.model
+            if on_update is not None:
+                on_update(0, update)
+        found = []
+        for client, name in enumerate(names):
+            scores = engine.predict(models[client], validation)
+            areas = {one: metrics.auc(scores[:, c], truth[:, c]) for c, one in enumerate(setup.dataset.findings)}
+            size = len(setup.trainer.shards[client])
+            found.append(TrainedAlone(name, size, client in small, metrics.macro(areas.values()), areas))
+    return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
+
+
+def _apart(setup: Setup, steps: int) -> Setup:
+    """The same clients without a federation, and one more that has everybody's images."""
+    shards = (*setup.training_rows, np.sort(np.concatenate(setup.training_rows)))
+    training = replace(setup.experiment.training, steps=steps)
+    trainer = replace(setup.trainer, shards=shards, training=training, local=Local())
+    return replace(setup, trainer=trainer)
+
+
+def _small(setup: Setup) -> set[int]:
+    """The clients that the paper calls small; elsewhere those below the mean size."""
+    known = PAPER.get(setup.partition.scenario.lower())
+    if known is not None:
+        return set(known.small)
+    sizes = setup.partition.sizes
+    return set(np.flatnonzero(sizes < sizes.mean()).tolist())

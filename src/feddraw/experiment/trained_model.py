@@ -1,0 +1,148 @@
+"""A finished run's model, ready to use: the network, its findings and thresholds, and how images are prepared."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from feddraw.core import Heads, Local
+from feddraw.data.imaging import Recipe
+from feddraw.data.preparation import MEAN, STD
+from feddraw.data.tables import numbers
+from feddraw.errors import UserError, one_of
+from feddraw.experiment.preparation import builder, open_data
+from feddraw.experiment.settings import Experiment, make_method
+from feddraw.results.folder import RunFolder
+from feddraw.results.kept import KEPT
+from feddraw.results.reading import as_written
+from feddraw.results.runs import Run, number, read_run, require_run
+from feddraw.training.loop import Examples, one_thread, predict
+from feddraw.training.network import Network
+
+MODELS = ("last", *KEPT)
+MAX_MODEL = 1 << 34
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """One of a run's models, with all that is needed to apply it to new images."""
+
+    run: Run  # with this model's metrics
+    experiment: Experiment
+    module: nn.Module
+    classifier: Heads
+    findings: tuple[str, ...]
+    thresholds: tuple[float, ...]  # not a number where the run could choose none
+    recipe: Recipe
+    mean: float  # of pixel / 255
+    std: float
+
+    def scores(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(images, findings): probabilities for prepared images, on one thread as in training."""
+        nothing = np.zeros((len(images), len(self.findings)), np.float32)
+        with one_thread():
+            return predict(self._network, Examples(images, nothing, self.mean, self.std), np.arange(len(images)))
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network(copy.deepcopy(self.module), self.classifier)
+
+    def calls(self, scores: NDArray[np.float32]) -> NDArray[np.float64]:
+        """1 where a score reaches the threshold, 0 below it, not a number where there is no threshold."""
+        limits = np.array(self.thresholds)
+        called = (scores.astype(np.float64) >= limits).astype(np.float64)
+        return np.where(np.isnan(limits) | np.isnan(scores), math.nan, called)
+
+
+def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> TrainedModel:
+    """A model of a finished run; code that the run's settings name is refused unless trusted."""
+    run = finished_run(path)
+    one_of("--model", model, MODELS)
+    if model != "last":
+        if model not in run.models:
+            setting = "keep.best=true" if model == "best" else "keep.tail=5"
+            raise UserError(
+                f"{path} kept no model '{model}': train with `feddraw run --set {setting}`, or use --model last"
+            )
+        run = run.models[model]
+        if "validation" not in run.metrics:  # a Flower server without images of its own
+            raise UserError(
+                f"the model '{model}' of {path} was not evaluated, so it has no thresholds: use --model last"
+            )
+    experiment = Experiment.read(RunFolder(path).settings, trust=trust)
+    name = experiment.section("method")[0]
+    if type(make_method(experiment).local).personal is not Local.personal:
+        raise UserError(f"{name} has one model per client, and a run's folder keeps none of them: choose another run")
+    with as_written(RunFolder(path).metrics):
+        findings, thresholds = _findings(run.metrics)
+    module, classifier = builder(experiment, len(findings))()
+    _fill(module, RunFolder(path).model_file(model))
+    recipe, normalization = _preparation(run, experiment)
+    return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
+
+
+def finished_run(path: Path) -> Run:
+    """A run that has its last files."""
+    require_run(path)
+    run = read_run(path)
+    if not run.finished:
+        raise UserError(
+            f"{path} is not finished: go on with `feddraw run {path}/experiment.toml --out {path} --resume`"
+        )
+    return run
+
+
+def _findings(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    tested = metrics["test"] if metrics["test"]["auc"]["per_class"] else metrics["validation"]
+    findings = tuple(map(str, tested["auc"]["per_class"]))
+    if not findings:
+        raise ValueError("no findings")
+    thresholds = tested.get("thresholds", {})
+    return findings, tuple(number(thresholds.get(name)) for name in findings)
+
+
+def _fill(module: nn.Module, path: Path) -> None:
+    """Give a network the numbers of a file; the file of another network is refused."""
+    try:
+        if path.stat().st_size > MAX_MODEL:
+            raise UserError(f"{path} is larger than {MAX_MODEL >> 30} GB: not a model")
+        state = load_file(path)
+        own = module.state_dict()
+        shaped = {name: tensor.reshape(own[name].shape) for name, tensor in state.items() if name in own}
+        module.load_state_dict(shaped if len(shaped) == len(state) else state)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read {path}: {str(error)[:100]}") from None
+    except RuntimeError:
+        raise UserError(f"{path} is not a model of the network that experiment.toml names") from None
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
+        raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
+
+
+def _preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+    """What the run did to its images."""
+    name, settings = experiment.section("data")
+    if ":" in name:
+        raise UserError(f"the images of this run come from code ({name}), which alone knows how they were prepared")
+    recipe = Recipe(int(settings["size"]), bool(settings.get("clahe", False)))
+    recorded = run.partition.get("normalization")
+    if recorded is None:  # a run of an earlier version, which did not write it down
+        recorded = settings.get("normalize", "paper")
+        if recorded == "measured":
+            dataset = open_data(experiment)
+            return recipe, (dataset.mean, dataset.std)
+        recorded = (MEAN, STD) if recorded == "paper" else recorded
+    if not numbers(recorded, 2) or float(recorded[1]) <= 0:
+        raise UserError("experiment.toml has a [partition] normalization that is no mean and standard deviation")
+    return recipe, (float(recorded[0]), float(recorded[1]))

@@ -1,0 +1,80 @@
+"""The weight explorer: one page that draws FedDRAW's weights for anyone's clients and asks no network for anything.
+
+Page, style and scripts are the files of this folder and the charts of `analysis`; here they become one file, with the
+paper's scenarios and settings put in, and a policy in its head that forbids the page every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+from feddraw import __version__
+from feddraw.analysis.palette import variables
+from feddraw.errors import UserError
+from feddraw.scenarios.paper import PAPER, TITLES
+from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
+
+MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
+SHARED = "chart.js"  # with the page of `feddraw watch`
+_POLICY = (
+    "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+_STYLE = '<link rel="stylesheet" href="explorer.css">'
+_SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>\n')
+_DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</script>)')
+
+
+def page() -> str:
+    """The whole page as one text."""
+    source = _read("explorer.html")
+    script = "\n" + "\n".join(_read(name) for name in _SCRIPT.findall(source))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(digest=digest)}">'
+    text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
+    text = _DATA.sub(lambda _: _data(), text)
+    text = text.replace(_STYLE, f"<style>\n{variables()}{_read('explorer.css')}</style>")
+    return text.replace("VERSION", __version__).replace(MARK, f"{MARK}\n{policy}")
+
+
+def write(path: Path) -> None:
+    """The page to a file; a file that is something else is left alone."""
+    from feddraw.system.files import write_whole
+
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give the name of a file, such as {path / 'feddraw-explorer.html'}")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.exists() and not _ours(path):
+        raise UserError(f"{path} exists and is not an explorer page: choose another name with --out")
+    write_whole(path, page().encode())
+
+
+def _ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(1024)
+
+
+def _data() -> str:
+    """The scenarios and settings of the paper; no `<`, so that nothing in it can end the element it stands in."""
+    presets = [
+        {
+            "name": scenario.name,
+            "dataset": TITLES[scenario.dataset],
+            "composition": scenario.composition,
+            "sizes": scenario.sizes,
+        }
+        for scenario in PAPER.values()
+    ]
+    settings = {"rounds": ROUNDS, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
+    return json.dumps({"presets": presets, "settings": settings}).replace("<", "\\u003c")
+
+
+def _read(name: str) -> str:
+    room = "feddraw.analysis" if name == SHARED else "feddraw.explorer"
+    return (resources.files(room) / name).read_text(encoding="utf-8")

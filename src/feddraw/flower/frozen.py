@@ -1,0 +1,79 @@
+"""Frozen layers over Flower: sent to a site once, kept in its folder, and from then on named by their digest only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from feddraw.errors import UserError
+from feddraw.flower import orders
+from feddraw.flower.intake import Reply, one_line
+from feddraw.flower.records import Refused, arrays_to_vectors, vectors_to_arrays
+from feddraw.results.checkpoint import digest
+from feddraw.system.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from feddraw.training.client import Trainer
+
+KEY = "frozen"  # of the record, of the order, and of a site's answer
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class FrozenLayers:
+    """The server's side: which nodes have said that they hold the frozen layers."""
+
+    def __init__(self, frozen: Arrays) -> None:
+        self.arrays, self.holding = dict(frozen), set[int]()
+        self._record = vectors_to_arrays(self.arrays)
+        self.order = {KEY: digest(self.arrays, None)} if self.arrays else {}
+
+    def added(self, content: RecordDict, node: int) -> RecordDict:
+        """A message's content, with the layers for a node that does not hold them."""
+        if not self.arrays or node in self.holding:
+            return content
+        return RecordDict({**content, KEY: self._record})
+
+    def heard(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
+        """Who of those that were asked holds the layers; the others get them again."""
+        announced = {reply.node: reply.content.get("client") for reply in replies}
+        said = {node for node, about in announced.items() if isinstance(about, ConfigRecord) and KEY in about}
+        self.holding = (self.holding - set(asked)) | said
+
+
+def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
+    """The site's side: give the network the server's frozen layers, and say by their digest that they are here."""
+    wanted, here = str(orders.found(content).get(KEY, "")), trainer.network.layout.frozen
+    if not wanted or digest(here, None) == wanted:
+        return wanted
+    file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
+    if KEY in content.array_records:
+        try:
+            sent = arrays_to_vectors(content.array_records[KEY])
+        except Refused as error:
+            raise UserError(f"the server's frozen layers cannot be read: {one_line(error)}") from None
+    else:
+        sent = _kept(file)
+    if digest(sent, None) != wanted:
+        raise UserError("the server's frozen layers are not here, or damaged: they come again in the next round")
+    if {name: a.shape for name, a in sent.items()} != {name: a.shape for name, a in here.items()}:
+        raise UserError("the server's frozen layers are not those of this site's network: do the settings agree?")
+    trainer.freeze(sent)
+    if KEY in content.array_records:
+        make_folder(folder, private=True)
+        write_whole(file, save({name: np.ascontiguousarray(a) for name, a in sent.items()}), private=True)
+    return wanted
+
+
+def _kept(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        return dict(load_file(file))
+    except (SafetensorError, OSError, ValueError):
+        return {}

@@ -1,0 +1,286 @@
+"""`secure=True`: training and evaluation in which the server sees sums over the clients, and no client's own part."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from feddraw.core import Heads, Layout, Method, Model, Parts, State
+from feddraw.errors import UserError
+from feddraw.flower import histograms, intake
+from feddraw.flower.method_as_text import described
+from feddraw.flower.records import Refused
+from feddraw.flower.roster import Roster
+from feddraw.flower.secure_messages import (
+    ANNOUNCEMENT,
+    COUNTS,
+    FIRST,
+    MOVES,
+    ORDER,
+    RECEIVED,
+    RECORD,
+    Order,
+    fingerprint_of,
+    pairs_in,
+)
+from feddraw.flower.secure_sums import Circle, SecureSums, Told
+from feddraw.secure.keys import Directory, read_directory
+from feddraw.secure.protocol import SecureSumFailed
+from feddraw.secure.session import FEWEST
+from feddraw.server.gate import Gate
+from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
+from feddraw.server.masked.opening import check_announced, inform, limit, open_round
+from feddraw.server.policy import Policy
+from feddraw.server.round import RoundResult
+
+log = logging.getLogger("flwr")
+
+Labels = NDArray[np.bool_] | None  # which findings a site labels; None = all
+
+
+class Table:
+    """Who was asked for a secure round, who answered, and how they are called.
+
+    Sites sign under the names that they give themselves; the ledger has those that the server gives them.
+    """
+
+    def __init__(
+        self, answers: Sequence[intake.Reply], asked: Sequence[int], roster: Roster, grid: Grid, timeout: float
+    ) -> None:
+        self.answers = {roster.called[answer.name]: answer for answer in answers}
+        self.listed = {own: answer.name for own, answer in self.answers.items()}  # their names in the ledger
+        self._nodes = {own: answer.node for own, answer in self.answers.items()}
+        silent = [roster.label(node) for node in asked if node not in self._nodes.values()]
+        self.asked = (*self.answers, *(roster.called.get(name, name) for name in silent))
+        self._grid, self._timeout = grid, timeout
+
+    def circle(self, kind: str, group: str) -> Circle:
+        return Circle(self._grid, self._nodes, kind, group, self._timeout)
+
+    @property
+    def received(self) -> str:
+        """The hash of what the sites were sent, as most say; one that was sent anything else takes no part."""
+        records = [answer.content.get(RECORD) for answer in self.answers.values()]
+        said = [str(one.get(RECEIVED, "")) for one in records if isinstance(one, ConfigRecord)]
+        return Counter(said).most_common(1)[0][0] if said else ""
+
+    def labels(self, circle: Circle, findings: int) -> dict[str, Labels]:
+        """By site, which findings it labels; None = all."""
+        found: dict[str, Labels] = {}
+
+        def take(own: str) -> None:
+            found[own] = labelled = intake.labelled_in(self.answers[own].content)
+            if labelled is not None and len(labelled) != findings:
+                raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
+
+        for own in circle.there:
+            circle.take(own, partial(take, own))
+        return found
+
+    def keys(self, circle: Circle, sums: Sequence[str]) -> dict[str, dict[str, bytes]]:
+        """By sum and client, the keys that came with the first answers."""
+        found: dict[str, dict[str, bytes]] = {sum: {} for sum in sums}
+
+        def take(own: str) -> None:
+            pairs = pairs_in(self.answers[own].content)
+            for sum in sums:
+                found[sum][own] = pairs[sum]
+
+        for own in circle.there:
+            circle.take(own, partial(take, own))
+        return found
+
+
+@dataclass
+class _Sums:
+    """What the sums of a training round gave, as far as they were opened."""
+
+    announcement: Announcement
+    state: State
+    received: str  # the hash of what all were sent to begin with
+    parts: Parts = field(default_factory=dict)
+    total: Any = None
+    announced: Mapping[str, Announced] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def told(self) -> Told:
+        return {ANNOUNCEMENT: self.announcement.to_json(), RECEIVED: self.received}
+
+
+@dataclass(frozen=True)
+class SecureRounds:
+    """What a strategy does where it may see sums only."""
+
+    method: Method
+    policy: Policy
+    gate: Gate
+    directory: Directory | None
+
+    def __post_init__(self) -> None:
+        if why := self.method.secure.why_not:
+            raise UserError(f"this method cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
+        if self.gate.norm == "refuse" or self.gate.clip:
+            raise UserError("a secure sum cannot leave out or clip what it hides: gate norm 'off' or 'warn', no clip")
+        described(self.method)  # an error where its rules cannot travel
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (FIRST, MOVES) if self.method.secure.sums == 2 else (MOVES,)
+
+    # ------------------------------------------------------------------------------------------ training
+
+    def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
+        """The order that goes with a model to train."""
+        settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
+        return {ORDER: asdict(replace(self.order(run, round), settings=settings))}
+
+    def order(self, run: str, round: int) -> Order:
+        """What the messages of a round have in common."""
+        return Order(run, round, self.sums)
+
+    def train(
+        self,
+        order: Order,
+        table: Table,
+        group: str,
+        rounds: int,
+        sent: Model,
+        state: State,
+        clients: Sequence[str],
+        size_key: str,
+        frozen: str,
+    ) -> tuple[RoundResult, dict[str, str]]:
+        """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
+        circle = table.circle("train", group)
+        parties = self._parties(table, circle, size_key)
+        received = fingerprint_of(sent, self.method.broadcast(state), frozen)
+        told = (received, described(self.method), order.round, rounds, parties)
+        found = _Sums(Announcement(*told), state, table.received)
+        try:
+            found.announcement = announce(*told, self.policy)
+            self._open(found, SecureSums(circle, order, self.directory), table, circle, sent)
+        except (SecureSumFailed, UserError) as failure:
+            log.error("%s", failure)
+            found.failed = intake.one_line(failure, 200)
+        refused = {name: why for name, why in circle.reasons.items() if why and name not in found.announced}
+        if found.failed:
+            refused = dict.fromkeys((party.name for party in parties), found.failed) | refused
+        listed = table.listed
+        result = open_round(
+            self.method,
+            _renamed(found.announcement, listed),
+            sent,
+            found.state,
+            found.total,
+            {listed[name]: one for name, one in found.announced.items()},
+            clients,
+            refused={listed[party.name]: refused[party.name] for party in parties if party.name in refused},
+            parts=found.parts,
+            gate=self.gate,
+        )
+        return result, {listed[name]: why for name, why in refused.items()}
+
+    def _parties(self, table: Table, circle: Circle, size_key: str) -> tuple[Party, ...]:
+        """Those that say how many images they have."""
+        parties: list[Party] = []
+
+        def take(own: str) -> None:
+            size, labelled = intake.announced(table.answers[own].content, size_key)
+            if size > self.gate.max_size:
+                raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
+            parties.append(party_of(own, size, labelled))
+
+        for own in circle.there:
+            circle.take(own, partial(take, own))
+        return tuple(parties)
+
+    def _open(self, found: _Sums, sums: SecureSums, table: Table, circle: Circle, sent: Model) -> None:
+        """All sums of the round, one after the other."""
+        keys, asked = table.keys(circle, self.sums), table.asked
+        if FIRST in self.sums:
+            approve = found.announcement.check_summed
+            first = sums.open(FIRST, asked, keys[FIRST], found.told, approve=approve)
+            informed = inform(self.method, found.announcement, found.state, first.words, first.survivors)
+            found.announcement, found.parts, found.state = informed.announcement, informed.parts, informed.state
+            asked = first.survivors
+
+        def settle(announced: Mapping[str, Announced]) -> Told:
+            if self.policy.limits_weights:
+                found.announcement = limit(self.method, found.announcement, sent.layout, announced)
+            return found.told
+
+        def approve_settled(names: Sequence[str]) -> None:
+            found.announcement.check_summed(names)
+
+        read = partial(self._read, found.announcement, sent.layout)
+        opened = sums.open(MOVES, asked, keys[MOVES], found.told, read, settle, approve_settled)
+        found.total = opened.words
+        found.announced = {name: opened.announced[name] for name in opened.survivors}
+
+    def _read(self, announcement: Announcement, layout: Layout, name: str, text: str) -> Announced:
+        """What a client says of itself in clear, if its size and the method allow it."""
+        found = Announced.of(text)
+        check_announced(self.method, announcement, layout, name, found)
+        return found
+
+    # ------------------------------------------------------------------------------------------ evaluation
+
+    def to_count(self, run: str, round: int, findings: int) -> dict[str, Any]:
+        """What goes with an evaluation whose counts are to be added up under masks."""
+        return {ORDER: asdict(Order(run, round, (COUNTS,), settings={"findings": findings}))}
+
+    def count(self, order: Order, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
+        """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
+        order, circle = replace(order, sums=(COUNTS,)), table.circle("evaluate", group)
+        keys, told = table.keys(circle, order.sums)[COUNTS], {RECEIVED: table.received}
+        approve = partial(_check_counted, table.labels(circle, findings), findings)
+        try:
+            opened = SecureSums(circle, order, self.directory).open(COUNTS, table.asked, keys, told, approve=approve)
+        except (SecureSumFailed, NotSummed) as failure:
+            log.error("no evaluation: %s", failure)
+            return None
+        metrics = histograms.from_words(opened.words, findings)
+        metrics[size_key] = sum(_images(table.answers[name].content, size_key) for name in opened.survivors)
+        return RecordDict({"metrics": metrics})
+
+
+def _images(content: RecordDict, size_key: str) -> float:
+    """How many images a site says that it evaluated; a site may have none to evaluate."""
+    try:
+        return intake.announced(content, size_key)[0]
+    except Refused:
+        return 0
+
+
+def _check_counted(labels: Mapping[str, Labels], findings: int, names: Sequence[str]) -> None:
+    """Refuse counts of a finding that one or two of these sites label: they would be theirs."""
+    rows = [labels.get(name) for name in names]
+    for finding in range(findings):
+        count = sum(row is None or bool(row[finding]) for row in rows)
+        if 0 < count < FEWEST:
+            raise NotSummed(f"finding {finding} is labelled by {count} site(s) only: a secure sum needs {FEWEST}")
+
+
+def directory_of(given: Directory | Path | str | None) -> Directory | None:
+    """The sites' public keys, also from their file."""
+    return read_directory(Path(given)) if isinstance(given, Path | str) else given
+
+
+def _renamed(announcement: Announcement, names: Mapping[str, str]) -> Announcement:
+    """With other names for the clients."""
+    parties = tuple(replace(party, name=names[party.name]) for party in announcement.parties)
+    proposed, weights = (
+        {names[name]: row for name, row in rows.items()} for rows in (announcement.proposed, announcement.weights)
+    )
+    return replace(announcement, parties=parties, proposed=proposed, weights=weights)

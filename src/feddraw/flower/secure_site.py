@@ -1,0 +1,243 @@
+"""What a site does for one secure round: it keeps its part, agrees on masks with the others, and opens the sum.
+
+    begin      the app has trained (or evaluated): what it gave is kept; fresh keys leave, with numbers in clear
+    keys       fresh keys leave again, where a sum is tried again
+    shares     everyone's keys come, and what was announced; shares for the others leave, and how much this site counts
+    values     the others' shares come; the masked words leave
+    survivors  who is in the sum comes; a signature leaves
+    opening    the others' signatures come; the shares that open the sum leave, and what was kept is deleted
+
+The state is on the disk before an answer leaves (`secure_memory`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from feddraw.core import Model, Update
+from feddraw.errors import UserError
+from feddraw.flower import histograms, intake, orders
+from feddraw.flower.method_as_text import method_of
+from feddraw.flower.records import arrays_to_vectors, pack, to_model
+from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
+from feddraw.flower.secure_messages import (
+    ANNOUNCEMENT,
+    CONFIG,
+    COUNTS,
+    FIRST,
+    MOVES,
+    RECEIVED,
+    Order,
+    answer,
+    digest_of,
+    fingerprint_of,
+    pairs_in,
+    reading,
+)
+from feddraw.secure.keys import Directory
+from feddraw.secure.protocol import Member
+from feddraw.server.masked.announcement import Announcement
+from feddraw.server.masked.contribution import Contribution
+from feddraw.server.state_dict import layout_of_arrays
+
+WORDS = "words"
+SUMS = {"train": (FIRST, MOVES), "evaluate": (COUNTS,)}  # those that a site takes part in
+
+
+class Signer(Protocol):
+    """The node that a site's part is played on."""
+
+    key: Ed25519PrivateKey
+    directory: Directory | None
+    fewest: int  # clients that must be in a sum
+
+    def in_clear(self, content: RecordDict) -> RecordDict:
+        """What may leave of an app's answer."""
+
+    def lists(self, metric: str) -> bool:
+        """Whether a metric of this name may leave."""
+
+
+class Sitting:
+    """A site's part in one round of one run; every call answers one message."""
+
+    def __init__(self, node: Signer, vault: Vault, kind: str, order: Order) -> None:
+        self._node, self._vault, self._kind, self._order = node, vault, kind, order
+        self._received = ""  # the fingerprint of what came to train on
+        if not set(order.sums) <= set(SUMS.get(kind, ())):
+            raise UserError(f"there are no such sums of '{intake.one_line(kind)}': {intake.one_line(order.sums)}")
+        self._state = self._kept()
+
+    def _kept(self) -> State:
+        """What is known of the round, if it is the one that the server asks for."""
+        state, round = self._vault.state(), self._order.round
+        if round < state.opened.round:
+            raise UserError(f"round {round} is over at this site, which has opened round {state.opened.round}")
+        if self._order.stage != "begin" and round != state.round:
+            raise UserError(f"this site is at round {state.round}, and the server asks for round {round}")
+        return state
+
+    # ------------------------------------------------------------------------------------------ the app's answer
+
+    def sent_model(self, content: RecordDict) -> Model | None:
+        """The model that came, from which the move is measured; none where nothing is trained."""
+        if self._kind != "train":
+            return None
+        with reading():
+            arrays, named = content.array_records[self._order.settings["arrays"]], self._order.settings["classifier"]
+            sent = to_model(arrays, layout_of_arrays(arrays, heads_of(named)))
+            broadcast = content.array_records.get("broadcast", ArrayRecord())
+            frozen = str(orders.found(content).get("frozen", ""))
+            self._received = fingerprint_of(sent, arrays_to_vectors(broadcast), frozen)
+            return sent
+
+    def begin(self, sent: Model | None, received: str, content: RecordDict) -> RecordDict:
+        """Keep what the app gave. Keys for every sum of the round leave, and what may leave in clear.
+
+        `received` is the hash of the message that the app was called with.
+        """
+        opened = self._kept().opened  # as it is now: the app may have worked for hours
+        found = self._node.in_clear(content)
+        vectors, about = self._counts(content) if sent is None else packed(sent, self._update(sent, content))
+        about["received"] = self._received
+        name = str(found.config_records["client"]["name"])
+        self._state = State(self._order.round, name, received, opened=opened)
+        keys = {sum: self._keys(sum, 0) for sum in self._order.sums}
+        self._vault.keep(vectors, about)
+        self._vault.keep_state(self._state)
+        return RecordDict(dict(found) | dict(answer(keys, received=received)))
+
+    def _update(self, sent: Model, content: RecordDict) -> Update:
+        """The app's answer as a server would read it, with listed metrics only."""
+        with reading():
+            size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
+            sends = dict(self._order.settings["sends"])
+        if not self._node.lists(size):
+            raise UserError(f"the server weighs by {intake.one_line(size)}: list it in this node's metrics=…")
+        reply = intake.reply_of(0, content)
+        kinds: dict[str, Any] = {"sends": sends, "size_key": size, "arrays_key": arrays}
+        found, refused, _ = intake.decode([reply], {reply.name: 0}, sent, **kinds)
+        if refused:
+            raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
+        update = found[0]
+        listed = {name: value for name, value in update.metrics.items() if name == "loss" or self._node.lists(name)}
+        return replace(update, metrics=listed, steps=_steps(update, sent))
+
+    def _counts(self, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What an evaluation counted."""
+        with reading():
+            findings = int(self._order.settings["findings"])
+        return {COUNTS: histograms.to_words(content, findings)}, {}
+
+    # ------------------------------------------------------------------------------------------ the later stages
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        """To a message of a stage after the first."""
+        stage, sum, attempt = self._order.stage, self._order.sum, self._order.attempt
+        pairs = pairs_in(content, CONFIG)
+        if stage == "keys":
+            return self._again()
+        if attempt != self._state.attempts.get(sum):
+            raise UserError(f"this site is at attempt {self._state.attempts.get(sum)} of '{sum}', not at {attempt}")
+        if stage in ("shares", "values") and self._order.told.get(RECEIVED) != self._state.received:
+            raise UserError("this site was sent other settings or another model than the server says that all were")
+        member = Member.from_bytes(self._state.members[sum].encode(), self._node.key, self._node.directory)
+        steps = {"shares": self._share, "values": self._mask, "survivors": self._sign, "opening": self._reveal}
+        found = steps[stage](member, pairs)
+        self._state.members[sum] = member.to_bytes().decode()
+        self._vault.keep_state(self._state)
+        if stage == "opening" and sum != FIRST:
+            self._vault.forget()
+        return found
+
+    def _keys(self, sum: str, attempt: int) -> bytes:
+        about = (self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
+        node = self._node
+        member = Member(*about, self._state.name, node.key, node.directory, least=node.fewest)
+        content = member.advertise()
+        self._state.members[sum], self._state.attempts[sum] = member.to_bytes().decode(), attempt
+        return content
+
+    def _again(self) -> RecordDict:
+        """Fresh keys for another attempt; what this site adds stays what it kept."""
+        sum, attempt = self._order.sum, self._order.attempt
+        self._vault.waiting()  # an error where it is gone
+        if attempt <= self._state.attempts.get(sum, -1):
+            raise UserError(f"attempt {attempt} of '{sum}' was made before")
+        keys = {sum: self._keys(sum, attempt)}
+        self._vault.keep_state(self._state)
+        return answer(keys)
+
+    def _share(self, member: Member, advertised: dict[str, bytes]) -> RecordDict:
+        shares = member.share(advertised)
+        self._state.told[self._order.sum] = dict(self._order.told)
+        said = self._contribution().weigh(self._announcement).to_json() if self._order.sum == MOVES else ""
+        return answer(shares, announced=said)
+
+    def _mask(self, member: Member, shares: dict[str, bytes]) -> RecordDict:
+        agreed = digest_of(self._order.told)
+        masked = member.mask(shares, self._words(), in_place=True, agreed=agreed)
+        self._state.agreed[self._order.sum] = agreed.hex()
+        self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them
+        found = answer({"seal": member.seal(masked)})
+        found[WORDS] = ArrayRecord({WORDS: pack(masked)})
+        return found
+
+    def _sign(self, member: Member, _: dict[str, bytes]) -> RecordDict:
+        opened, this = self._state.opened, self._opening()
+        if opened.round == self._order.round and this != opened.sums.get(self._order.sum, this):
+            raise UserError(
+                f"this site has opened round {opened.round} before, with other clients or weights: a second sum would "
+                "show what one of them sent"
+            )
+        if self._kind == "train":
+            Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT]).check_summed(self._order.survivors)
+        return answer({"signature": member.sign(self._order.survivors)})
+
+    def _reveal(self, member: Member, signatures: dict[str, bytes]) -> RecordDict:
+        content = member.reveal(self._order.survivors, signatures)
+        if self._state.opened.round != self._order.round:
+            self._state.opened = Opened(self._order.round)
+        self._state.opened.sums[self._order.sum] = self._opening()
+        return answer({"shares": content})
+
+    def _opening(self) -> list[str]:
+        """What is opened: what was told about it, and who is in it."""
+        return [self._state.agreed.get(self._order.sum, ""), *sorted(self._order.survivors)]
+
+    # ------------------------------------------------------------------------------------------ what is added
+
+    def _words(self) -> NDArray[np.uint64]:
+        if self._kind != "train":
+            return self._vault.waiting()[0][COUNTS]
+        before = Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT])
+        if replace(self._announcement, proposed={}, weights={}) != before:
+            raise UserError("what the server told about this sum has changed since this site agreed to it")
+        contribution = self._contribution()
+        make = contribution.first if self._order.sum == FIRST else contribution.words
+        return make(self._announcement)
+
+    @cached_property
+    def _announcement(self) -> Announcement:
+        with reading():
+            return Announcement.of(self._order.told[ANNOUNCEMENT])
+
+    def _contribution(self) -> Contribution:
+        vectors, about = self._vault.waiting()
+        sent, update = unpacked(vectors, about)
+        given = (method_of(self._announcement.method), self._announcement, self._state.name, sent, update)
+        return Contribution(*given, listed=tuple(update.metrics), received=about["received"])
+
+
+def _steps(update: Update, sent: Model) -> int:
+    """As the app says, else by batch norm's counters: the server's follow from the steps that are announced."""
+    if any(key in update.metrics for key in intake.STEPS) or not len(sent.counters):
+        return update.steps
+    return max(update.steps, int((update.model.counters - sent.counters).max()))

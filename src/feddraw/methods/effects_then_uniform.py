@@ -1,0 +1,72 @@
+"""Random effects early, equal weights late: rho of the first rounds is held, and FedDRAW's clock does the rest.
+
+rho is the mean of what `random_effects` measures before round `until`; afterwards nothing is measured. The weights are
+beta_t / beta_max times those of random effects, the rest equal, with FedDRAW's beta_t: 1 in round 0, 0 in the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Vector, Weights
+from feddraw.errors import UserError, positive
+from feddraw.methods.random_effects import Floats, RandomEffects, weights_of
+from feddraw.schedules import LAM, beta
+
+NEVER = 1 << 20  # rounds between measurements: only round 0 is a multiple of it
+
+
+@dataclass(frozen=True)
+class EffectsThenUniform(RandomEffects):
+    until: int = 3
+    lam: float = LAM
+
+    secure = TWO_SUMS
+
+    def init(self) -> State:
+        return {"rho": 0.0, "measured": 0}
+
+    def broadcast(self, state: State) -> dict[str, Vector]:
+        how = self.measurement
+        done = state["measured"] >= self.until
+        return Measurement(how.batches, how.batch_size, NEVER if done else 1, how.evaluation).sent()
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        found, _ = super().weigh(cohort, {})
+        state, part = self._counting(found.parts["rho"], state), self._part(cohort)
+        values = part * weights_of(cohort.sizes, state["rho"]) + (1 - part) / len(cohort.updates)
+        return Weights(values, {**found.parts, "rho": state["rho"], "beta": part}), state
+
+    def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
+        _, parts, _ = super().inform(total, facts, places, {})
+        state = self._counting(parts["rho"], state)
+        return np.array([state["rho"]]), {**parts, "rho": state["rho"], "beta": self._part(facts)}, state
+
+    def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
+        part = self._part(facts)
+        values = part * weights_of(facts.sizes, float(facts.told[0])) + (1 - part) / len(facts.sizes)
+        return float(values[place] / values.max()), float(values[place] / values.max())
+
+    def _part(self, at: Cohort | Facts) -> float:
+        """How much of the weights is that of random effects."""
+        part = beta(at.round, at.rounds, lam=self.lam, beta_max=1.0)
+        return 1.0 if part is None else part
+
+    def _counting(self, now: object, state: State) -> State:
+        """With one more measurement, before round `until`."""
+        count = state["measured"]
+        if not (isinstance(now, float) and count < self.until):
+            return state
+        return {"rho": (state["rho"] * count + now) / (count + 1), "measured": count + 1}
+
+
+def effects_then_uniform(until: int = 3, lam: float = LAM, batches: int = 16, batch_size: int = 16) -> Method:
+    """Size as far as clients are alike at first, then equal weights."""
+    for name, value, least in (("until", until, 1), ("batches", batches, 2), ("batch_size", batch_size, 2)):
+        if value < least:
+            raise UserError(f"{name} must be at least {least}, not {value}")
+    rule = EffectsThenUniform(Measurement(batches, batch_size), until=until, lam=positive("lam", lam))
+    return Method(Local(), rule, Server())

@@ -1,0 +1,90 @@
+"""Random effects from moves: how much clients differ, told by their classifiers' moves, with nothing measured beside.
+
+A client's move per step m has a mean of its own with variance tau² between clients, and sampling adds sigma²/n. With
+N = sum n, the sums over clients Q_n = sum n |m - mean by size|² and Q_1 = sum |m - plain mean|² have the expectations
+(K - 1) sigma² + (N - sum n²/N) tau² and (1 - 1/K) sum(1/n) sigma² + (K - 1) tau². Both are added up over the rounds
+before `until`, and solved; rho = max(0, tau²) / sigma² then weighs as in `random_effects`, by 1 / (rho + 1/n). Clients
+of equal size leave the two equations alike, and have equal weights for any rho.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Layout, Local, Method, Server, State, Weighting, Weights, gram, not_secure
+from feddraw.errors import UserError
+from feddraw.methods.random_effects import Floats, weights_of
+from feddraw.schedules import size_prior
+
+SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the difference of
+
+
+def equations(sizes: Floats, products: Floats) -> Floats:
+    """Two rows (of sigma², of tau², the sum itself) from the scalar products of the clients' moves per step."""
+    by_size = sizes @ np.diag(products) - sizes @ products @ sizes / sizes.sum()
+    return _rows(sizes, by_size, np.trace(products) - products.sum() / len(sizes))
+
+
+def _rows(sizes: Floats, by_size: float, plain: float) -> Floats:
+    """The equations for given Q_n and Q_1."""
+    clients, total = len(sizes), sizes.sum()
+    first = [clients - 1, total - sizes @ sizes / total, by_size]
+    return np.array([first, [(1 - 1 / clients) * (1 / sizes).sum(), clients - 1, plain]])
+
+
+def solved(system: Floats) -> float:
+    """rho; infinite where all that is seen is between clients."""
+    (a, b, by_size), (c, d, plain) = system.tolist()
+    determinant = a * d - b * c
+    if abs(determinant) <= SINGULAR * (a * d + b * c):
+        return 0.0
+    within, between = (d * by_size - b * plain) / determinant, (a * plain - c * by_size) / determinant
+    if between <= 0:
+        return 0.0
+    return between / within if within > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class EffectsOfMoves(Weighting):
+    until: int = 3
+
+    needs = "sizes, classifier, steps"
+    cost = "O(K² d) of one layer"
+    secure = not_secure("sums of moves beside the weighted one can leave a single client's as their difference")
+
+    def check(self, layout: Layout) -> None:
+        layout.find("classifier")
+
+    def init(self) -> State:
+        return {"equations": np.zeros((2, 3)), "rounds": 0}
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        sizes = cohort.sizes
+        if self._measures(state, len(sizes)):
+            moves = _per_step(cohort)
+            state = _plus(state, equations(sizes, gram(moves, np.zeros(moves.shape[1]))))
+        rho = solved(state["equations"])
+        return Weights(weights_of(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
+
+    def _measures(self, state: State, clients: int) -> bool:
+        return bool(state["rounds"] < self.until and clients > 1)
+
+
+def _per_step(cohort: Cohort) -> Floats:
+    """(clients, d_l): each client's move of the classifier in one step."""
+    sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
+    return np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])
+
+
+def _plus(state: State, now: Floats) -> State:
+    return {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
+
+
+def move_effects(until: int = 3) -> Method:
+    """Size as far as clients are alike, by how their moves differ."""
+    if until < 1:
+        raise UserError(f"until must be at least 1, not {until}")
+    return Method(Local(), EffectsOfMoves(until), Server())

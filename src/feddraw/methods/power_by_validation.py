@@ -1,0 +1,52 @@
+"""Size to a power that validation chooses at the end of every phase: FedAvg, equal weights, or between the two.
+
+Weights are by size to the power a, 1 at first. In the last round of a phase the averages of that round's updates with
+a = 0, 0.5 and 1 are compared by their loss on the server's images (`proxy`), and the best holds for the next phase. A
+choice in every round would follow the noise of a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
+from feddraw.errors import UserError
+from feddraw.methods.size_power import shares
+from feddraw.schedules import Floats, size_prior
+
+POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
+
+
+@dataclass(frozen=True)
+class ChosenPower(Weighting):
+    phase: int = 4
+
+    needs = "sizes, models"
+    proxy = True
+    secure = not_secure("the server tests averages under several weights, and a sum has one")
+    cost = "three passes over the server's images in the last round of a phase"
+
+    def init(self) -> State:
+        return {"power": 1.0}
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        weights = Weights(shares(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
+        if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
+            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares(cohort.sizes, power)))}
+        return weights, state
+
+
+def _loss(cohort: Cohort, values: Floats) -> float:
+    assert cohort.proxy is not None
+    counters = np.max([update.model.counters for update in cohort.updates], axis=0)
+    buffers = weighted_sum(values, cohort.buffers)
+    return cohort.proxy.loss(Model(cohort.combine(values), buffers, counters, cohort.model.layout))
+
+
+def power_by_validation(phase: int = 4) -> Method:
+    """Size to a power that the server's images choose, phase by phase."""
+    if phase < 1:
+        raise UserError(f"phase must be at least 1, not {phase}")
+    return Method(Local(), ChosenPower(phase), Server())

@@ -1,0 +1,330 @@
+"""Our methods as NVIDIA FLARE's aggregators: `FedDRAW(rounds=15)` wherever it takes one, `MethodAggregator` for others.
+
+FLARE has two kinds. The newer one is asked for a model (`FedAvgRecipe(aggregator=…)`), the older one for a Shareable
+(`ScatterAndGather`, and `SwarmClientController`, where a site aggregates, another one in every round). This is both.
+
+FLARE rebuilds an aggregator from its arguments, by name and as JSON, so each is kept under its own name; and it does
+not tell an aggregator how many rounds there will be, so T is an argument.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ProcessType, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, require, rule_of
+from feddraw.core import Layout, Method
+from feddraw.errors import RunFailed, UserError
+from feddraw.heads import described
+from feddraw.naming import line
+from feddraw.nvflare.carried import packed, unpacked
+from feddraw.results.folder import RunFolder, policy_of
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
+from feddraw.server.gate import Gate
+from feddraw.server.ledger import LedgerEntry
+from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain
+from feddraw.system.files import make_folder
+
+log = logging.getLogger("feddraw.nvflare")
+
+STEPS = "NUM_STEPS_CURRENT_ROUND"
+PAUSE = 3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
+UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
+
+History = list[tuple[LedgerEntry, ...]]
+
+
+class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
+    """Any of our methods as a FLARE aggregator.
+
+    `folder` is where `weights.csv` is written: on the server, and in a swarm at every site, in a folder of its name.
+    Methods that change local training need clients that do so: see `feddraw.nvflare.Site`.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        rounds: int,
+        settings: dict[str, Any] | None = None,  # of the method
+        classifier: str | list[str] = "",  # its layer, or several in the order of the findings; empty: found
+        size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
+        folder: str = "",
+        policy: dict[str, Any] | str = "",  # limits on weights and sizes, or the file that holds them
+        gate: dict[str, Any] | None = None,  # which updates are let in
+        outputs: int = 0,  # the number of findings, against which the classifier is checked; 0: not known
+    ) -> None:
+        super().__init__()
+        self.method, self.rounds, self.settings, self.gate = method, rounds, settings, gate
+        self.outputs = outputs
+        self.classifier, self.size_key, self.folder, self.policy = classifier, size_key, folder, policy
+        self._table = {"name": method, **(settings or {})}
+        self._rule: Method = rule_of(self._table)[0]
+        require(self._rule, method, ())
+        self._policy = policy_of(policy)
+        self._policy.check_method(self._rule)
+        self._gate = _gate(gate or {})
+        self.history: History = []
+        self._state: AggregationState | None = None
+        self._found: Layout | None = None
+        self._clients: list[str] = []
+        self._written = 0  # rounds that are in the folder's ledger
+        self.reset_stats()
+
+    def reset_stats(self) -> None:
+        """At the start of each round."""
+        self._models: dict[str, FLModel] = {}
+        self._refused: dict[str, str] = {}
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def accept_model(self, model: FLModel) -> None:
+        """Called once per client, in order of arrival, which must not matter."""
+        name = str(model.meta["client_name"])
+        if name in self._models:
+            self._refused[name] = "it answered twice"
+        self._models[name] = model
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """The older way: called by ScatterAndGather and by the site that gathers a swarm's round."""
+        self.fl_ctx = fl_ctx
+        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _peer(fl_ctx))
+        trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._round()
+        if trained is not None and int(trained) != current:
+            log.warning("%s answers round %s, not round %d: left out", line(name), trained, current)
+            return False
+        try:
+            model = FLModelUtils.from_shareable(shareable, fl_ctx)
+        except Exception as error:  # whatever FLARE stumbles over in what a site sent
+            model = FLModel(params={}, meta={})
+            self._refused[name] = f"no model: {_short(error)}"
+        model.meta = dict(model.meta or {}) | {"client_name": name}  # by FLARE's word, not the site's
+        self.accept_model(model)
+        return name not in self._refused
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type in (AppEventType.ROUND_STARTED, EventType.END_RUN) and _in_swarm(fl_ctx):
+            self._catch_up(fl_ctx)
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def aggregate_model(self) -> FLModel:
+        """The next model, once all are there; forgets them, as a swarm does not ask for that."""
+        round, learnable = self._round(), self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        sent, swarm = plain(learnable["weights"]), _in_swarm(self.fl_ctx)
+        if swarm:
+            self._take_over(learnable.get("meta"))
+        self._stop_without_sizes()
+        self._stop_without_extras()
+        classifier = self._layout(sent).classifier
+        self._clients += sorted(self._models.keys() - set(self._clients))
+        updates = [one for name in sorted(self._models) if (one := self._update(name, sent)) is not None]
+        given: dict[str, Any] = {"method": self._table, "state": self._state, "clients": self._clients}
+        limits: dict[str, Any] = {"gate": self._gate, "policy": self._policy}
+        result = aggregate(sent, updates, round=round, rounds=self.rounds, classifier=classifier, **given, **limits)
+        self._state = result.state
+        ledger = tuple(self._judged(entry) for entry in result.ledger)
+        self.history.append(ledger)
+        self._tell(round, ledger)
+        self._write()
+        self._stop_without_clients(round, ledger)
+        self.reset_stats()
+        carried: dict[str, Any] = {"broadcast": result.broadcast} if result.broadcast else {}
+        if self._rule.local.keeps:
+            carried["counted"] = {entry.client: round for entry in ledger if entry.counted}
+        if swarm:
+            carried |= self._handed_on()
+            time.sleep(PAUSE)
+        return FLModel(params_type=ParamsType.FULL, params=result.next_model, meta=packed(carried))
+
+    def _round(self) -> int:
+        return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
+
+    def _layout(self, sent: Arrays) -> Layout:
+        if self._found is None:
+            ask = looks_at_classifier(self._rule)
+            self._found = layout_of_arrays(sent, self.classifier, outputs=self.outputs, ask=ask)
+            log.info("classifier: %s", described(self._found.classifier, self._found.outputs))
+        return self._found
+
+    def _update(self, name: str, sent: Arrays) -> ClientUpdate | None:
+        """A client's update, or nothing if its model cannot be read."""
+        model = self._models[name]
+        try:
+            if name in self._refused:
+                raise ValueError(self._refused[name])
+            if not self._has_size(model):
+                raise ValueError(f"no size: {self._line_to_add()}")
+            size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
+            params, beside = plain(model.params or {}), unpacked(model.meta)
+            if model.params_type == ParamsType.DIFF:
+                params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
+            extra, labelled = beside.get("extra", {}), beside.get("labelled")
+            return ClientUpdate(params, int(size), name, int(steps) or 1, extra, labelled)
+        except UNREADABLE as error:
+            self._refused[name] = _short(error)
+            return None
+
+    def _judged(self, entry: LedgerEntry) -> LedgerEntry:
+        why = self._refused.get(entry.client)
+        return entry if why is None else replace(entry, status=f"refused: {why}")
+
+    # ------------------------------------------------------------------------------------------ stops
+
+    def _has_size(self, model: FLModel) -> bool:
+        return self.size_key in model.meta or STEPS in model.meta
+
+    def _line_to_add(self) -> str:
+        return (
+            f"let the client's script send FLModel(params=…, meta={{'{self.size_key}': number of its images, "
+            f"'{STEPS}': optimiser steps}})"
+        )
+
+    def _stop_without_sizes(self) -> None:
+        """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
+        if self._models and not any(self._has_size(model) for model in self._models.values()):
+            missing = f"no site sends {self.size_key} or {STEPS} in its model's meta, so none can be weighed"
+            raise self._stop(f"{missing}: {self._line_to_add()}")
+
+    def _stop_without_extras(self) -> None:
+        wanted = list(self._rule.sends)
+        if wanted and self._models and not any(_extra(model).keys() & set(wanted) for model in self._models.values()):
+            raise self._stop(
+                f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it: let the "
+                "client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
+            )
+
+    def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
+        """Stop after two rounds in a row in which nobody counts: one may be an accident."""
+        if any(entry.counted for entry in ledger):
+            return
+        reasons = "; ".join(line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
+        log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
+        if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
+            raise self._stop(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
+
+    def _stop(self, why: str) -> RunFailed:
+        """In FLARE's log too: some of its workflows show only the kind of an error."""
+        log.error("%s", why)
+        return RunFailed(why)
+
+    # ------------------------------------------------------------------------------------------ a swarm
+
+    def _handed_on(self) -> dict[str, Any]:
+        """What the site that aggregates the next round needs: it may be another."""
+        assert self._state is not None
+        state = {"method": self._state.method, "next_round": self._state.next_round, "values": self._state.values}
+        ledger = json.dumps([[asdict(entry) for entry in round] for round in self.history])
+        return {"state": state, "clients": json.dumps(self._clients), "ledger": ledger}
+
+    def _take_over(self, meta: Mapping[str, Any] | None) -> None:
+        """Continue from what the site that aggregated the round before has handed on."""
+        carried = unpacked(meta)
+        if "state" not in carried:
+            return
+        try:
+            self._clients = [str(name) for name in json.loads(carried["clients"])]
+            self.history = _history(carried["ledger"])
+            about = carried["state"]
+            names = tuple(self._clients)
+            self._state = AggregationState(about["method"], names, int(about["next_round"]), dict(about["values"]))
+        except (KeyError, TypeError, ValueError):
+            raise RunFailed("what the swarm's last aggregating site has handed on cannot be read") from None
+
+    def _catch_up(self, fl_ctx: FLContext) -> None:
+        """Every site of a swarm has the whole ledger, whoever aggregated."""
+        learnable = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        ledger = unpacked(learnable.get("meta")).get("ledger") if learnable else None
+        if ledger is not None:
+            self.fl_ctx = fl_ctx
+            self.history = max(self.history, _history(ledger), key=len)
+            self._write()
+
+    # ------------------------------------------------------------------------------------------ the ledger
+
+    def _tell(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
+        for entry in ledger:
+            level = logging.INFO if entry.counted else logging.WARNING
+            log.log(level, "round %d: %s %.4f (%s)", round + 1, line(entry.client), entry.weight, line(entry.status))
+
+    def _write(self) -> None:
+        """Add the rounds that are not in the folder's ledger yet."""
+        new = [ledger for ledger in self.history[self._written :] if ledger]
+        if not self.folder or not new:
+            return
+        swarm = _in_swarm(self.fl_ctx)
+        folder = RunFolder(Path(self.folder) / self.fl_ctx.get_identity_name() if swarm else Path(self.folder))
+        make_folder(folder.path, private=True)
+        folder.forget_from(new[0][0].round)
+        for ledger in new:
+            folder.add_to_ledger(ledger)
+        self._written = len(self.history)
+
+
+class FedDRAW(MethodAggregator):
+    """Weighs the clients' models by FedDRAW; `folder` is where `weights.csv` is written."""
+
+    def __init__(
+        self,
+        rounds: int,
+        eta: float = ETA,
+        lam: float = LAM,
+        beta_max: float = BETA_MAX,
+        reading: Reading = "reported",
+        classifier: str | list[str] = "",
+        size_key: str = "num_examples",  # in a model's `meta`; without it a client's steps count
+        folder: str = "",
+        policy: dict[str, Any] | str = "",  # limits on weights and sizes, or the file that holds them
+        gate: dict[str, Any] | None = None,  # which updates are let in
+        outputs: int = 0,  # the number of findings, against which the classifier is checked; 0: not known
+    ) -> None:
+        settings = {"eta": eta, "lam": lam, "beta_max": beta_max, "reading": reading}
+        super().__init__("feddraw", rounds, settings, classifier, size_key, folder, policy, gate, outputs)
+        self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
+
+
+def _gate(settings: Mapping[str, Any]) -> Gate:
+    try:
+        return Gate(**settings)
+    except TypeError as error:
+        raise UserError(f"gate: {_short(error)}") from None
+
+
+def _in_swarm(fl_ctx: FLContext) -> bool:
+    """Whether a site aggregates, and not the server."""
+    return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
+
+
+def _peer(fl_ctx: FLContext) -> str:
+    peer = fl_ctx.get_peer_context()
+    return str(peer.get_identity_name()) if peer else "?"
+
+
+def _extra(model: FLModel) -> dict[str, Any]:
+    try:
+        return dict(unpacked(model.meta).get("extra", {}))
+    except (UserError, TypeError, ValueError):
+        return {}
+
+
+def _history(ledger: str) -> History:
+    return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]
+
+
+def _short(error: object) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,80 @@
+"""Cells that several tables of a report share, and the notes that say what is in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from feddraw.analysis.differences import Difference
+from feddraw.analysis.explain_weights import listed
+from feddraw.analysis.statistics import Interval
+from feddraw.report.blocks import Cell, numeral
+from feddraw.report.evidence import Draws, Mean, Trainings
+from feddraw.results.runs import REFERENCES, Collection
+
+
+def brackets(found: Interval | Difference) -> str:
+    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def span(found: Interval | Difference) -> str:
+    return f"{found.low:+.4f} to {found.high:+.4f}"
+
+
+def difference_cells(patients: Interval | None, trainings: Difference | None, margin: float) -> list[Cell]:
+    """The difference, its interval over patients and over trainings, and whether both lie above the margin."""
+    estimate = patients.estimate if patients else trainings.mean if trainings else math.nan
+    known = [one for one in (patients, trainings) if one is not None]
+    shown = "yes" if all(one.low > -margin for one in known) else "not shown"
+    return [
+        numeral(estimate, "+.4f") if known else Cell(""),
+        *(Cell(brackets(one), one.low) if one else Cell("") for one in (patients, trainings)),
+        Cell("" if not known else shown if len(known) > 1 else "one training"),
+    ]
+
+
+def column_cells(means: Mapping[str, Mean], ranked: Sequence[str]) -> dict[str, Cell]:
+    """Means of one column, the best of the methods marked."""
+    values = [means[m].value for m in ranked if m in means and math.isfinite(means[m].value)]
+    best = max(values, default=math.nan)
+    most = max((one.runs for one in means.values()), default=0)
+    return {name: mean_cell(one, most, name in ranked and one.value == best) for name, one in means.items()}
+
+
+def mean_cell(one: Mean, most: int, best: bool) -> Cell:
+    if not one.runs:
+        return Cell("not run")
+    if not one.count:
+        return Cell("undefined")
+    text = f"{one.value:.4f}" + (f" ± {one.spread:.4f}" if math.isfinite(one.spread) else "")
+    if one.count < one.runs:
+        text += f" (n = {one.count}, undefined in {one.runs - one.count})"
+    elif one.count < most:
+        text += f" (n = {one.count})"
+    return Cell(text, one.value, best)
+
+
+def interval_over(draws: Draws) -> str:
+    return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
+
+
+def patients_note(draws: Draws) -> str:
+    seeds = f"averaged over seeds {listed(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
+    return f"{interval_over(draws)}, paired, {seeds}; noise between trainings is not included."
+
+
+def trainings_note(trainings: Trainings) -> str:
+    wider = f", widened because {trainings.folds} folds share training images (Nadeau and Bengio)"
+    return f"CI over trainings: Student's t over paired seeds{wider if trainings.folds else ''}."
+
+
+def table_note(collection: Collection) -> str:
+    note = "* best mean of the column. "
+    if collection.references:
+        named = {name.split(" ")[0] for name in collection.references}
+        note += " ".join(f"{name}: {REFERENCES[name]}." for name in sorted(named)) + " References are not ranked. "
+    if len({run.repeat for run in collection.runs}) == 1:
+        note += "One run per method: a difference may be noise between trainings."
+    else:
+        note += "Mean ± standard deviation over seeds (ddof 1); n is given where a cell has fewer runs than others."
+    return note

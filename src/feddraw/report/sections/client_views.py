@@ -1,0 +1,158 @@
+"""Each hospital's view: does it gain over training alone, and over FedAvg, on its own patients and on all?
+
+Its own patients are those that it kept back (`holdout`); all are the common test split. Differences are paired: the
+same patients are drawn for both models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.analysis.statistics import Interval, bootstrap, interval
+from feddraw.naming import slug
+from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text
+from feddraw.report.evidence import Draws
+from feddraw.results.runs import Holdout, Run, read_holdout
+
+Floats = NDArray[np.float64]
+ALONE, FEDAVG = "alone", "fedavg"
+OVER = {ALONE: "over training alone", FEDAVG: "over FedAvg"}
+
+
+@dataclass(frozen=True)
+class View:
+    """How a method does for one client: differences in AUC by population and by what it is compared with."""
+
+    client: str
+    method: str
+    images: int  # that the client kept back, over all seeds
+    area: float  # on the client's own patients
+    own: Mapping[str, Interval]  # by the method it is compared with, on the client's own patients
+    common: Mapping[str, Interval]  # the same on the common test split
+
+
+def section(runs: Sequence[Run], scenario: str, focus: str, draws: Draws | str, replicates: int) -> Iterator[Block]:
+    """One row per client and method, and the answer for the method in focus in words."""
+    found = views(runs, draws, replicates)
+    if not found:
+        return
+    yield Heading(f"Each client's view in {scenario}", 3, f"clients-{slug(scenario)}")
+    yield Text(
+        "Does a client gain? Its own patients are the images that it kept back (holdout); all patients are the common "
+        "test split, which the headline is about. A gain is shown where the 95 % CI of the paired difference in AUC "
+        "lies above 0."
+    )
+    yield Bullets([_in_words(view) for view in found if view.method == focus] or [_in_words(view) for view in found])
+    rows = [
+        [
+            Cell(view.client),
+            Cell(view.method),
+            Cell(f"{view.images:,}", view.images),
+            Cell(f"{view.area:.4f}" if math.isfinite(view.area) else "undefined", view.area),
+            *(_cell(table.get(other)) for table in (view.own, view.common) for other in (ALONE, FEDAVG)),
+        ]
+        for view in found
+    ]
+    header = ["client", "method", "images", "own AUC", "own: − alone", "own: − fedavg"]
+    header += ["all: − alone", "all: − fedavg"]
+    note = "95 % bootstrap CI over patients in brackets; noise between trainings is not included. Means over seeds."
+    yield Table(f"Differences in AUC for each client, {scenario}", header, rows, (), note, f"clients-{slug(scenario)}")
+
+
+def views(runs: Sequence[Run], draws: Draws | str, replicates: int) -> list[View]:
+    """Of every client that kept images back, for every method that is no reference."""
+    kept = {run: own for run in runs if (own := read_holdout(run)) is not None and len(run.ledger.clients) > 0}
+    methods = list(dict.fromkeys(run.method for run in kept if run.name != "centralised"))
+    compared = [method for method in methods if method not in (ALONE,)]
+    if (ALONE not in methods and FEDAVG not in methods) or not compared or not replicates:
+        return []
+    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_images(kept, r, methods)]
+    if not repeats:
+        return []
+    by = {(run.method, run.repeat): found for run, found in kept.items()}
+    clients = next(run for run in kept if run.method == methods[0] and run.repeat == repeats[0]).ledger.clients
+    found: list[View] = []
+    for number, client in enumerate(clients):
+        drawn, images = _drawn([[by[method, repeat] for repeat in repeats] for method in methods], number, replicates)
+        areas = dict(zip(methods, drawn, strict=True))
+        for method in compared:
+            others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
+            differences = {other: interval(areas[method] - areas[other]) for other in others}
+            area = float(areas[method][0])
+            found.append(View(client, method, images, area, differences, _on_all(draws, method, client)))
+    return found
+
+
+def _on_all(draws: Draws | str, method: str, client: str) -> dict[str, Interval]:
+    """Differences on the common test split: with the model that the client trained alone, and with FedAvg's."""
+    if isinstance(draws, str) or method not in draws.methods["auc"]:
+        return {}
+    used, alone = draws.used_by("auc", method, client), draws.clients["auc"]
+    found = {ALONE: interval(used - alone[client])} if client in alone else {}
+    if FEDAVG in draws.methods["auc"] and method != FEDAVG:
+        found[FEDAVG] = interval(used - draws.methods["auc"][FEDAVG])
+    return found
+
+
+def _same_images(kept: Mapping[Run, Holdout], repeat: str, methods: Sequence[str]) -> bool:
+    """Every method kept the same images back in this repeat."""
+    there = {run.method: found for run, found in kept.items() if run.repeat == repeat}
+    if not set(methods) <= set(there):
+        return False
+    first = there[methods[0]]
+    return all(
+        np.array_equal(there[method].rows, first.rows) and np.array_equal(there[method].clients, first.clients)
+        for method in methods
+    )
+
+
+def _drawn(kept: Sequence[Sequence[Holdout]], client: int, replicates: int) -> tuple[Floats, int]:
+    """The macro AUC of every method on one client's own images and its replicates; and how many images those are."""
+    first = kept[0]
+    rows = [found.clients == client for found in first]
+    truth = np.concatenate([found.truth[own] for found, own in zip(first, rows, strict=True)])
+    if not len(truth):
+        return np.full((len(kept), 1 + replicates), np.nan), 0
+    outputs = [np.concatenate([found.scores[own] for found, own in zip(method, rows, strict=True)]) for method in kept]
+    patients = [
+        found.rows[own] if found.patients is None else found.patients[own]
+        for found, own in zip(first, rows, strict=True)
+    ]
+    folds = np.concatenate([np.full(int(own.sum()), number) for number, own in enumerate(rows)])
+    owners = np.concatenate(patients)
+    rng = np.random.default_rng(0)
+    return bootstrap(outputs, truth, rng, patients=owners, folds=folds, replicates=replicates), len(truth)
+
+
+def _in_words(view: View) -> str:
+    said = []
+    for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
+        answers = [f"{_answer(found)} {OVER[other]} {_span(found)}" for other, found in table.items()]
+        if answers:
+            said.append(f"{where}: {'; '.join(answers)}")
+    return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
+
+
+def _answer(found: Interval) -> str:
+    if math.isnan(found.estimate):
+        return "no AUC to compare"
+    return "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
+
+
+def _span(found: Interval) -> str:
+    if math.isnan(found.estimate):
+        return ""
+    return f"({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
+
+
+def _cell(found: Interval | None) -> Cell:
+    if found is None:
+        return Cell("")
+    if math.isnan(found.estimate):
+        return Cell("undefined")
+    return Cell(f"{found.estimate:+.3f} [{found.low:+.3f} to {found.high:+.3f}]", found.estimate)

@@ -1,0 +1,133 @@
+"""The report's section on how much each number rests on: images of each finding by split, and an interval per AUC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from feddraw.analysis.statistics import Interval, bootstrap, interval
+from feddraw.data.dataset import SPLITS
+from feddraw.data.splits import FEW, few, in_words, scarcest
+from feddraw.naming import slug
+from feddraw.report.blocks import Block, Cell, Heading, Table, Text
+from feddraw.report.evidence import owners_of
+from feddraw.results.runs import Run
+
+COMPARED = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
+
+
+def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> Iterator[Block]:
+    """One row per finding: its images in every split, and the AUC of the method in focus with its interval."""
+    splits = counts_of(runs)
+    if not splits:
+        return
+    findings = findings_of(runs)
+    marked = marked_findings(runs)
+    methods = {run.method: [one for one in runs if one.method == run.method] for run in runs}
+    shown = [name for name in methods if name == focus or name in COMPARED]
+    areas = {name: dict(intervals(methods[name], findings, replicates)) for name in shown}
+    rows = [
+        [
+            Cell(f"{name} †" if name in marked else name),
+            *(Cell(in_words(splits[split], place), splits[split]["positives"][place]) for split in SPLITS),
+            *(_area(areas[method].get(name), scarcest(splits["test"], place)) for method in shown),
+        ]
+        for place, name in enumerate(findings)
+    ]
+    header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
+    yield Heading(f"Images and certainty by finding in {scenario}", 3)
+    yield Text(population(runs))
+    note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
+    note += f"95 % bootstrap CI over patients (images where patients are not known). † {few_in_words()}."
+    yield Table(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
+
+
+def population(runs: Sequence[Run]) -> str:
+    """Whom the test numbers are about."""
+    test = counts_of(runs).get("test")
+    if not test:
+        return ""
+    patients = f" of {test['patients']:,} patients" if "patients" in test else ""
+    sites = test.get("sites", {})
+    where = ", ".join(f"{site} {count:,}" for site, count in list(sites.items())[:8]) + (
+        ", …" if len(sites) > 8 else ""
+    )
+    from_sites = f" from all sites together ({where})" if sites else " that all clients share"
+    tested = next(run for run in runs if run.finished)
+    defined = [name for name in findings_of(runs) if math.isfinite(tested.test("auc", name))]
+    marked = [name for name in marked_findings(runs) if name in defined]
+    few_of = (
+        f", of which {', '.join(marked)} {'has' if len(marked) == 1 else 'have'} few test images (†)" if marked else ""
+    )
+    said = f"Test AUC and GM are about the common test split: {test['images']:,} images{patients}{from_sites}"
+    plural = "" if len(defined) == 1 else "s"
+    return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
+
+
+def few_in_words() -> str:
+    return f"fewer than {FEW} positive or {FEW} negative test images: one image moves the AUC by {1 / FEW:g} or more"
+
+
+def counts_of(runs: Sequence[Run]) -> Mapping[str, Any]:
+    """What each split holds, as the first run that says so wrote it."""
+    for run in runs:
+        splits = run.partition.get("splits")
+        if isinstance(splits, Mapping) and run.finished and all(_whole(splits.get(one), run) for one in SPLITS):
+            return splits
+    return {}
+
+
+def _whole(split: Any, run: Run) -> bool:
+    """Whether this is one split as a run writes it."""
+    if not isinstance(split, Mapping) or not isinstance(split.get("images"), int):
+        return False
+    columns = [split.get("positives"), split.get("negatives")]
+    return all(isinstance(one, list) and len(one) == len(run.findings) and _numbers(one) for one in columns) and (
+        isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
+    )
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int) for value in values)
+
+
+def findings_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    return next((run.findings for run in runs if run.finished), ())
+
+
+def marked_findings(runs: Sequence[Run]) -> list[str]:
+    """Findings whose AUC rests on few test images."""
+    test = counts_of(runs).get("test")
+    return [name for place, name in enumerate(findings_of(runs)) if few(test, place)] if test else []
+
+
+def unmarked_findings(runs: Sequence[Run]) -> list[str]:
+    """The other findings, where there are both kinds: a mean over them rests on enough test images."""
+    marked = marked_findings(runs)
+    return [name for name in findings_of(runs) if name not in marked] if marked else []
+
+
+def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> Iterator[tuple[str, Interval]]:
+    """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
+    tested = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
+    tested = [found for found in tested if found.classes == tuple(findings)]
+    if not tested or not replicates:
+        return
+    folds = np.concatenate([np.full(len(found.truth), number) for number, found in enumerate(tested)])
+    for place, name in enumerate(findings):
+        scores = np.concatenate([found.scores[:, [place]] for found in tested])
+        truth = np.concatenate([found.truth[:, [place]] for found in tested])
+        rng = np.random.default_rng(0)
+        drawn = bootstrap([scores], truth, rng, patients=owners_of(tested)[0], folds=folds, replicates=replicates)
+        yield name, interval(drawn[0])
+
+
+def _area(found: Interval | None, images: int) -> Cell:
+    """Resampling cannot say how much a single image matters, so one positive or negative image has no interval."""
+    if found is None or not math.isfinite(found.estimate):
+        return Cell("undefined")
+    span = f"[{found.low:.3f} to {found.high:.3f}]" if images > 1 else "[no CI: one image]"
+    return Cell(f"{found.estimate:.3f} {span}", found.estimate)

@@ -1,0 +1,58 @@
+"""The models that a run kept on request, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from feddraw.naming import slug
+from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text
+from feddraw.report.cells import difference_cells, mean_cell, patients_note
+from feddraw.report.evidence import Draws, Mean, Report, draw, mean
+from feddraw.results.runs import UNTESTED, Run, number
+
+MODELS = {"last": "last round", "best": "best validation round", "tail": "mean of the last rounds"}
+
+
+def kept_models(report: Report, scenario: str) -> Iterator[Block]:
+    """The models that runs kept on request, side by side."""
+    rows, notes = [], []
+    chosen: dict[str, None] = {}  # what chose each model, each said once
+    for method in report.shown:
+        kept = [run.models for run in report.collection.of(scenario, method)]
+        kept = [models for models in kept if models]
+        names = [name for name in MODELS if kept and all(name in models for models in kept)]
+        by_name = {name: [replace(models[name], method=name) for models in kept] for name in names}
+        drawn = draw([run for runs in by_name.values() for run in runs], report.replicates) if names[1:] else ""
+        rows += [_model_row(method, name, by_name[name], drawn) for name in names]
+        for name in names[1:]:
+            said = (f"{MODELS[name].capitalize()}: chosen by {run.metrics['chosen_by']}." for run in by_name[name])
+            chosen |= dict.fromkeys(said)
+        notes += [] if isinstance(drawn, str) else [patients_note(drawn)]
+    if rows:
+        yield Heading(f"Which model? {scenario}", 3)
+        yield Text(
+            "The model of the last round beside those that were kept on request. The test set chose none of them. "
+            "Tables and figures elsewhere are about the last round."
+        )
+        yield Bullets(list(chosen))
+        header = ["method", "model", "rounds", "validation AUC", "test AUC", "test AUC − last", "95 % CI", "test GM"]
+        label = f"models-{slug(scenario)}"
+        yield Table(f"Models of the runs in {scenario}", header, rows, (), " ".join(notes[:1]), label)
+
+
+def _model_row(method: str, name: str, runs: Sequence[Run], draws: Draws | str) -> list[Cell]:
+    """One model of one method, over seeds."""
+    about = [run.metrics for run in runs]
+    rounds = list(dict.fromkeys(_span_of(one.get("rounds", [one.get("round", 0)])) for one in about))
+    validation = Mean.of([number(one.get("validation", UNTESTED)["auc"]["macro"]) for one in about])
+    change = [Cell(""), Cell("")]
+    if name != "last" and isinstance(draws, Draws) and {"last", name} <= draws.methods["auc"].keys():
+        change = difference_cells(draws.difference("auc", name, "last"), None, 0.0)[:2]
+    means = [mean_cell(one, len(runs), False) for one in (validation, mean(runs, "auc"))]
+    tested = mean_cell(mean(runs, "gm"), len(runs), False)
+    return [Cell(method), Cell(MODELS[name]), Cell(", ".join(rounds)), *means, *change, tested]
+
+
+def _span_of(rounds: Sequence[int]) -> str:
+    return f"{rounds[0]} to {rounds[-1]}" if rounds[1:] else str(rounds[0])

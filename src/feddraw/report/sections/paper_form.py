@@ -1,0 +1,259 @@
+"""The paper's tables and figures in its own form, from any study of several scenarios, with its numbers beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from feddraw.analysis import statistics_in_words as words
+from feddraw.analysis.statistics import Comparison
+from feddraw.grouping import grouped
+from feddraw.paper import published
+from feddraw.report import pictures
+from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text
+from feddraw.report.evidence import Report, mean
+from feddraw.report.sections.weights import weighed_methods
+from feddraw.results.runs import METRICS
+from feddraw.scenarios.paper import PAPER, TITLES
+
+IN_A_ROW = {7: 4}  # scenarios beside one another, where the paper breaks a table; else up to six
+PANELS = ("CHX-4", "CHX-1")  # whose weights the paper draws
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def paper_form(report: Report) -> Iterator[Block]:
+    """Performance by data set, ranks, tests, diagrams, weights, and the published numbers."""
+    if len(report.collection.scenarios) < 2 or len(report.collection.methods) < 2:
+        return
+    yield Heading("In the paper's form", anchor="paper")
+    for title, scenarios in _families(report).items():
+        yield from _performance(report, title, scenarios)
+    yield from _ranks(report)
+    drawn = list(weight_panels(report))
+    if drawn:
+        yield Gallery(drawn, weight_words(report))
+    yield from _beside(report)
+
+
+def printed(method: str) -> str:
+    """As the paper spells it."""
+    known = {name.lower(): name for name in published.results("auc").methods}
+    return known.get(method, method)
+
+
+def in_order(report: Report) -> list[str]:
+    """The paper's methods in its order, then the others."""
+    order = [name.lower() for name in published.results("auc").methods]
+    return sorted(report.collection.methods, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _families(report: Report) -> dict[str, list[str]]:
+    """Scenarios by the data set that they are made of; the paper's in its order."""
+    order = [scenario.name for scenario in PAPER.values()]
+    scenarios = sorted(report.collection.scenarios, key=lambda s: order.index(s) if s in order else len(order))
+    return grouped((_data_title(report, scenario), scenario) for scenario in scenarios)
+
+
+def _data_title(report: Report, scenario: str) -> str:
+    name = str(report.collection.of(scenario)[0].settings["data"]["name"])
+    titles = {"phantom": "phantoms", "nih": "ChestX-ray14"} | {str(key): title for key, title in TITLES.items()}
+    return titles.get(name, name.rpartition("/")[2])
+
+
+def _performance(report: Report, title: str, scenarios: Sequence[str]) -> Iterator[Table]:
+    """Tables 4 and 5: AUC and GM of each scenario side by side, in percent."""
+    size = IN_A_ROW.get(len(scenarios), 6)
+    parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
+    runs = {len(report.collection.of(s, m)) for s in scenarios for m in report.collection.methods}
+    over = (
+        f" (mean ± standard deviation over {_number(runs.pop())} runs)" if len(runs) == 1 else " (mean ± sd over runs)"
+    )
+    caption = f"Performance (%) on {title} across {_number(len(scenarios))} client-partition scenarios{over}"
+    for number, part in enumerate(parts, 1):
+        columns = [_column(report, scenario, metric) for scenario in part for metric in METRICS]
+        rows = [[Cell(printed(m)), *(column[m] for column in columns)] for m in in_order(report)]
+        yield Table(
+            caption + (f" ({number} of {len(parts)})" if parts[1:] else ""),
+            ["Algorithm", *(label for _ in part for label in METRICS.values())],
+            rows,
+            note="Best values per column are shown in bold.",
+            label=f"paper-{title.lower()}-{number}",
+            spans=[(scenario, len(METRICS)) for scenario in part],
+        )
+
+
+def _number(count: int) -> str:
+    return NUMBERS[count] if count < len(NUMBERS) else str(count)
+
+
+def _column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
+    means = {m: mean(report.collection.of(scenario, m), metric) for m in report.collection.methods}
+    shown = {m: round(100 * one.value, 2) for m, one in means.items() if math.isfinite(one.value)}
+    best = max(shown.values(), default=math.nan)
+    cells = {}
+    for method, one in means.items():
+        if method not in shown:
+            cells[method] = Cell("–")
+            continue
+        spread = f" ± {100 * one.spread:.2f}" if math.isfinite(one.spread) else ""
+        cells[method] = Cell(f"{shown[method]:.2f}{spread}", one.value, shown[method] == best)
+    return cells
+
+
+# ---------------------------------------------------------------------------------------------------- ranks
+
+
+def _ranks(report: Report) -> Iterator[Block]:
+    """Table 6 and the tests on it."""
+    found = {metric: ranking.comparison for metric, ranking in report.rankings.items() if ranking.comparison}
+    if set(found) != set(METRICS) or len({one.table.scenarios for one in found.values()}) > 1:
+        return
+    yield _rank_table(report, found)
+    for metric, comparison in found.items():
+        yield Text(f"{METRICS[metric]}: {words.summary(comparison)}")
+    yield Bullets([f"{METRICS[m]}: {line}" for m, comparison in found.items() for line in words.tests(comparison)[::2]])
+    yield Gallery([pictures.ranks(one, metric, METRICS[metric], prefix="paper-") for metric, one in found.items()])
+
+
+def _rank_table(report: Report, found: dict[str, Comparison]) -> Table:
+    first = next(iter(found.values()))
+    methods = [method for method in in_order(report) if method in first.table.methods]
+    places = [first.table.methods.index(method) for method in methods]
+    order = [scenario for scenarios in _families(report).values() for scenario in scenarios]
+    rows = [
+        [Cell(scenario), *(_both_ranks(found, first.table.scenarios.index(scenario), place) for place in places)]
+        for scenario in order
+        if scenario in first.table.scenarios
+    ]
+    for metric, comparison in found.items():
+        average = comparison.average_ranks
+        best = min(round(value, 2) for value in average.values())
+        cells = [Cell(f"{average[m]:.2f}", average[m], round(average[m], 2) == best) for m in methods]
+        rows.append([Cell(f"Average rank ({METRICS[metric]})"), *cells])
+    return Table(
+        "Per-scenario ranks of every method used in the Friedman test "
+        "(AUC / GM; rank 1 = best, tied methods receive the average of the tied ranks)",
+        ["Scenario", *map(printed, methods)],
+        rows,
+        note=f"The last two rows report the average AUC and GM ranks across the {_number(len(rows) - 2)} scenarios.",
+        label="paper-ranks",
+    )
+
+
+def _both_ranks(found: dict[str, Comparison], row: int, column: int) -> Cell:
+    ranks = [float(comparison.ranks[row, column]) for comparison in found.values()]
+    return Cell(" / ".join(f"{rank:g}" for rank in ranks), sum(ranks))
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+
+
+def weight_panels(report: Report) -> Iterator[Picture]:
+    """Panels (a) to (d): the weights of the method in focus, and how clients of one size differ, in two scenarios."""
+    letters = iter("abcd")
+    for scenario in _shown_scenarios(report):
+        runs = weighed_methods(report.collection, scenario)[report.focus]
+        yield from pictures.weights_and_deviation(runs, scenario, letters)
+
+
+def _shown_scenarios(report: Report) -> list[str]:
+    """Those of the paper's figure, or the two whose client sizes differ most; with clients of one size among them."""
+    there = [
+        scenario
+        for scenario in report.collection.scenarios
+        if report.focus in weighed_methods(report.collection, scenario)
+    ]
+    named = [scenario for scenario in PANELS if scenario in there]
+    if named:
+        return named
+
+    def unequal(scenario: str) -> float:
+        sizes = report.collection.of(scenario, report.focus)[0].ledger.sizes
+        return float(np.max(sizes) / max(np.min(sizes), 1.0))
+
+    return sorted(there, key=unequal, reverse=True)[:2]
+
+
+def weight_words(report: Report) -> str:
+    """What the panels show."""
+    said = []
+    for pair, scenario in zip(("(a), (b)", "(c), (d)"), _shown_scenarios(report), strict=False):
+        ledger = report.collection.of(scenario, report.focus)[0].ledger
+        alike = grouped((int(size), client) for client, size in zip(ledger.clients, ledger.sizes, strict=True))
+        sizes = ", ".join(
+            f"{_range(names)} with {size:,} images{' each' * (len(names) > 1)}" for size, names in alike.items()
+        )
+        said.append(f"{pair} {scenario}, {sizes}")
+    return (
+        f"Evolution of {printed(report.focus)} aggregation weights across communication rounds, mean over runs: "
+        f"{'; '.join(said)}. The panel on the right has the deviation from the mean weight of clients of one size."
+    )
+
+
+def _range(names: Sequence[str]) -> str:
+    return f"{names[0]}–{names[-1]}" if len(names) > 2 else " and ".join(names)
+
+
+# ---------------------------------------------------------------------------------------------------- the paper's
+
+
+def _beside(report: Report) -> Iterator[Block]:
+    """Our means above the published ones, and both average ranks."""
+    for metric, label in METRICS.items():
+        table = published.results(metric)
+        scenarios = [s for s in table.scenarios if s in report.collection.scenarios]
+        methods = [m for m in table.methods if m.lower() in report.collection.methods]
+        if len(scenarios) < 2 or len(methods) < 2:
+            return
+        yield _beside_table(report, metric, label, scenarios, methods)
+    yield from _beside_tests(report)
+
+
+def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]) -> Table:
+    table, rows = published.results(metric), []
+    for method in methods:
+        ours = [mean(report.collection.of(s, method.lower()), metric).value for s in scenarios]
+        theirs = [float(table.values[table.scenarios.index(s), table.methods.index(method)]) for s in scenarios]
+        rows.append([Cell(method), *(_percent(100 * value) for value in ours)])
+        rows.append([Cell(f"{method}, paper"), *map(_percent, theirs)])
+        rows.append([Cell(f"{method}, difference"), *(_signed(100 * a - b) for a, b in zip(ours, theirs, strict=True))])
+    return Table(
+        f"{label} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild, preprint), and ours minus the paper's",
+        ["", *scenarios],
+        rows,
+        label=f"paper-beside-{metric}",
+    )
+
+
+def _percent(value: float) -> Cell:
+    return Cell(f"{value:.2f}", value) if math.isfinite(value) else Cell("–")
+
+
+def _signed(value: float) -> Cell:
+    return Cell(f"{value:+.2f}".replace("-", "−"), value) if math.isfinite(value) else Cell("–")
+
+
+def _beside_tests(report: Report) -> Iterator[Block]:
+    """Average ranks, Friedman's chi-square and the critical difference, here and in the paper."""
+    rows = []
+    for metric, label in METRICS.items():
+        ours = report.rankings[metric].comparison
+        if ours is None:
+            continue
+        theirs = published.comparisons(ours.alpha)[metric]
+        named = {printed(method): rank for method, rank in ours.average_ranks.items()}
+        both = [method for method in published.results(metric).methods if method in named]
+        rows += [[Cell(f"average rank of {m} ({label})"), _two(named[m]), _two(theirs.average_ranks[m])] for m in both]
+        rows.append(
+            [Cell(f"Friedman's chi-square ({label})"), _two(ours.friedman.statistic), _two(theirs.friedman.statistic)]
+        )
+        rows.append([Cell(f"critical difference ({label})"), _two(ours.difference), _two(theirs.difference)])
+    if rows:
+        note = "The paper's are recomputed from its tables at the same alpha, over all of its scenarios and methods."
+        yield Table("Ranks and tests beside the paper's", ["", "here", "paper"], rows, (), note, "paper-tests")
+
+
+def _two(value: float) -> Cell:
+    return Cell(f"{value:.2f}", value)

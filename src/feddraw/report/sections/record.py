@@ -1,0 +1,127 @@
+"""What was run: commands, settings, partitions, versions, and every run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from feddraw.grouping import grouped
+from feddraw.report.blocks import Block, Cell, Code, Fold, Heading, Table, Text, numeral
+from feddraw.results.outcome import PRECISION_SETTINGS, device_kind
+from feddraw.results.runs import Collection, Run
+
+
+def record(collection: Collection, command: str, folders: Sequence[Path]) -> Iterator[Block]:
+    """How the report and its runs were made."""
+    yield Heading("What was run", anchor="record")
+    yield Text(f"This report was made by the command below from {len(collection.runs)} runs.")
+    yield Code(command)
+    yield Fold(
+        "How to run it again",
+        [
+            Text("Each run is in a file of settings in its folder; where its data lie is for each machine to say:"),
+            Code(_again(collection.runs, folders)),
+        ],
+    )
+    yield Fold("Settings", [_settings_table(collection.runs)])
+    yield Fold("Partitions", [_partition_table(collection.runs)])
+    yield Fold("Versions", [_version_table(collection.runs)])
+    yield Fold("Every run", [_run_table(collection.runs, folders)])
+
+
+def shown_path(path: Path, folders: Sequence[Path]) -> str:
+    """Where a run is, from the folder that was named on: a page that people send on tells nothing of what is above."""
+    for folder in folders:
+        if path.is_relative_to(folder):
+            return str(Path(folder.absolute().name) / path.relative_to(folder))
+    return path.name
+
+
+def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
+    first = runs[:20]
+    lines = [
+        f"feddraw run {shlex.quote(f'{shown_path(run.path, folders)}/experiment.toml')} "
+        f"--out {shlex.quote(f'again/{run.path.name}')}"
+        for run in first
+    ]
+    return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
+
+
+def _settings_table(runs: Sequence[Run]) -> Table:
+    """Each setting with its value, or its values and who has them."""
+    keys = sorted({key for run in runs for key in run.flat})
+    rows = []
+    for key in keys:
+        values = grouped((_shown(run.flat[key]), run.method) for run in runs if key in run.flat)
+        rows.append([Cell(key), Cell("; ".join(_whose(value, names, len(values)) for value, names in values.items()))])
+    return Table("Settings of all runs", ["setting", "value"], rows)
+
+
+def _shown(value: object) -> str:
+    """A setting's value; where data or weights lie on somebody's machine is not for the readers of a page."""
+    return "(a path on the machine of the run)" if isinstance(value, str) and "/" in value else str(value)
+
+
+def _whose(value: str, methods: Sequence[str], values: int) -> str:
+    names = list(dict.fromkeys(methods))
+    return value if values == 1 or len(names) > 3 else f"{value} ({', '.join(names)})"
+
+
+def _partition_table(runs: Sequence[Run]) -> Table:
+    hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
+    rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
+    return Table("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
+
+
+def _version_table(runs: Sequence[Run]) -> Table:
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        about = run.environment
+        facts = {name: about.get(name) for name in ("python", "system", "processor", "commit")}
+        facts |= {"device": device_kind(run.flat, about), "precision": _precision(run)} | _network(about)
+        for name, value in {**facts, **about.get("packages", {})}.items():
+            if value:
+                found.setdefault(name, {})[str(value)] = None
+    return Table(
+        "Versions, machines, network", ["what", "version"], [[Cell(n), Cell(", ".join(v))] for n, v in found.items()]
+    )
+
+
+def _precision(run: Run) -> str:
+    """The settings by which a processor computes less exactly; each is off unless said."""
+    said = {key.partition(".")[2]: run.flat[key] for key in PRECISION_SETTINGS if key in run.flat}
+    return ", ".join(f"{name} {'on' if value is True else value or 'off'}" for name, value in said.items())
+
+
+def _network(about: Mapping[str, Any]) -> dict[str, str]:
+    found = about.get("network")
+    numbers = found if isinstance(found, Mapping) else {}
+    return {name: str(numbers[name]) for name in ("classifier", "parameters", "frozen") if name in numbers}
+
+
+def _run_table(runs: Sequence[Run], folders: Sequence[Path]) -> Table:
+    rows = [
+        [
+            Cell(shown_path(run.path, folders)),
+            Cell(run.scenario),
+            Cell(run.method),
+            Cell(run.repeat),
+            numeral(run.test("auc")),
+            numeral(run.test("gm")),
+        ]
+        for run in runs
+    ]
+    return Table("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
+
+
+def command_line(folders: Sequence[Path], options: Mapping[str, object]) -> str:
+    """The command, with folders by their last name where they are not below the current one."""
+    said = {name: _typed(value) if isinstance(value, Path) else str(value) for name, value in options.items()}
+    parts = [part for name, value in said.items() for part in (f"--{name}", value)]
+    return shlex.join(["feddraw", "report", *map(_typed, folders), *parts])
+
+
+def _typed(path: Path) -> str:
+    return path.absolute().name if path.is_absolute() or ".." in path.parts else str(path)

@@ -1,0 +1,69 @@
+"""Real numbers as integers modulo 2^64, so that sums are exact and masks can be added to them.
+
+A value v becomes the integer nearest to v · 2^40, negative ones as 2^64 minus their size. With K clients each value is
+at most `limit(K)` in size, so the sum of K integers stays below 2^63: it cannot overflow, and its sign is known. Each
+client's rounding is at most 2^-41, so a sum of K is at most K · 2^-41 away from the sum of the real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.errors import UserError
+
+Words = NDArray[np.uint64]
+
+FRACTION_BITS = 40
+_BLOCK = 1 << 16  # values at a time: what is worked on stays in the processor's cache
+
+
+def largest_word(clients: int) -> int:
+    """The largest size of one client's integer: `clients` of them stay below 2^63."""
+    if clients < 1:
+        raise UserError(f"a sum needs at least one client, not {clients}")
+    return (2**63 - 1) // clients
+
+
+def limit(clients: int, bits: int = FRACTION_BITS) -> float:
+    """The largest size of a value that each of so many clients can send without overflow."""
+    whole = largest_word(clients)
+    size = float(whole)
+    if int(size) > whole:  # float64 has 53 bits and may have rounded up
+        size = math.nextafter(size, 0.0)
+    return math.ldexp(size, -bits)
+
+
+def encode(values: NDArray[Any], clients: int, out: Words | None = None) -> Words:
+    """The values as integers modulo 2^64; refuses those that are not finite or larger than `limit(clients)`."""
+    flat = np.asarray(values).reshape(-1)
+    words = np.empty(len(flat), np.uint64) if out is None else out
+    largest, scale = limit(clients), math.ldexp(1.0, FRACTION_BITS)
+    scratch = np.empty(min(_BLOCK, len(flat)))
+    for start in range(0, len(flat), _BLOCK):
+        block = flat[start : start + _BLOCK]
+        scaled = np.multiply(block, scale, out=scratch[: len(block)], casting="unsafe", dtype=np.float64)
+        _check(scaled, largest * scale, clients)
+        np.copyto(words[start : start + len(block)].view(np.int64), np.rint(scaled, out=scaled), casting="unsafe")
+    return words
+
+
+def _check(scaled: NDArray[np.float64], largest: float, clients: int) -> None:
+    low, high = float(scaled.min()), float(scaled.max())  # nan where one is nan
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UserError("a secure sum takes finite numbers only: this client's values have NaN or infinity")
+    if max(-low, high) > largest:
+        found = max(-low, high) / 2.0**FRACTION_BITS
+        raise UserError(
+            f"a value of size {found:.3g} is too large for a secure sum of {clients} clients: "
+            f"at most {limit(clients):.3g}"
+        )
+
+
+def decode(words: Words) -> NDArray[np.float64]:
+    """The real numbers of a sum of integers."""
+    found = words.view(np.int64).astype(np.float64)
+    return np.multiply(found, math.ldexp(1.0, -FRACTION_BITS), out=found)

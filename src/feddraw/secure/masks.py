@@ -1,0 +1,50 @@
+"""Masks: streams of 64-bit words from AES-256 in counter mode, added to a vector or taken from it again.
+
+A key makes one mask and is used for nothing else, so the counter starts at 0. A block of the vector stays in the
+processor's cache while all masks are added to it, and the stream of each block goes into one buffer that is used again.
+AES-CTR was measured at 1.6 times the speed of ChaCha20 (`feddraw bench --only secure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+BLOCK = 1 << 15  # words: a block and its stream together are half a megabyte
+_SLACK = 15  # bytes that update_into wants beside its output
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A stream and whether it is added or taken away."""
+
+    key: bytes
+    plus: bool
+
+    @property
+    def opposite(self) -> Mask:
+        return Mask(self.key, not self.plus)
+
+
+def apply(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
+    """Add all masks to the words, modulo 2^64, in place."""
+    block = min(BLOCK, len(words))
+    zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + _SLACK)
+    drawn = np.frombuffer(stream, "<u8", block)
+    running = [(_cipher(mask.key), np.add if mask.plus else np.subtract) for mask in masks]
+    for start in range(0, len(words), BLOCK):
+        part = words[start : start + BLOCK]
+        nothing, mine = zeros[: 8 * len(part)], drawn[: len(part)]
+        for cipher, combine in running:
+            cipher.update_into(nothing, stream)
+            combine(part, mine, out=part)
+
+
+def _cipher(key: bytes) -> CipherContext:
+    if len(key) != 32:
+        raise ValueError("a mask's key has 32 bytes")
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()

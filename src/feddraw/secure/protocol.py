@@ -1,0 +1,96 @@
+"""Secure sums: a `Member` at each client, a `Collector` at the server, and all of them in one process.
+
+The stages, each a message from every client to the server and one back: 0 keys, 1 shares, 2 masked values, 3 signatures
+under the list of those in the sum, 4 the shares that open it. Keys and shares can travel with the answers of an earlier
+round. With K clients asked, up to K - t may fall silent, at whatever stages; t = ⌊2K/3⌋ + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from secrets import token_bytes
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from feddraw.secure.collector import Collector
+from feddraw.secure.keys import Directory
+from feddraw.secure.member import Member
+from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
+
+__all__ = ["Collector", "LocalSum", "Member", "Refused", "SecureSumFailed", "Session", "run_locally", "threshold"]
+
+STAGES = 5
+
+
+class LocalSum:
+    """One masked sum of clients that are all in this process; each gives its words when it has them.
+
+    `drops` names clients that fall silent and the stage (0 to 4) from which on they do. `approve` is what each client
+    asks before it signs who is in the sum; where it raises, there is no sum.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        keys: Mapping[str, Ed25519PrivateKey],
+        directory: Directory | None,
+        drops: Mapping[str, int] | None = None,
+        *,
+        agreed: bytes = b"",
+        approve: Callable[[Sequence[str]], None] = lambda survivors: None,
+        rng: Callable[[int], bytes] = token_bytes,
+    ) -> None:
+        self._silent, self._agreed, self._approve = drops or {}, agreed, approve
+        self.collector = Collector(session, directory)
+        self.collector.agreed = agreed
+        facts = (session.run, session.round, session.sum, session.attempt)
+        self._members = {name: Member(*facts, name, keys[name], directory, rng=rng) for name in session.members}
+        for name in self._active(0, session.members):
+            self.collector.take_advertised(name, self._members[name].advertise())
+        advertised = self.collector.advertised
+        for name in self._active(1, [name for name, content in advertised.items() if content]):
+            self.collector.take_shares(name, self._members[name].share(advertised))
+        self._waiting = set(self._active(2, self.collector.sharers))
+
+    def _active(self, stage: int, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._silent.get(name, STAGES) > stage]
+
+    def add(self, name: str, words: NDArray[np.uint64]) -> bool:
+        """Mask a client's words where they are and add them; False where the client has fallen silent."""
+        if name not in self._waiting:
+            return False
+        self._waiting.remove(name)
+        shares = self.collector.shares_for(name)
+        masked = self._members[name].mask(shares, words, in_place=True, agreed=self._agreed)
+        self.collector.take_masked(name, masked)
+        return True
+
+    def total(self) -> NDArray[np.uint64]:
+        """The sum, once all have added theirs; `SecureSumFailed` if too few are left."""
+        survivors = self.collector.survivors
+        for name in self._active(3, survivors):
+            self._approve(survivors)
+            self.collector.take_signature(name, self._members[name].sign(survivors))
+        signatures = self.collector.signatures
+        for name in self._active(4, signatures):
+            self.collector.take_revealed(name, self._members[name].reveal(survivors, signatures))
+        return self.collector.total()
+
+
+def run_locally(
+    session: Session,
+    keys: Mapping[str, Ed25519PrivateKey],
+    directory: Directory | None,
+    words_of: Mapping[str, NDArray[np.uint64]],
+    drops: Mapping[str, int] | None = None,
+    *,
+    in_place: bool = False,
+    rng: Callable[[int], bytes] = token_bytes,
+) -> NDArray[np.uint64]:
+    """The sum of the clients' words through all stages; with `in_place` the given words are masked where they are."""
+    local = LocalSum(session, keys, directory, drops, rng=rng)
+    for name in local.collector.sharers:
+        local.add(name, words_of[name] if in_place else words_of[name].copy())
+    return local.total()

@@ -1,0 +1,150 @@
+"""What all messages of one masked sum are about, and how they are written, signed and refused.
+
+A message is a row of fields, each with its length before it. Every signature covers the purpose, the run, the round,
+the name of the sum, the attempt, the sender and the kind of message; from the shares on also the `context`, a hash of
+who was asked and all their keys. So a message that was made for anything else never counts here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from numpy.typing import NDArray
+
+from feddraw.errors import RunFailed, UserError
+
+PURPOSE = "feddraw secure sum 1"
+FEWEST = 3  # with two, each learns the other's part from the sum
+
+
+class Refused(UserError):
+    """A message that this side does not accept; nothing was done with it."""
+
+
+class SecureSumFailed(RunFailed):
+    """Too few clients are left to open the sum. Nothing is known of it; it can be tried again with fresh keys."""
+
+
+def threshold(asked: int) -> int:
+    """How many must take part to the end: more than two thirds of those asked."""
+    return 2 * asked // 3 + 1
+
+
+@dataclass(frozen=True)
+class About:
+    """Which sum: all that is known before it is known who takes part."""
+
+    run: str
+    round: int
+    sum: str
+    attempt: int
+
+    def statement(self, kind: str, sender: str, *fields: bytes) -> bytes:
+        """What is signed."""
+        facts = (PURPOSE, self.run, str(self.round), self.sum, str(self.attempt), kind, sender)
+        return pack(*(fact.encode() for fact in facts), *fields)
+
+    def __str__(self) -> str:
+        again = f", attempt {self.attempt}" if self.attempt else ""
+        return f"the secure sum '{self.sum}' of round {self.round}{again}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One masked sum of those who were asked for it, one attempt."""
+
+    run: str
+    round: int
+    sum: str
+    attempt: int
+    members: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members):
+            raise UserError("a secure sum needs clients of different names")
+        if len(self.members) < FEWEST:
+            raise UserError(f"a secure sum needs at least {FEWEST} clients, not {len(self.members)}")
+
+    @property
+    def about(self) -> About:
+        return About(self.run, self.round, self.sum, self.attempt)
+
+    @property
+    def threshold(self) -> int:
+        return threshold(len(self.members))
+
+
+@dataclass(frozen=True)
+class Context:
+    """A sum with all who were asked for it and their keys: what is signed from the shares on."""
+
+    about: About
+    advertised: Mapping[str, bytes]  # by client that was asked; empty where it sent no keys
+    digest: bytes
+
+    @classmethod
+    def of(cls, about: About, advertised: Mapping[str, bytes]) -> Context:
+        names = sorted(advertised)
+        fields = [field for name in names for field in (name.encode(), advertised[name])]
+        digest = hashlib.sha256(about.statement("context", "", *fields)).digest()
+        return cls(about, {name: advertised[name] for name in names}, digest)
+
+    @property
+    def points(self) -> dict[str, int]:
+        """Where each client's shares lie on the polynomials."""
+        return {name: number for number, name in enumerate(self.advertised, start=1)}
+
+    def shares(self, sender: str, receiver: str, closed: bytes) -> bytes:
+        return self.about.statement("shares", sender, self.digest, receiver.encode(), closed)
+
+    def masked(self, sender: str, words: NDArray[np.uint64]) -> bytes:
+        digest = hashlib.sha256(np.ascontiguousarray(words, "<u8").data).digest()
+        return self.about.statement("masked", sender, self.digest, digest)
+
+    def survivors(self, sender: str, sharers: Iterable[str], survivors: Iterable[str], agreed: bytes) -> bytes:
+        return self.about.statement("survivors", sender, self.digest, listed(sharers), listed(survivors), agreed)
+
+    def revealed(self, sender: str, survivors: Iterable[str], shares: Sequence[bytes]) -> bytes:
+        return self.about.statement("revealed", sender, self.digest, listed(survivors), pack(*shares))
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+
+
+def pack(*fields: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(field)) + field for field in fields)
+
+
+def unpack(content: bytes, count: int | None = None) -> list[bytes]:
+    """The fields of a message, all of it and nothing beside it."""
+    fields, position = [], 0
+    while position < len(content):
+        if position + 4 > len(content):
+            raise Refused("a message of a secure sum is cut off")
+        (length,) = struct.unpack_from("<I", content, position)
+        position += 4
+        if position + length > len(content):
+            raise Refused("a message of a secure sum is cut off")
+        fields.append(content[position : position + length])
+        position += length
+    if count is not None and len(fields) != count:
+        raise Refused(f"a message of a secure sum has {len(fields)} fields instead of {count}")
+    return fields
+
+
+def listed(names: Iterable[str]) -> bytes:
+    """Names in order, whatever order they came in."""
+    return pack(*(name.encode() for name in sorted(names)))
+
+
+def verify(key: Ed25519PublicKey, signature: bytes, statement: bytes, what: str) -> None:
+    try:
+        key.verify(signature, statement)
+    except InvalidSignature:
+        raise Refused(f"{what} has a wrong signature") from None

@@ -1,0 +1,188 @@
+"""Masked rounds of clients that are all in this process: the same code as at a site and at a server, without a wire.
+
+Every client has a signing key of its own, made here for the run, and every sum has fresh keys, masks and shares. So a
+study under `secure = true` shows what a federation under it would give, to the bit: masks cancel, whatever they are.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from feddraw.core import Method, Model, Parts, State, Update
+from feddraw.errors import UserError
+from feddraw.secure.fixed_point import Words
+from feddraw.secure.protocol import LocalSum, SecureSumFailed, Session
+from feddraw.server.gate import Gate
+from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
+from feddraw.server.masked.contribution import Contribution
+from feddraw.server.masked.opening import check_announced, inform, limit, open_round
+from feddraw.server.policy import Policy
+from feddraw.server.round import RoundResult
+
+FIRST, MOVES = "first", "moves"  # the names of the sums
+Drops = Mapping[str, tuple[str, int]]  # by client, the sum and the stage (0 to 4) from which on it is silent
+
+
+class Sum(Protocol):
+    """One sum of the clients' words."""
+
+    def add(self, name: str, words: Words) -> bool: ...
+
+    def total(self) -> Words: ...
+
+
+@dataclass(eq=False)
+class MaskedRounds:
+    """A federation's rounds under secure sums."""
+
+    clients: Sequence[str]
+    sizes: Sequence[int]  # images, by client
+    section: Mapping[str, Any]  # the method's name and settings
+    labelled: Sequence[NDArray[np.bool_] | None] = ()  # by client; left out: all label all
+    drops: Callable[[int], Drops] = lambda round: {}  # who falls silent in a round; nobody does by itself
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self._keys = {name: Ed25519PrivateKey.generate() for name in self.clients}
+        self._directory = {name: key.public_key() for name, key in self._keys.items()}
+
+    def announcement(self, sent: str, round: int, rounds: int, asked: Iterable[int], policy: Policy) -> Announcement:
+        """What all clients of a round are told at first."""
+        labelled = self.labelled or [None] * len(self.clients)
+        parties = [party_of(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
+        return announce(sent, self.section, round, rounds, parties, policy)
+
+    def new_sum(self, sum: str, announcement: Announcement) -> Sum:
+        """A masked sum of all who were asked, also those that have fallen silent: how many may is of all."""
+        names = tuple(party.name for party in announcement.parties)
+        session = Session(self.run, announcement.round, sum, 0, names)
+        before = (FIRST, MOVES).index(sum)
+        drops = self.drops(announcement.round)
+        silent = {name: stage for name, (which, stage) in drops.items() if which == sum}
+        silent |= {name: 0 for name, (which, _) in drops.items() if (FIRST, MOVES).index(which) < before}
+        agreed, approve = announcement.digest(), announcement.check_summed
+        return LocalSum(session, self._keys, self._directory, silent, agreed=agreed, approve=approve)
+
+    def round(
+        self,
+        round: int,
+        rounds: int,
+        model: Model,
+        method: Method,
+        state: State,
+        updates: Iterable[Update],
+        asked: Iterable[int],
+        gate: Gate | None = None,
+        policy: Policy | None = None,
+    ) -> RoundResult:
+        """One round, from the clients' updates as they come; where the sum fails, the model stays as it was."""
+        sent = fingerprint(model, method.broadcast(state))
+        told = self.announcement(sent, round, rounds, asked, policy or Policy())
+        work = _Work(self, method, model, gate, told)
+        try:
+            return work.done(updates, state)
+        except (SecureSumFailed, NotSummed) as error:
+            reasons = dict.fromkeys(work.present, str(error)) | work.refused
+            return open_round(method, told, model, state, None, {}, self.clients, refused=reasons)
+
+
+@dataclass(eq=False)
+class _Work:
+    """One round under way."""
+
+    rounds: MaskedRounds
+    method: Method
+    model: Model
+    gate: Gate | None
+    told: Announcement
+    refused: dict[str, str] = field(default_factory=dict)  # by client, why it takes no part
+    present: list[str] = field(default_factory=list)
+
+    def done(self, updates: Iterable[Update], state: State) -> RoundResult:
+        parts: Parts = {}
+        if self.method.secure.sums == 1 and not self.told.limits().limits_weights:
+            announced, total = self._as_they_come(updates)
+        else:
+            waiting = list(filter(None, map(self._contribution, updates)))
+            if self.method.secure.sums == 2:
+                waiting, state, parts = self._first(waiting, state)
+            announced, total = self._together(waiting)
+        names = self.rounds.clients
+        about = (self.method, self.told, self.model, state, total, announced, names)
+        return open_round(*about, refused=self.refused, parts=parts, gate=self.gate)
+
+    def _contribution(self, update: Update) -> Contribution | None:
+        """What a client can add, if it takes part."""
+        name = self.rounds.clients[update.client]
+        try:
+            given = (self.method, self.told, name, self.model, update, self.gate)
+            found = Contribution(*given, received=self.told.sent)  # in one process all get the same
+        except UserError as error:
+            self.refused[name] = str(error)
+            return None
+        self.present.append(name)
+        return found
+
+    def _as_they_come(self, updates: Iterable[Update]) -> tuple[dict[str, Announced], Words]:
+        """Each is masked, added and forgotten before the next is looked at."""
+        announced: dict[str, Announced] = {}
+        sum = self.rounds.new_sum(MOVES, self.told)
+        for update in updates:
+            if (mine := self._contribution(update)) is not None:
+                self._add(sum, mine, announced)
+        return announced, sum.total()
+
+    def _add(self, sum: Sum, mine: Contribution, announced: dict[str, Announced]) -> None:
+        said = self._proposal(mine)
+        try:
+            words = mine.words(self.told)
+        except UserError as error:  # a move that is too long for the sum
+            self.refused[mine.name] = str(error)
+            return
+        if said is not None and sum.add(mine.name, words):
+            announced[mine.name] = said
+
+    def _proposal(self, mine: Contribution) -> Announced | None:
+        """How a client weighs itself, if its size allows that."""
+        try:
+            said = mine.weigh(self.told)
+            check_announced(self.method, self.told, self.model.layout, mine.name, said)
+        except UserError as error:
+            self.refused[mine.name] = str(error)
+            return None
+        return said
+
+    def _first(self, waiting: list[Contribution], state: State) -> tuple[list[Contribution], State, Parts]:
+        """The first of two sums, and who is in it."""
+        sum = self.rounds.new_sum(FIRST, self.told)
+        there = [mine for mine in waiting if self._is_in_first(sum, mine)]
+        informed = inform(self.method, self.told, state, sum.total(), [mine.name for mine in there])
+        self.told = informed.announcement
+        return there, informed.state, informed.parts
+
+    def _is_in_first(self, sum: Sum, mine: Contribution) -> bool:
+        try:
+            return sum.add(mine.name, mine.first(self.told))
+        except UserError as error:
+            self.refused[mine.name] = str(error)
+            return False
+
+    def _together(self, waiting: list[Contribution]) -> tuple[dict[str, Announced], Words]:
+        """Under a policy all say first how they weigh themselves."""
+        if self.told.limits().limits_weights:
+            said = {mine.name: self._proposal(mine) for mine in waiting}
+            proposed = {name: one for name, one in said.items() if one is not None}
+            waiting = [mine for mine in waiting if mine.name in proposed]
+            self.told = limit(self.method, self.told, self.model.layout, proposed)
+        announced: dict[str, Announced] = {}
+        sum = self.rounds.new_sum(MOVES, self.told)
+        for mine in waiting:
+            self._add(sum, mine, announced)
+        return announced, sum.total()

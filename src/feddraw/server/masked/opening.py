@@ -1,0 +1,275 @@
+"""The server's side of a masked round: what it makes of the sums, as ledger, model and state.
+
+All that it has are the sums and what was said in clear. The weights in the sum must be those that were announced, to
+the bit, and the mean move no longer than the announced lengths allow; otherwise nobody counts in the round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from feddraw.core import (
+    Aggregate,
+    Cohort,
+    Column,
+    Facts,
+    Layout,
+    Limited,
+    Method,
+    Model,
+    Parts,
+    State,
+    Update,
+    Vector,
+    Weights,
+)
+from feddraw.errors import UserError
+from feddraw.secure import fixed_point
+from feddraw.secure.fixed_point import FRACTION_BITS, Words
+from feddraw.server.findings import with_unweighted_rows
+from feddraw.server.gate import Gate, Verdict, compare_with_median
+from feddraw.server.ledger import ledger_of, remarks_of, with_remarks
+from feddraw.server.masked.announcement import Announced, Announcement, Numbers
+from feddraw.server.masked.cohort import MaskedCohort
+from feddraw.server.masked.contribution import limited, limited_weights
+from feddraw.server.masked.form import Form, as_weights, outputs_of, too_small
+from feddraw.server.round import RoundResult, result_of
+
+ROUNDING = 1e-9  # of weights that two machines compute
+SLACK = 1e-3  # rounding of the lengths that clients announce
+COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
+
+
+class Untrue(UserError):
+    """What clients said in clear does not fit the sum: nobody counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Informed:
+    """What came of the first of two sums."""
+
+    announcement: Announcement  # with what all are told
+    parts: Parts  # for the ledger
+    state: State
+
+
+def inform(method: Method, announcement: Announcement, state: State, total: Words, summed: Sequence[str]) -> Informed:
+    """What all clients are told of the first sum, which is over some of them."""
+    facts, places = announcement.facts(), [announcement.place(name) for name in summed]
+    told, parts, weighting = method.weighting.inform(fixed_point.decode(total), facts, places, state["weighting"])
+    return Informed(replace(announcement, told=tuple(told.tolist())), parts, state | {"weighting": weighting})
+
+
+def limit(
+    method: Method, announcement: Announcement, layout: Layout, announced: Mapping[str, Announced]
+) -> Announcement:
+    """With the weights that the policy makes of those that clients propose."""
+    proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
+    return replace(proposed, weights=limited(method, proposed, layout))
+
+
+def check_announced(
+    method: Method, announcement: Announcement, layout: Layout, name: str, announced: Announced
+) -> None:
+    """Refuse what a client announces if its size and the method do not allow it; before its values are added."""
+    announced.check()
+    facts, place = announcement.facts(), announcement.place(name)
+    if announced.size != announcement.parties[place].size:
+        raise UserError(f"size {announced.size} where {announcement.parties[place].size} was announced")
+    if set(announced.numbers) != set(method.server.announced) or any(one <= 0 for one in announced.numbers.values()):
+        raise UserError("other numbers beside its weight than the method asks for")
+    outputs = outputs_of(method, layout, facts)
+    if len(announced.own) != 1 + len(outputs):
+        raise UserError(f"{len(announced.own)} weights where {1 + len(outputs)} are needed")
+    limits = [method.weighting.own_limits(facts, place)]
+    for output in outputs:
+        among, mine = facts.labelling(output, place)
+        same = (announced.own[0], announced.own[0])
+        own = method.weighting.own_limits(among, mine or 0) if method.weighting.by_output else same
+        limits.append((0.0, 0.0) if mine is None else own)
+    for weight, (low, high) in zip(announced.own, limits, strict=True):
+        if not low - ROUNDING <= weight <= high + ROUNDING:
+            raise UserError(f"it weighs itself {weight:.6g}, and its size allows from {low:.6g} to {high:.6g}")
+
+
+def _believed(method: Method, announcement: Announcement, layout: Layout, name: str, announced: Announced) -> None:
+    try:
+        check_announced(method, announcement, layout, name, announced)
+    except UserError as error:
+        raise Untrue(f"{name} is in the sum with what it must not say: {error}") from None
+
+
+def open_round(
+    method: Method,
+    announcement: Announcement,
+    sent: Model,
+    state: State,
+    total: Words | None,
+    announced: Mapping[str, Announced],
+    clients: Sequence[str],
+    *,
+    refused: Mapping[str, str] | None = None,
+    parts: Parts | None = None,
+    gate: Gate | None = None,
+) -> RoundResult:
+    """The new model from the opened sum (its memory is used) and what those in it announced.
+
+    `clients` are all of the federation, `refused` says why some of those asked are not in the sum, and `parts` is what
+    the first of two sums explains. Without a total, or where it is not true, the model stays as it was.
+    """
+    numbers = {name: number for number, name in enumerate(clients)}
+    asked = [numbers[party.name] for party in announcement.parties]
+    names = sorted(announced, key=lambda name: numbers[name])
+    said = {numbers[party.name]: party.size for party in announcement.parties}
+    sizes = dict(zip(asked, announcement.sizes.tolist(), strict=True))
+    resized = announcement.limits().limited_sizes(said)
+    facts = announcement.facts()
+    updates = [_update(numbers[name], announced[name], sent, facts, announcement.place(name), sizes) for name in names]
+    verdicts = {
+        update.client: Verdict("", announced[name].distance) for update, name in zip(updates, names, strict=True)
+    }
+    blank = Cohort(announcement.round, announcement.rounds, sent, updates, len(clients))
+    aggregate, why = None, "the secure sum failed"
+    try:
+        if total is not None and updates:
+            for name in names:
+                _believed(method, announcement, sent.layout, name, announced[name])
+            opened = _Opened(method, announcement, facts, blank, names, [announced[name] for name in names])
+            aggregate = opened.aggregate(total, state, parts or {})
+    except Untrue as error:
+        why = str(error)
+    if aggregate is None:
+        verdicts = {client: Verdict(why, math.nan) for client in verdicts}
+    else:
+        verdicts |= compare_with_median(verdicts, gate or Gate())
+    for name, reason in (refused or {}).items():
+        if name not in announced:
+            updates.append(Update(numbers[name], sent, sizes[numbers[name]], 0, {"loss": math.nan}))
+            verdicts[numbers[name]] = Verdict(reason, math.nan)
+    counted = [update for update in updates if not verdicts[update.client].reason]
+    verdicts = with_remarks(verdicts, remarks_of(said, resized, counted, aggregate))
+    ledger = ledger_of(announcement.round, clients, asked, updates, verdicts, aggregate)
+    return result_of(method, blank, state, aggregate, ledger, counted, clients)
+
+
+def _update(client: int, one: Announced, sent: Model, facts: Facts, place: int, sizes: Mapping[int, float]) -> Update:
+    """What a client said in clear, with the sent model in place of its own."""
+    extra = {name: np.array([value]) for name, value in one.numbers.items()}
+    labelled = None if facts.labelled is None else facts.labelled[place]
+    size = sizes[client]
+    return Update(client, sent, int(size) if size == int(size) else size, one.steps, one.metrics, extra, labelled)
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """One opened sum with what was said about it."""
+
+    method: Method
+    announcement: Announcement
+    facts: Facts
+    cohort: Cohort  # without models
+    names: Sequence[str]
+    announced: Sequence[Announced]
+
+    def aggregate(self, total: Words, state: State, parts: Parts) -> Aggregate:
+        sent, method = self.cohort.model, self.method
+        form = Form.of(method, sent.layout, self.facts)
+        spans = form.spans()
+        if total.shape != (form.length,):
+            raise Untrue(f"a sum of {len(total):,} words where {form.length:,} are needed")
+        own = self._summed_weights()
+        sums = self._checked(own, total[spans["weights"]])
+        weights = self._weights(own, form, parts)
+        terms = fixed_point.decode(total[spans["terms"]]) / sums[0]
+        multiplied = np.full(len(own), terms[0]) if form.terms else method.server.factors(self.cohort)
+        values = _decoded(total)
+        if not form.terms:
+            self._check_length(values[spans["params"]], own, multiplied)
+        means = {name: values[spans[f"extra.{name}"]] for name in form.extras}
+        values[: spans["terms"].start] /= sums[0]
+        moves = values[spans["params"]]
+        for output, whole in zip(form.outputs, sums[1:], strict=True):
+            for row in sent.layout.rows_of(output):
+                moves[row] *= sums[0] / whole if whole else 0.0
+        cohort = MaskedCohort(
+            *(self.cohort.round, self.cohort.rounds, sent, self.cohort.updates, self.cohort.population),
+            weights=weights,
+            moves=moves,
+            means=means,
+            multiplied=multiplied,
+            term=float(terms[1]) if form.terms else 0.0,
+            announced=np.array([one.distance for one in self.announced]),
+        )
+        params, server = method.server.step(cohort, weights, state["server"])
+        model = Model(params, _buffers(sent, values[spans["buffers"]]), self._counters(), sent.layout)
+        coefficients = method.server.coefficients(cohort, weights)
+        found = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
+        return with_unweighted_rows(found, cohort, method, state)
+
+    def _summed_weights(self) -> list[Numbers]:
+        """What each client in the sum multiplied with."""
+        if self.announcement.limits().limits_weights:
+            return [self.announcement.weights[name] for name in self.names]
+        return [one.own for one in self.announced]
+
+    def _checked(self, own: Sequence[Numbers], words: Words) -> Column:
+        """The sums of the weights, which must be those that were announced."""
+        said = sum(np.array([round(math.ldexp(one, FRACTION_BITS)) for one in row], object) for row in own)
+        if [int(word) for word in words] != [int(one) % 2**64 for one in np.atleast_1d(said)]:
+            raise Untrue("the weights in the sum are not those that the clients announced")
+        sums = fixed_point.decode(words)
+        if too_small(sums, len(own)):
+            raise Untrue(f"the clients' weights are too small for a secure sum: {sums.min():.2g} in all")
+        return sums
+
+    def _weights(self, own: Sequence[Numbers], form: Form, parts: Parts) -> Weights:
+        """The weights of those in the sum, with what explains them."""
+        weights = as_weights(list(own), self.cohort.model.layout, form.outputs)
+        places = [self.announcement.place(name) for name in self.names]
+        proposed = np.array([one.own[0] for one in self.announced])
+        known = self.method.weighting.parts_of(proposed, self.facts, places)
+        return replace(weights, parts={**known, **parts}, limited=self._limited())
+
+    def _limited(self) -> Limited | None:
+        """What the policy changed for those in the sum."""
+        if not self.announcement.limits().limits_weights:
+            return None
+        weights, names = limited_weights(self.method, self.announcement, self.cohort.model.layout)
+        assert weights.limited is not None
+        found, rows = weights.limited, [names.index(name) for name in self.names]
+        return Limited(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
+
+    def _check_length(self, moves: Vector, own: Sequence[Numbers], factors: Column) -> None:
+        """No sum is longer than all announced lengths, each times its weight, together."""
+        heaviest = np.array([max(row) for row in own]) * factors
+        longest = float(heaviest @ np.array([one.distance for one in self.announced]))
+        rounding = len(own) * math.sqrt(len(moves)) * math.ldexp(1.0, -FRACTION_BITS - 1)
+        length = math.sqrt(float(np.dot(moves, moves)))
+        if not length <= (1 + SLACK) * longest + rounding:
+            raise Untrue(f"the sum of moves has the length {length:.3g}, and the announced lengths allow {longest:.3g}")
+
+    def _counters(self) -> Vector:
+        """As after the announced steps: the largest, as in every other engine."""
+        sent, steps = self.cohort.model, max(one.steps for one in self.announced)
+        found = sent.counters.copy()
+        for entry in sent.layout.entries:
+            if entry.kind == "counter" and entry.name.endswith(COUNTER):
+                found[entry.span] += steps
+        return found
+
+
+def _decoded(words: Words) -> Vector:
+    """The real numbers, in the words' own memory."""
+    values = words.view(np.float64)
+    return np.multiply(words.view(np.int64), math.ldexp(1.0, -FRACTION_BITS), out=values)
+
+
+def _buffers(sent: Model, change: Vector) -> Vector:
+    """Batch norm's statistics after the mean change; rounding makes no variance negative."""
+    found = (sent.buffers + change).astype(sent.buffers.dtype)
+    np.maximum(found, 0, out=found, where=sent.layout.variances)
+    return found

@@ -1,0 +1,149 @@
+"""The classifier of a torch module, found by trying: which scores rise when one of a layer's outputs does."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from feddraw.core import Entry, Heads
+from feddraw.errors import UserError
+from feddraw.heads import choose, described
+from feddraw.training.network import scores_in
+
+LEAST = 1e-4  # a change of a score, where a layer's output is raised by one
+SQUASHED = 0.01  # from one, of the change of a score that is such an output itself
+Reach = NDArray[np.float32]  # (findings, rows of a layer): by how much scores change with each of its outputs
+
+
+def classifier_of(
+    module: nn.Module, outputs: int, named: str | Sequence[str] = "", side: int = 0, *, tell: bool = False
+) -> Heads:
+    """The layers that give the scores, checked; `side` is that of an image in pixels, 0 where it is not known.
+
+    With `tell`, scores that are no plain outputs of these layers are warned of.
+    """
+    params = [Entry(name, "param", tuple(p.shape), 0) for name, p in module.named_parameters()]
+    if not side:
+        return choose(params, named, outputs)
+    reach = reached_scores(module, outputs, side)
+    found = None if named else _direct(reach, outputs)
+    heads = found or choose(params, named, outputs)
+    _check_order(heads, reach, outputs)
+    names = (heads,) if isinstance(heads, str) else heads
+    if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED for name in names):
+        warnings.warn(
+            f"the network does something more to the outputs of its classifier {described(heads, outputs)} (a sigmoid, "
+            "a tanh?): the loss takes the plain outputs",
+            stacklevel=2,
+        )
+    return heads
+
+
+def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, Reach]:
+    """By layer with no more outputs than findings: each of its outputs is raised in an image of its own."""
+    _scores(module, 1, outputs, side)  # first of all, whether the network fits the data
+    layers = {name: layer for name, layer in module.named_modules() if _rows(layer) <= outputs}
+    return {name: found for name, layer in layers.items() if (found := _reach(module, layer, outputs, side)).size}
+
+
+def _rows(layer: nn.Module) -> float:
+    """How many numbers a layer makes of its features; infinitely many if it is not that kind of layer."""
+    own = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
+    return own[0].shape[0] if len(own) == 1 and own[0].shape[2:].numel() == 1 else math.inf
+
+
+@torch.no_grad()
+def _scores(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
+    """Of the same image of noise, so many times."""
+    pixels = np.random.default_rng(0).normal(size=(1, 1, side, side)).astype(np.float32)
+    device = next(module.parameters()).device
+    try:
+        with evaluating(module):
+            scores = scores_in(module(torch.from_numpy(pixels).to(device).expand(images, -1, -1, -1).contiguous()))
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the network cannot take a grey image of {side} × {side} pixels: {reason}") from None
+    if scores.shape != (images, outputs):
+        shape = " × ".join(map(str, scores.shape[1:])) or "one"
+        raise UserError(f"the network gives {shape} score(s) per image for {outputs} finding(s): it must give one each")
+    return scores
+
+
+def _reach(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> Reach:
+    rows, raised = int(_rows(layer)), []
+
+    def rise(_: nn.Module, __: object, output: object) -> Tensor | None:
+        if not isinstance(output, Tensor) or len(output) != rows + 1:
+            return None
+        axis = next((a for a in (output.ndim - 1, 1) if output.shape[a] == rows), 0)
+        if not axis:
+            return None
+        shape = [rows + 1 if a == 0 else rows if a == axis else 1 for a in range(output.ndim)]
+        raised.append(axis)
+        return output + torch.from_numpy(np.eye(rows + 1, rows, -1, np.float32)).to(output).view(shape)
+
+    hook = layer.register_forward_hook(rise)
+    try:
+        scores = _scores(module, rows + 1, outputs, side)
+    finally:
+        hook.remove()
+    if not raised:  # it was not used
+        return np.zeros((outputs, rows), np.float32)
+    return np.asarray((scores[1:] - scores[0]).abs().cpu().numpy().T)
+
+
+def _direct(reach: Mapping[str, Reach], outputs: int) -> Heads | None:
+    """The layers whose outputs each go to one score, in the order of the scores; none if they are not all covered."""
+    heads: list[str] = []
+    start = 0
+    while start < outputs:
+        fitting = [name for name, one in reach.items() if _goes_to(one, start)]
+        if not fitting:
+            return None
+        heads.append(fitting[-1])  # of a score that passes through two, the last
+        start += reach[heads[-1]].shape[1]
+    return heads[0] if len(heads) == 1 else tuple(heads)
+
+
+def _goes_to(reach: Reach, start: int) -> bool:
+    """Whether a layer's outputs go to the scores from `start` on, one to one."""
+    findings, rows = reach.shape
+    return start + rows <= findings and bool(((reach > LEAST) == np.eye(findings, rows, -start, dtype=bool)).all())
+
+
+def _check_order(heads: Heads, reach: Mapping[str, Reach], outputs: int) -> None:
+    """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores than its own."""
+    start = 0
+    for head in (heads,) if isinstance(heads, str) else heads:
+        if head not in reach:  # a layer within which the scores are made
+            return
+        if not (reach[head] > LEAST).any():
+            raise UserError(f"the scores do not depend on the layer '{head}': it is not the classifier")
+        if ((reach[head] > LEAST).sum(axis=0) == 1).all() and not _goes_to(reach[head], start):
+            raise UserError(
+                f"the classifier {described(heads, outputs)}, gives its scores in another order than the network: "
+                "list the layers in the order of the findings"
+            )
+        start += reach[head].shape[1]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and the random numbers as they were."""
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode

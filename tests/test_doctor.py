@@ -1,0 +1,306 @@
+"""`feddraw doctor`: what it calls broken, what it reckons, and that nothing it says is made up."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feddraw.cli import main
+from feddraw.doctor import cost, examination, machine, versions
+from feddraw.doctor.checks import Check
+from feddraw.doctor.cost import Speed, best, extrapolated, images_of, paper, task_of, usable
+from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
+from feddraw.doctor.team import Team, TooSlow
+from feddraw.doctor.trial import Examined, Task, relative
+from feddraw.errors import RunFailed
+from feddraw.experiment.study import read_study
+from feddraw.training.devices import Place
+from small import small
+
+ROOT = Path(__file__).parent.parent
+TINY = Task("compact", 32, (("growth", 8),))
+
+
+def speed(device: str = "cpu", task: Task = SMALL, workers: int = 1, train: float = 10.0, **more: Any) -> Speed:
+    about: dict[str, Any] = {"batch": 64, "test": 4 * train, "memory": 10**9, "reckoned": 2 * 10**9} | more
+    return Speed(device, task, workers, train=train, **about)
+
+
+# ---------------------------------------------------------------------------------------------------- a device
+
+
+def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> None:
+    here, there = Examined("cpu"), Examined("cpu:1")
+    assert max(here.sums().values()) < 1e-5
+    first, second = (one.training(TINY, 4, 2) for one in (here, there))
+    assert first["digests"] == second["digests"]
+    assert first["digests"][0] == first["digests"][1]
+    assert relative(second, first) == 0
+    assert relative({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
+    batch = there.ready(TINY)["batch"]
+    found = there.speed(TINY, batch, 0.2)
+    assert found["train"] > 0
+    assert found["test"] > found["train"]
+    assert found["memory"] > 10**8
+    assert there.memory(TINY)["reckoned"] > 6 * 10**8
+
+
+def test_what_a_method_adds_to_a_step_is_measured() -> None:
+    plain, moon = Examined("cpu").factors([("uniform", {}), ("moon", {})])["factors"]
+    assert 1 <= plain < moon  # two more networks see each image
+
+
+def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
+    with Team([Place("cpu:3")]) as team:
+        with pytest.raises(RunFailed, match="cpu:3: AttributeError"):
+            team.ask("nothing of the kind")
+        with pytest.raises(TooSlow, match="cpu:3: no answer within 0 s"):
+            team.ask("sums", patience=0)
+        assert team.ask("memory", TINY)[0]["reckoned"]  # not the late answer to what was asked before
+        with pytest.raises(TooSlow):
+            team.ask("sums", patience=0)
+        team._members[0][0].poll(60)
+        team._members[0][1].kill()
+        team._members[0][1].join()
+        team._members[0][0].recv()  # what it said before
+        with pytest.raises(RunFailed, match=r"cpu:3: a process was killed \(SIGKILL\)"):
+            team.ask("sums")
+
+
+# ---------------------------------------------------------------------------------------------------- all devices
+
+
+class Played:
+    """A team whose answers are given."""
+
+    answers: dict[str, Callable[[str], Any]] = {}
+
+    def __init__(self, places: list[Place]) -> None:
+        self.places = places
+
+    def __enter__(self) -> Played:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, question: str, *arguments: Any, patience: float = 0) -> list[dict[str, Any]]:
+        return [self.answers[question](place.device) for place in self.places]
+
+
+GOOD: dict[str, Callable[[str], Any]] = {
+    "sums": lambda device: {"product": 1e-7, "mean": 0.0},
+    "training": lambda device: {"move": np.ones(3), "digests": ["a", "a"], "inexact": []},
+    "ready": lambda device: {"batch": 64, "seconds": 0.1},
+    "speed": lambda device: {"train": 900.0 if device == "cuda:0" else 5.0, "test": 1e3, "memory": 10**9},
+    "memory": lambda device: {"reckoned": 3 * 10**9},
+    "factors": lambda device: {"factors": [1.0] * 8},
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examination]:
+    """An examination of a machine with a GPU that answers as told."""
+    memory = {"memory": 24 * 10**9, "free": 24 * 10**9}
+    about = {"cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory, "cpu": {"type": "cpu"} | memory}
+    monkeypatch.setattr(examination, "survey_apart", lambda names: {name: about[name] for name in names})
+    monkeypatch.setattr(examination, "usual_devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(examination, "check_machine", lambda: [])
+    monkeypatch.setattr(examination, "Team", Played)
+
+    def examined(**answers: Callable[[str], Any]) -> Examination:
+        monkeypatch.setattr(Played, "answers", GOOD | answers)
+        return examine(studies={"paper": paper()}, tasks=(SMALL, LARGE))
+
+    return examined
+
+
+def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Examination]) -> None:
+    found = gpu()
+    assert not found.broken
+    said = {check.what: (check.state, check.said) for check in found.checks}
+    assert said["cuda:0"][1].startswith("A GPU, compute capability 8.0, driver")
+    assert said["cuda:0 against cpu"] == ("ok", "0.0e+00 apart after 2 steps (compact, 64 px)")
+    assert {(one.device, one.workers > 1) for one in found.speeds} >= {("cpu", False), ("cuda:0", False)}
+    assert found.costs["paper"].table()["options"].startswith("--devices cuda:0 --workers ")
+    assert found.costs["paper"].runs == 480
+    json.dumps(found.table(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "broken"),
+    [
+        ({"sums": lambda device: {"product": 1e-3 if device == "cuda:0" else 0.0}}, ["cuda:0 sums"]),
+        ({"sums": lambda device: {"product": float("nan") if device == "cuda:0" else 0.0}}, ["cuda:0 sums"]),
+        (
+            {"training": lambda device: GOOD["training"](device) | {"move": np.ones(3) * (1 + (device != "cpu"))}},
+            ["cuda:0 against cpu"],
+        ),
+    ],
+)
+def test_a_gpu_that_computes_something_else_is_broken(
+    gpu: Callable[..., Examination], answers: dict[str, Any], broken: list[str]
+) -> None:
+    assert [check.what for check in gpu(**answers).broken] == broken
+
+
+def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., Examination]) -> None:
+    def fail(device: str) -> Any:
+        if device == "cuda:0":
+            raise RunFailed("cuda:0: OutOfMemory: cuda:0 (24 GB) ran out of memory")
+        return GOOD["ready"](device)
+
+    found = gpu(ready=fail)
+    assert "cuda:0 (24 GB) ran out of memory" in found.broken[0].said
+    assert {one.device for one in found.speeds} == {"cpu"}
+
+
+def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., Examination]) -> None:
+    varies = {"digests": ["a", "b"], "inexact": ["max_pool2d_with_indices_backward_cuda"]}
+    found = gpu(training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {}))
+    (note,) = [check for check in found.checks if check.what == "cuda:0 repeats"]
+    assert (note.state, "max_pool2d_with_indices_backward_cuda" in note.said) == ("note", True)
+
+
+def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., Examination]) -> None:
+    def slow(device: str) -> Any:
+        raise TooSlow(f"{device}: no answer")
+
+    found = gpu(ready=slow)
+    assert not found.broken
+    assert not found.speeds
+    assert Check("paper", "note", "its network was not timed: --seconds gives more") in found.checks
+    assert "--seconds gives more" in next(check.said for check in found.checks if check.what == "cpu speed")
+
+
+def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(gpu: Callable[..., Examination]) -> None:
+    def slow(device: str) -> Any:
+        raise TooSlow(f"{device}: no answer within 60 s")
+
+    found = {check.what: check.state for check in gpu(sums=slow).checks if check.what.endswith("at work")}
+    assert found == {"cpu at work": "note", "cuda:0 at work": "broken"}
+
+
+# ---------------------------------------------------------------------------------------------------- the cost
+
+
+def test_the_papers_matrix_is_that_of_its_file() -> None:
+    file = [planned.experiment for planned in read_study(ROOT / "studies" / "paper.toml")]
+    ours = paper()
+    key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
+    assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
+    assert {task_of(run) for run in ours} == {task_of(run) for run in file} == {LARGE}
+    plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
+    assert {images_of(run) for run in plain[0]} == {images_of(run) for run in plain[1]}
+
+
+def test_a_runs_images_are_counted_from_its_settings() -> None:
+    run = small(rounds=3).with_settings({"training.epochs": 2})
+    assert images_of(run) == (240 * 2 * 3, 80 * 3 + 80)
+    assert images_of(run.with_settings({"training.steps": 5})) is None
+    part = cost.paper()[0]  # CHX-1: 35,000 of 191,027 are dealt
+    assert images_of(part) == (35_000 * 2 * 15, 202 * 15 + 518)
+    assert images_of(run.with_settings({"data": "some/table.csv"})) is None
+
+
+def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> None:
+    run = small(rounds=3)
+    speeds = [
+        speed(task=task_of(run), train=10.0, test=40.0),
+        speed(task=task_of(run), workers=2, train=16.0, test=64.0),
+    ]
+    found = cost.cost([run] * 4, speeds, {cost.method_of(run): 1.5})
+    assert found is not None
+    one = 1.5 * 720 / 16 + 320 / 64
+    assert found.seconds == pytest.approx(4 * one)
+    assert found.longest == pytest.approx(2 * one)
+    assert found.table()["options"] == "--workers 2"
+    assert cost.cost([small(**{"model": "densenet121"})], speeds, {}) is None
+
+
+def test_gpus_are_used_together_and_the_processor_only_where_it_is_faster() -> None:
+    speeds = [speed(train=30.0), speed("cuda:0", train=20.0), speed("cuda:1", workers=2, train=25.0)]
+    found = best(SMALL, speeds)
+    assert found is not None
+    assert (found.options, found.train) == ("--devices cuda:0,cuda:1 --workers 3", 45.0)
+    assert best(SMALL, [speed(train=50.0), *speeds]).options == "--workers 1"  # type: ignore[union-attr]
+
+
+def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_holds_them() -> None:
+    timed = [speed(), speed(task=LARGE, train=1.0, reckoned=11 * 10**9), speed(workers=2, train=18.0)]
+    found = extrapolated(timed)
+    (added,) = found[3:]
+    assert (added.task, added.workers, round(added.train, 6)) == (LARGE, 2, 1.8)
+    assert len(usable(found, {"cpu": 23 * 10**9})) == 4
+    assert [one.task for one in usable(found, {"cpu": 20 * 10**9})] == [SMALL, LARGE, SMALL]
+
+
+# ---------------------------------------------------------------------------------------------------- the machine
+
+
+def test_versions_are_those_of_the_constraints() -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert {name: pinned[name] for name in versions.TESTED} == versions.TESTED
+
+
+def test_versions_that_differ_are_noted_and_those_that_cannot_work_are_broken() -> None:
+    assert versions.compare("torch", "2.13.0", "2.13.4+cu128") is None
+    assert versions.compare("torch", "2.13.0", "2.9.1") == Check("torch", "note", "2.9.1, tested with 2.13.0")
+    assert versions.compare("torch", "2.13.0", "2.1.0") == Check("torch", "broken", "2.1.0: feddraw needs 2.4 or later")
+    assert versions.compare("monai", "1.5.1", "").state == "note"  # type: ignore[union-attr]
+    assert versions.compare("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
+
+
+def test_a_folder_that_cannot_be_written_to_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.writable("cache folder", tmp_path / "not" / "there").state == "ok"
+
+    def refuse(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    found = machine.writable("cache folder", tmp_path)
+    assert found == Check("cache folder", "broken", f"{tmp_path}: Permission denied; FEDDRAW_CACHE names another")
+
+
+def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
+    found = machine.disk(tmp_path, 0.5)
+    assert min(found.numbers["write_mb_s"], found.numbers["read_mb_s"]) > 0
+    assert not list(tmp_path.iterdir())
+    assert machine.shared_memory().state in ("ok", "note")
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("broken", 1)])
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_command_exits_with_one_for_what_is_broken(
+    state: Any, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Examination(0.0, {}, [Check("cuda:0 sums", state, "as told")], [speed()])
+    found.costs["paper"] = cost.Cost(480, 0, 1e6, 1e4, {"--workers 2": 480})
+    monkeypatch.setattr(examination, "examine", lambda *_, **__: found)
+    monkeypatch.setattr(sys, "argv", ["feddraw", "doctor", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    out, err = capsys.readouterr()
+    if words:
+        assert json.loads(out)["broken"] == ["cuda:0 sums"] * code
+    else:
+        assert "paper: 480 runs, fastest here with --workers 2; about 12 days, the longest run 2.8 h" in out
+        assert ("1 broken: cuda:0 sums" in err) == bool(code)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_machine_without_a_gpu_has_one_device() -> None:
+    assert examination.usual_devices()[0] == "cpu"
+    assert not [name for name in examination.usual_devices() if name.startswith("cuda")]

@@ -1,0 +1,646 @@
+"""Secure sums over Flower: the bits of the serial engine's, whoever drops, and no model leaves a client."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+import tiny
+from feddraw import catalog
+from feddraw.core import Method
+from feddraw.errors import RunFailed, UserError
+from feddraw.experiment.preparation import initial_model
+from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
+from feddraw.flower._inprocess import FIRST_NODE, InProcessGrid
+from feddraw.flower.method_as_text import described, method_of
+from feddraw.flower.records import to_arrays, unpack
+from feddraw.flower.secure_messages import ORDER, RECORD, Order
+from feddraw.flower.site import Site, client
+from feddraw.methods.fedavg import fedavg
+from feddraw.methods.feddisco import feddisco
+from feddraw.methods.feddraw import feddraw
+from feddraw.methods.krum import krum
+from feddraw.methods.scaffold import scaffold
+from feddraw.secure.keys import directory_line, new_key
+from feddraw.secure.member import Member
+from feddraw.server.gate import Gate
+from feddraw.server.masked.local import MaskedRounds
+from feddraw.server.policy import Policy
+from test_flower import QUICKSTART, app
+from test_frozen import FROZEN, half_frozen, site_trainer
+
+SITES = (*tiny.NAMES, "Coast", "Hill")
+STAGES = ("shares", "values", "survivors", "opening")
+Change = Callable[[str, str, Message], list[Message]]  # stage, site, its answer: what arrives
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a signing key for each site, and the file of all their public keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    lines = [directory_line(name, new_key(folder / f"{name}.key")) for name in SITES]
+    (folder / "sites.toml").write_text("\n".join(lines))
+    return folder
+
+
+def nodes(keys: Path, memory: Path, count: int = 4, **more: Any) -> list[dict[str, Any]]:
+    common = {"sites": str(keys / "sites.toml"), "memory": str(memory)} | more
+    return [{"partition-id": n, "key": str(keys / f"{name}.key")} | common for n, name in enumerate(SITES[:count])]
+
+
+class Line(InProcessGrid):
+    """The way from the sites to the server: it writes down all that arrives, and may change it."""
+
+    def __init__(self, app: ClientApp, nodes: list[dict[str, Any]], change: Change | None = None) -> None:
+        super().__init__(app, nodes, arrive=self._arriving)
+        self.arrived: list[tuple[str, str, RecordDict]] = []  # stage, site, content
+        self.errors: list[str] = []
+        self.stages: list[str] = []
+        self._change = change or (lambda stage, site, reply: [reply])
+
+    def _answer(self, message: Message) -> Message:
+        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(ORDER) or {"stage": "plain"}
+        self._stage = f"{order.get('sum', '')} {order['stage']} {order.get('attempt', 0)}".strip()
+        self.stages += [self._stage] if self._stage not in self.stages[-1:] else []
+        return super()._answer(message)
+
+    def _arriving(self, replies: list[Message]) -> Iterator[Message]:
+        for reply in replies:
+            site = SITES[reply.metadata.src_node_id - FIRST_NODE]
+            for found in self._change(self._stage.split()[-2], site, reply):
+                if found.has_error():
+                    self.errors.append(f"{site}, {self._stage}: {found.error.reason}")
+                else:
+                    self.arrived.append((self._stage, site, found.content))
+                yield found
+
+
+# ---------------------------------------------------------------------------------------------------- the same bits
+
+
+def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> MethodStrategy:
+    strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, secure=True, **options)
+    strategy.start(grid, to_arrays(tiny.initial()), rounds)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (feddraw(), {}),
+        (feddraw(), {"policy": {"cap_times": 1.2}}),
+        (scaffold(option="I", space="gradient"), {}),
+        (feddisco(), {}),
+    ],
+)
+def test_the_bits_are_those_of_the_serial_engine(method: Method, options: Any, keys: Path, tmp_path: Path) -> None:
+    grid = Line(app(method, tmp_path), nodes(keys, tmp_path))
+    strategy = trained(method, grid, **options)
+    assert grid.errors == []
+    policy = Policy(**options["policy"]) if options else None
+    *_, last = tiny.train(method, 2, masked=MaskedRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
+    assert tiny.same(strategy.model, last.next_model)
+    assert repr(strategy.history[-1].ledger) == repr(last.ledger)
+
+
+def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_engine_gives(
+    keys: Path, tmp_path: Path
+) -> None:
+    method = feddraw()
+    grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("values", "South")]))
+    strategy = trained(method, grid)
+    masked = MaskedRounds(tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)})
+    *_, last = tiny.train(method, 2, masked=masked)
+    assert set(strategy.history[-1].weights) == {"North", "East", "West"}
+    assert tiny.same(strategy.model, last.next_model)
+    assert repr(strategy.history[-1].ledger) == repr(last.ledger)
+
+
+# ---------------------------------------------------------------------------------------------------- a user's own app
+
+WEIGHTS, SIZE = np.arange(8, dtype=np.float32).reshape(2, 4) / 8, {name: 20 + 10 * n for n, name in enumerate(SITES)}
+
+
+def moved(number: int, round: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([number, round]).normal(0, 0.1, (2, 4)).astype(np.float32)
+
+
+def plain_app(*mods: Any, extra: Callable[[RecordDict], None] = lambda reply: None) -> ClientApp:
+    """Somebody's app, which knows nothing of feddraw: numpy only."""
+    found = ClientApp(mods=list(mods))
+
+    @found.train()
+    def train(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        sent = message.content.array_records["arrays"]
+        arrays = {name: sent[name].numpy() for name in sent}
+        arrays["head.weight"] = arrays["head.weight"] + moved(number, message.content["config"]["server-round"])
+        metrics = MetricRecord({"num-examples": SIZE[SITES[number]], "train_loss": 0.5, "secret": 1.5, "list": [0.5]})
+        reply = RecordDict({"arrays": ArrayRecord({n: Array(a) for n, a in arrays.items()}), "metrics": metrics})
+        extra(reply)
+        return Message(reply, reply_to=message)
+
+    @found.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 5, "accuracy": 0.9, "list": [0.1] * 8})
+        reply = RecordDict({"arrays": message.content["arrays"], "metrics": metrics, "notes": ConfigRecord({"a": "b"})})
+        return Message(reply, reply_to=message)
+
+    return found
+
+
+def first_arrays() -> ArrayRecord:
+    return ArrayRecord({"head.weight": Array(WEIGHTS), "head.bias": Array(np.zeros(2, np.float32))})
+
+
+def run(grid: Line, rounds: int = 1, **options: Any) -> FedDRAW:
+    options = {"fraction_evaluate": 0.0, "min_available_nodes": 4, "secure": True} | options
+    strategy = FedDRAW(**options)
+    strategy.start(grid, first_arrays(), rounds)
+    return strategy
+
+
+def expected(strategy: FedDRAW, names: Iterable[str]) -> np.ndarray[Any, Any]:
+    """The model after one round in which these counted, by the ledger's weights."""
+    weights = strategy.history[-1].weights
+    assert set(weights) == set(names)
+    return WEIGHTS + sum(np.float64(weights[name]) * moved(SITES.index(name)) for name in names)
+
+
+def statuses(strategy: FedDRAW) -> dict[str, str]:
+    return {entry.client: entry.status for entry in strategy.history[-1].ledger}
+
+
+def weights_of(strategy: FedDRAW) -> np.ndarray[Any, Any]:
+    assert strategy.model is not None
+    return np.asarray(strategy.model.arrays()["head.weight"])
+
+
+def test_a_users_app_needs_the_mod_and_nothing_else(keys: Path, tmp_path: Path) -> None:
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
+    strategy = run(grid)
+    assert grid.errors == []
+    assert grid.stages == ["begin 0", "moves shares 0", "moves values 0", "moves survivors 0", "moves opening 0"]
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, tiny.NAMES), atol=1e-6)
+    assert strategy.history[0].weights == pytest.approx({name: SIZE[name] / 140 for name in tiny.NAMES})
+
+
+def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_path: Path) -> None:
+    """What a server gets of an app that sends far too much."""
+
+    def too_much(reply: RecordDict) -> None:
+        reply["more"] = ArrayRecord({"copy": reply.array_records["arrays"]["head.weight"]})
+        reply["notes"] = ConfigRecord({"model": reply.array_records["arrays"]["head.weight"].data})
+        reply["client"] = ConfigRecord({"name": "North", "model": [0.5] * 8})
+        del reply["client"]
+
+    grid = Line(plain_app(secure_mod, extra=too_much), nodes(keys, tmp_path))
+    strategy = run(grid, rounds=2, fraction_evaluate=1.0, min_evaluate_nodes=4)
+    assert grid.errors == []
+    assert len(grid.arrived) == 4 * 2 * 6
+    known = [(WEIGHTS + moved(n)).tobytes() for n in range(4)]
+    known += [moved(n, round).tobytes() for n in range(4) for round in (1, 2)]
+    for stage, _, content in grid.arrived:
+        assert set(content) <= {"client", "metrics", RECORD, "words"}, stage
+        assert ("words" in content) == ("values" in stage)
+        for arrays in content.array_records.values():
+            assert [(array.dtype, array.shape) for array in arrays.values()] == [("uint64", (11,))]
+        for metrics in content.metric_records.values():
+            assert set(metrics) <= {"num-examples", "train_loss"}
+        for config in content.config_records.values():
+            assert set(config) <= {"name", "names", "contents", "announced", "received"}
+            written = b"".join(one for one in config.get("contents", []) if isinstance(one, bytes))
+            assert not any(model in written for model in known)
+    assert strategy.history[0].metrics["train_loss"] == 0.5
+    words = [unpack(content.array_records["words"]["words"]) for _, _, content in grid.arrived if "words" in content]
+    assert len({one.tobytes() for one in words}) == 8
+    assert np.abs(np.concatenate(words).view(np.int64) / 2.0**40).min() > 1  # a weighted move is less; chance: 10^-5
+
+
+def test_a_site_lists_the_metrics_that_leave_it(keys: Path, tmp_path: Path) -> None:
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, metrics="accuracy, secret,list"))
+    strategy = FedDRAW(min_available_nodes=4, secure=True)
+    result = strategy.start(grid, first_arrays(), 1)
+    assert result.evaluate_metrics_clientapp[1] == {"accuracy": 0.9}
+    assert strategy.history[0].metrics["secret"] == 1.5
+    assert "list" not in strategy.history[0].metrics
+
+
+def test_a_site_with_the_mod_gives_its_model_to_no_server(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="takes part in secure sums only"):
+        run(Line(plain_app(secure_mod), nodes(keys, tmp_path)), rounds=2, secure=False)
+
+
+def test_nodes_without_a_key_are_told_how_to_get_one(keys: Path, tmp_path: Path) -> None:
+    without = [{**node, "key": ""} for node in nodes(keys, tmp_path)]
+    with pytest.raises(RunFailed, match=r"no update counted .*its app failed: UserError: the server asks for secure"):
+        run(Line(plain_app(secure_mod), without), rounds=2)
+
+
+def test_what_waits_at_a_site_is_for_its_owner_only_and_gone_after_the_round(keys: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, list[str]]] = []
+
+    def look(stage: str, site: str, reply: Message) -> list[Message]:
+        files = [file for file in tmp_path.rglob("*") if file.is_file()]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+        assert {stat.S_IMODE(file.parent.stat().st_mode) for file in files} == {0o700}
+        seen.append((stage, sorted(file.name for file in files)))
+        return [reply]
+
+    run(Line(plain_app(secure_mod), nodes(keys, tmp_path), look))
+    waiting = {stage: names.count("train.safetensors") for stage, names in seen}
+    assert waiting == {"begin": 4, "shares": 4, "values": 4, "survivors": 4, "opening": 0}
+
+
+# ---------------------------------------------------------------------------------------------------- who falls silent
+
+
+def losing(lost: Collection[tuple[str, str]]) -> Change:
+    """These answers do not arrive: stage and site."""
+    return lambda stage, site, reply: [] if (stage, site) in lost else [reply]
+
+
+@pytest.mark.parametrize("stage", ["begin", *STAGES])
+def test_one_of_four_may_drop_at_any_stage(stage: str, keys: Path, tmp_path: Path) -> None:
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path), losing([(stage, "South")]))
+    strategy = run(grid)
+    counts = stage in ("survivors", "opening")  # its words are in the sum by then
+    there = [name for name in tiny.NAMES if counts or name != "South"]
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
+    assert [name for name, status in statuses(strategy).items() if status != "counted"] == (
+        [] if counts else ["node 1003" if stage == "begin" else "South"]
+    )
+    assert "missing" in statuses(strategy).values() or counts
+
+
+@pytest.mark.parametrize("stage", STAGES[:3])
+def test_where_too_many_drop_the_others_try_again_with_fresh_keys(stage: str, keys: Path, tmp_path: Path) -> None:
+    lost = [(stage, "South"), (stage, "West")]
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), losing(lost))
+    strategy = run(grid, min_available_nodes=6)
+    there = [name for name in SITES if name not in ("South", "West")]
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
+    assert grid.stages[-5:] == ["moves keys 1", *(f"moves {one} 1" for one in STAGES)]
+
+
+def test_a_sum_that_clients_were_asked_to_open_is_never_tried_again(keys: Path, tmp_path: Path) -> None:
+    lost = losing([("opening", "South"), ("opening", "West")])
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, 6), lost)
+    strategy = run(grid, min_available_nodes=6)
+    assert np.array_equal(weights_of(strategy), WEIGHTS)
+    assert grid.stages[-1] == "moves opening 0"
+    assert "opened shares came from 4 of 6 clients, 5 are needed" in statuses(strategy)["North"]
+
+
+def test_a_round_with_too_few_clients_counts_nobody_and_a_second_one_ends_the_run(keys: Path, tmp_path: Path) -> None:
+    lost = losing([("values", "South"), ("values", "West")])
+    with pytest.raises(RunFailed, match=r"no update counted in rounds 1 and 2 .*values came from 2 of 4 clients"):
+        run(Line(plain_app(secure_mod), nodes(keys, tmp_path), lost), rounds=3)
+
+
+def test_fewer_than_three_clients_are_refused(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="only 2 of 3 nodes were connected"):
+        run(Line(plain_app(secure_mod), nodes(keys, tmp_path, 2)), min_available_nodes=2, wait=0.1)
+
+
+# ---------------------------------------------------------------------------------------------------- what is forged
+
+
+def changed(reply: Message, change: Callable[[bytes], bytes]) -> Message:
+    """The answer with other bytes in it."""
+    record = reply.content.config_records[RECORD]
+    record["contents"] = [change(one) for one in record["contents"]]
+    return reply
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[:-1],
+    "a bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+if os.environ.get("FEDDRAW_LONG"):
+    CHANGES |= {
+        "empty": lambda content: b"",
+        "first bit": lambda content: bytes([content[0] ^ 1]) + content[1:],
+        "longer": lambda content: content + b"\0",
+    }
+
+
+@pytest.mark.parametrize("stage", ["begin", *STAGES])
+def test_answers_that_are_broken_on_the_way_are_refused_by_name(stage: str, keys: Path, tmp_path: Path) -> None:
+    for number, change in enumerate(CHANGES.values()):
+
+        def spoil(at: str, site: str, reply: Message, change: Any = change) -> list[Message]:
+            return [changed(reply, change) if (at, site) == (stage, "South") else reply]
+
+        grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / str(number)), spoil)
+        strategy = run(grid, site_keys=keys / "sites.toml")
+        counts = stage in ("survivors", "opening")
+        there = [name for name in tiny.NAMES if counts or name != "South"]
+        np.testing.assert_allclose(weights_of(strategy), expected(strategy, there), atol=1e-6)
+        assert counts or statuses(strategy)["South"].startswith("refused: "), statuses(strategy)
+
+
+def test_words_that_were_changed_on_the_way_are_refused_by_name(keys: Path, tmp_path: Path) -> None:
+    def spoil(stage: str, site: str, reply: Message) -> list[Message]:
+        if (stage, site) == ("values", "South"):
+            words = unpack(reply.content.array_records["words"]["words"]).copy()
+            words[3] += 1
+            reply.content["words"] = ArrayRecord({"words": Array(words)})
+        return [reply]
+
+    strategy = run(Line(plain_app(secure_mod), nodes(keys, tmp_path), spoil))
+    assert statuses(strategy)["South"] == "refused: the masked values of South has a wrong signature"
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_answers_of_another_round_are_refused_by_name(stage: str, keys: Path, tmp_path: Path) -> None:
+    kept: dict[tuple[str, str], list[RecordDict]] = {}
+
+    def replay(at: str, site: str, reply: Message) -> list[Message]:
+        before = kept.setdefault((at, site), [])
+        before.append(reply.content)
+        if len(before) > 1 and (at, site) == (stage, "South"):
+            reply.__dict__["_content"] = before[0]
+        return [reply]
+
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path), replay)
+    strategy = run(grid, rounds=2)
+    assert statuses(strategy)["South"].startswith("refused: ") or stage in ("survivors", "opening")
+    assert len(strategy.history[1].weights) == (4 if stage in ("survivors", "opening") else 3)
+
+
+def test_answers_of_one_stage_to_another_and_twice_the_same_change_nothing(keys: Path, tmp_path: Path) -> None:
+    first: dict[str, Message] = {}
+
+    def confuse(stage: str, site: str, reply: Message) -> list[Message]:
+        if stage == "shares":
+            first[site] = reply
+        mixed = first[site].content if (stage, site) == ("values", "South") else reply.content
+        reply.__dict__["_content"] = mixed
+        return [reply, reply]
+
+    strategy = run(Line(plain_app(secure_mod), nodes(keys, tmp_path), confuse))
+    assert statuses(strategy)["South"].startswith("refused: a message of a secure sum cannot be read")
+    np.testing.assert_allclose(weights_of(strategy), expected(strategy, ["North", "East", "West"]), atol=1e-6)
+
+
+def test_a_site_with_anothers_key_is_refused(keys: Path, tmp_path: Path) -> None:
+    given = nodes(keys, tmp_path)
+    given[2]["client"] = "North"  # but it has South's key
+    grid = Line(plain_app(secure_mod), given)
+    strategy = run(grid)
+    assert "calls itself North, but its key is that of South" in statuses(strategy)["node 1003"]
+    assert len(strategy.history[0].weights) == 3
+
+
+# ---------------------------------------------------------------------------------------------------- again
+
+
+class Killed(Exception):
+    """A server that dies after the sum was opened, and before it is saved."""
+
+
+def interrupted(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
+    strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, folder=folder)
+    record = strategy._record
+
+    def die(done: Any) -> None:
+        if done.round == at:
+            raise Killed
+        record(done)
+
+    strategy._record = die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        strategy.start(grid, first_arrays(), rounds)
+
+
+def test_a_resumed_run_gives_the_same_bits(keys: Path, tmp_path: Path) -> None:
+    whole = run(Line(plain_app(secure_mod), nodes(keys, tmp_path / "a")), rounds=3)
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"))
+    interrupted(grid, tmp_path / "run", at=1)
+    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
+    assert tiny.same(resumed.model, whole.model)
+    assert grid.errors == []
+
+
+def test_a_round_that_was_opened_is_not_opened_again_with_other_clients(keys: Path, tmp_path: Path) -> None:
+    """The difference of the two sums would be what one client sent."""
+    lost: list[tuple[str, str]] = []
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"), losing(lost))
+    interrupted(grid, tmp_path / "run", at=1)
+    lost.append(("values", "South"))
+    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True)
+    assert any("has opened round 1 before, with other clients or weights" in error for error in grid.errors)
+    assert resumed.history[0].weights == {}  # the round is lost
+    assert len(resumed.history[1].weights) == 3  # and the next is not
+
+
+def played(grid: Line, stage: str, **order: Any) -> list[Message]:
+    """Answers of all sites to an order that a lying server makes up."""
+    made = Order(**{"stage": stage, "sum": "moves", "sums": ("moves",)} | order)
+    messages = [Message(made.message(), node, "train", group_id="x") for node in grid.contexts]
+    return [InProcessGrid._answer(grid, message) for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ({"sums": ("moves", "first"), "attempt": 1}, "nothing waits at this site"),
+        ({"sums": ("moves", "more"), "sum": "more", "attempt": 1}, "there are no such sums"),
+        ({"sums": ("counts",), "sum": "counts", "attempt": 1}, "there are no such sums"),
+    ],
+)
+def test_an_update_whose_sum_was_opened_is_masked_under_no_other_name(
+    lie: dict[str, Any], why: str, keys: Path, tmp_path: Path
+) -> None:
+    """A second sum of the same updates, over others or under other weights, would show what one client sent."""
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
+    strategy = run(grid)
+    for reply in played(grid, "keys", run=strategy.run, round=0, **lie):
+        assert why in reply.error.reason
+
+
+def test_a_round_that_was_opened_is_not_opened_again_under_other_weights(keys: Path, tmp_path: Path) -> None:
+    """Enough different weighted sums of the same updates would show each of them."""
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path / "b"))
+    interrupted(grid, tmp_path / "run", at=1)
+    resumed = run(grid, rounds=3, folder=tmp_path / "run", resume=True, beta_max=1.0)
+    assert any("has opened round 1 before, with other clients or weights" in error for error in grid.errors)
+    assert resumed.history[0].weights == {}
+
+
+def test_rounds_that_are_over_are_not_played_again(keys: Path, tmp_path: Path) -> None:
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path))
+    strategy = run(grid, rounds=3)
+    again = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, rounds=2)
+    again.run = strategy.run
+    with pytest.raises(RunFailed, match="round 1 is over at this site, which has opened round 2"):
+        again.start(grid, first_arrays(), 2)
+
+
+class Partial(Line):
+    """A server that sends South something else than the others."""
+
+    def __init__(self, app: ClientApp, nodes: list[dict[str, Any]], kind: str, lie: dict[str, Any]) -> None:
+        super().__init__(app, nodes)
+        self._kind, self._lie = kind, lie
+
+    def _answer(self, message: Message) -> Message:
+        south = message.metadata.dst_node_id == FIRST_NODE + SITES.index("South")
+        if south and message.metadata.message_type == self._kind and "arrays" in message.content:
+            config = ConfigRecord(dict(message.content.config_records["config"]) | self._lie.get("config", {}))
+            message.content = RecordDict(dict(message.content) | self._lie | {"config": config})
+        return super()._answer(message)
+
+
+LIES = [
+    {"config": {"lr": 0.0}},  # at all others, and the sum would be one site's move
+    {"arrays": ArrayRecord({"head.weight": Array(0 * WEIGHTS), "head.bias": Array(np.zeros(2, np.float32))})},
+    {"more": first_arrays()},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_site_that_is_sent_anything_else_than_the_others_masks_nothing(lie: Any, keys: Path, tmp_path: Path) -> None:
+    grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "train", lie)
+    strategy = run(grid)
+    (error,) = grid.errors
+    assert error.startswith("South, moves shares 0")
+    assert "other settings or another model" in error
+    assert set(strategy.history[0].weights) == set(tiny.NAMES) - {"South"}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_counts_are_summed_of_sites_that_evaluate_the_same_only(lie: Any, keys: Path, tmp_path: Path) -> None:
+    """With a model that puts the others' images into one bin, the rest of the counts would be one site's."""
+    grid = Partial(plain_app(secure_mod), nodes(keys, tmp_path), "evaluate", lie)
+    run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
+    (error,) = grid.errors
+    assert error.startswith("South, counts shares 0")
+    assert "other settings or another model" in error
+    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(tiny.NAMES) - {"South"}
+
+
+@pytest.mark.parametrize(("labelling", "images", "summed"), [(3, 5, True), (2, 5, False), (4, 0, True)])
+def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_have_no_images(
+    labelling: int, images: int, summed: bool, keys: Path, tmp_path: Path
+) -> None:
+    def about(message: Message, context: Context, app: Any) -> Message:
+        reply, number = app(message, context), int(context.node_config["partition-id"])
+        if message.metadata.message_type == "evaluate":
+            reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [number < labelling, True]})
+            reply.content["metrics"]["num-examples"] = images if number == 0 else 5
+        return reply
+
+    grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
+    run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
+    assert grid.errors == []
+    assert ("counts opening 0" in grid.stages) == summed
+
+
+def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits, and finds that the site has masked already."""
+    mask, masking, second = Member.mask, threading.Event(), list[Message]()
+
+    class Twice(Line):
+        def _answer(self, message: Message) -> Message:
+            if second or '"stage": "values"' not in str(message.content["config"]["feddraw"]):
+                return super()._answer(message)
+            ask = super()._answer
+            other = threading.Thread(target=lambda: masking.wait(5) and second.append(ask(message)))
+            other.start()
+            reply = ask(message)
+            other.join()
+            return reply
+
+    def slow(*given: Any, **named: Any) -> Any:
+        masking.set()
+        time.sleep(0.2)
+        return mask(*given, **named)
+
+    monkeypatch.setattr(Member, "mask", slow)
+    run(Twice(plain_app(secure_mod), nodes(keys, tmp_path)))
+    assert "its state is 'masked', not 'shared'" in second[0].error.reason
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def test_rules_that_need_every_clients_parameters_are_refused() -> None:
+    with pytest.raises(UserError, match="cannot run under secure sums"):
+        MethodStrategy(krum(), secure=True)
+
+
+def test_a_gate_that_clips_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot leave out or clip"):
+        FedDRAW(secure=True, gate=Gate(clip=3.0))
+
+
+def test_a_site_asks_for_as_many_clients_as_it_wants(keys: Path, tmp_path: Path) -> None:
+    grid = Line(plain_app(secure_mod), nodes(keys, tmp_path, fewest=5))
+    with pytest.raises(RunFailed, match="only 4 of 4 clients sent keys, 5 are needed"):
+        run(grid, rounds=2)
+
+
+def test_a_server_names_rules_of_this_package_and_nothing_else() -> None:
+    for name in catalog.names("methods"):
+        method = catalog.find("methods", name)()
+        assert method.centralised or method_of(json.loads(json.dumps(described(method)))) == method
+    given = described(feddraw())
+    for bad in ("os:system", "feddraw:cosine", "feddraw.core:Model", "feddraw:feddraw", "subprocess:Popen", "x"):
+        with pytest.raises(UserError):
+            method_of(given | {"weighting": {"rule": bad}})
+
+
+def test_the_quickstart_trains_with_the_mod_added_and_nothing_else(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(QUICKSTART))
+    source = (QUICKSTART / "client_app.py").read_text()
+    assert source.count("ClientApp()") == 1
+    made: dict[str, Any] = {"secure_mod": secure_mod}
+    exec(compile(source.replace("ClientApp()", "ClientApp(mods=[secure_mod])"), "client_app.py", "exec"), made)
+    from task import Net
+
+    torch.manual_seed(0)
+    strategy = FedDRAW(min_available_nodes=4, secure=True)
+    grid = Line(made["app"], nodes(keys, tmp_path, metrics="accuracy"))
+    lr = ConfigRecord({"lr": 0.1})
+    result = strategy.start(grid, ArrayRecord(Net().state_dict()), 3, train_config=lr)
+    assert grid.errors == []
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.9
+    assert list(strategy.history[2].weights.values()) == pytest.approx([1 / 4] * 4)  # equal at the end
+    assert result.arrays["norm.num_batches_tracked"].numpy() == 15
+
+
+def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path: Path) -> None:
+    initial, trainer = initial_model(half_frozen, seed=7), site_trainer()
+
+    def site(context: Any) -> Site:
+        number = int(context.node_config["partition-id"])
+        return Site(trainer, tiny.NAMES[number], number, number, tmp_path)
+
+    grid = Line(client(site), nodes(keys, tmp_path, 3))
+    strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, secure=True, frozen=initial.layout.frozen)
+    strategy.start(grid, to_arrays(initial), 2)
+    assert grid.errors == []
+    assert strategy._frozen.holding == {1001, 1002, 1003}
+    assert [len(done.weights) for done in strategy.history] == [3, 3]
+    assert strategy.model is not None
+    after = strategy.model.arrays()
+    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN)
