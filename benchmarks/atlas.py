@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
-from feddraw.analysis.differences import Difference, against
+from feddraw.analysis.paired_differences import Difference, against
 from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import look, save, styled
 from feddraw.analysis.statistics import bootstrap, holm, interval

@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.core import Cohort
-from feddraw.flower import FedDRAW, MethodStrategy, intake
+from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.methods.fedavg import fedavg
@@ -90,10 +90,10 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         return found
 
     def decode() -> Any:
-        answers, _ = intake.read(messages, strategy._asked, "1")
+        answers, _ = reply_intake.read(messages, strategy._asked, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
         keys = {"size_key": "num-examples", "arrays_key": "arrays", "room": strategy._room}
-        return intake.decode(answers, places, sent, sends={}, **keys)[0]
+        return reply_intake.decode(answers, places, sent, sends={}, **keys)[0]
 
     sent, method = strategy.model, strategy.method
     assert sent is not None

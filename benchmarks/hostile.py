@@ -20,7 +20,7 @@ from feddraw.core import Job, Memory, Model, Update
 from feddraw.data.dataset import Dataset
 from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
-from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.running import evaluate
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate

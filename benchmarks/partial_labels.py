@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from feddraw.data.dataset import Dataset
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddraw.core import Job
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.schedules import cosine
 

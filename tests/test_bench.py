@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.bench import document, growth, loops, rivals, secure_costs, server_memory, server_step, short_runs, work
+from feddraw.bench import (
+    bare_loops,
+    document,
+    growth,
+    peer_task,
+    peers,
+    secure_costs,
+    server_memory,
+    server_step,
+    short_runs,
+)
 from feddraw.bench.ratios import Session, interval, ratio
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 
-TINY = work.PeerTask(hidden=8, clients=2, steps=1)
+TINY = peer_task.PeerTask(hidden=8, clients=2, steps=1)
 
 
 def test_the_interval_of_a_median_leaves_out_what_the_binomial_law_allows():
@@ -39,7 +49,7 @@ def test_blocks_alternate_and_the_first_only_warms_up():
 
 
 def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(monkeypatch):
-    monkeypatch.setattr("feddraw.bench.rivals._version", lambda python, package: (_ for _ in ()).throw(RunFailed("no")))
+    monkeypatch.setattr("feddraw.bench.peers._version", lambda python, package: (_ for _ in ()).throw(RunFailed("no")))
     shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
     found = json.loads(shown.stdout)
     keys = {"machine", "overhead_serial", "speedup_two_workers", "server_over_floor", "flower_over_ours"}
@@ -69,37 +79,37 @@ def test_growth_is_drawn(tmp_path):
 
 
 def test_our_round_does_the_peers_steps(monkeypatch):
-    trainer = rivals.trainer_of(TINY)
-    assert [len(shard) for shard in trainer.shards] == [work.BATCH] * 2
-    with rivals.ours(TINY, 1) as own:
+    trainer = peers.trainer_of(TINY)
+    assert [len(shard) for shard in trainer.shards] == [peer_task.BATCH] * 2
+    with peers.ours(TINY, 1) as own:
         assert own() > 0
-    pixels, targets = work.pictures(40)
-    (x, y), _ = work.tensors(TINY)
+    pixels, targets = peer_task.pictures(40)
+    (x, y), _ = peer_task.tensors(TINY)
     np.testing.assert_allclose(x[:, 0], (pixels[:20] / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
     assert np.array_equal(y, targets[:20])
 
 
 def test_a_peer_that_cannot_be_imported_says_so():
-    rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
-    with pytest.raises(RunFailed, match="No such file"), rivals.running_peer(rival, sys.executable, TINY):
+    rival = peers.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
+    with pytest.raises(RunFailed, match="No such file"), peers.running_peer(rival, sys.executable, TINY):
         pass
 
 
 def test_without_a_source_checkout_the_bench_says_that_peers_need_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(rivals, "SCRIPTS", tmp_path / "benchmarks" / "peers")
+    monkeypatch.setattr(peers, "SCRIPTS", tmp_path / "benchmarks" / "peers")
     shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
     assert "run feddraw bench from a checkout" in json.loads(shown.stdout)["missing"]["flower"]
 
 
 def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, tmp_path):
-    assert {rival.script for rival in rivals.RIVALS.values()} <= {path.name for path in rivals.SCRIPTS.iterdir()}
+    assert {rival.script for rival in peers.RIVALS.values()} <= {path.name for path in peers.SCRIPTS.iterdir()}
     scripts = tmp_path / "peers"
     scripts.mkdir()
     (scripts / "echo.py").write_text(
-        "from work import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
+        "from peer_task import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
     )
-    monkeypatch.setattr(rivals, "SCRIPTS", scripts)
-    with rivals.running_peer(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
+    monkeypatch.setattr(peers, "SCRIPTS", scripts)
+    with peers.running_peer(peers.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
         assert peer.round() >= 0
 
 
@@ -115,7 +125,7 @@ def test_mistakes_are_one_line(tmp_path):
     (tmp_path / "bench.json").write_text("{}")
     with pytest.raises(UserError, match="not a document"):
         document.read(tmp_path)
-    assert document.chosen(["rivals"]) == list(rivals.RIVALS)
+    assert document.chosen(["rivals"]) == list(peers.RIVALS)
 
 
 def test_the_page_shows_the_figures_of_the_file_beside_it():
@@ -139,14 +149,14 @@ def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
-    monkeypatch.setattr(loops, "belong_to_parent", lambda: None)
+    monkeypatch.setattr(bare_loops, "belong_to_parent", lambda: None)
     seen: list[int] = []
-    bare_loop = loops.bare_loop
-    monkeypatch.setattr(loops, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
+    bare_loop = bare_loops.bare_loop
+    monkeypatch.setattr(bare_loops, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
     here, there = multiprocessing.Pipe()
     here.send(True)
     here.send(False)
-    loops._serve_bare(there, loops.Workload("tiny", "compact", 16, 3, 1, 4), 0)
+    bare_loops._serve_bare(there, bare_loops.Workload("tiny", "compact", 16, 3, 1, 4), 0)
     assert here.recv() > 0
     assert seen == [2]
 

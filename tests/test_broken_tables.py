@@ -15,8 +15,8 @@ from feddraw.data.label_cells import NO_COLUMN
 from feddraw.data.tables import describe_problems
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
-from feddraw.experiment.data import open_dataset
-from feddraw.experiment.inspect_data import Survey, document, inspect_data, plan, unusable_rows
+from feddraw.experiment.dataset_by_name import open_dataset
+from feddraw.experiment.init_own_data import Survey, document, inspect_data, plan, unusable_rows
 
 IMAGES = 40
 Cells = Sequence[object]

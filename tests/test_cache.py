@@ -17,8 +17,8 @@ from PIL import Image
 
 from feddraw.data import cache
 from feddraw.data.cache import CHUNK, Files, prepare
+from feddraw.data.dataset_from_table import stamp
 from feddraw.data.imaging import Recipe
-from feddraw.data.preparation import stamp
 from feddraw.errors import RunFailed, UserError
 
 COUNT = 3 * CHUNK + 10

@@ -11,10 +11,10 @@ import tomli_w
 
 from feddraw.errors import UserError
 from feddraw.experiment.compare import Budget, by_seed, comparison, method_of, unfinished
-from feddraw.experiment.estimate import timed
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
+from feddraw.experiment.run_time_estimate import timed
 from feddraw.experiment.study import Event, conduct
-from feddraw.experiment.tally import Tally
+from feddraw.experiment.study_progress import Tally
 from small import small
 
 

@@ -8,7 +8,7 @@ import pytest
 from feddraw.data.corruption import Alteration, Corruption, corrupt
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import deal_data, open_data, prepare
+from feddraw.experiment.run_preparation import deal_data, open_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
 from feddraw.results.reading import read_jsonl, read_toml

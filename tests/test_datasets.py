@@ -14,11 +14,11 @@ from PIL import Image
 
 from feddraw.data import tables
 from feddraw.data.dataset import FINDINGS, SPLITS
-from feddraw.data.preparation import MEAN, STD
+from feddraw.data.dataset_from_table import MEAN, STD
 from feddraw.data.tables import FOURTEEN
 from feddraw.datasets import chestmnist, npz
 from feddraw.errors import UserError
-from feddraw.experiment.data import names, open_dataset, read_labels
+from feddraw.experiment.dataset_by_name import names, open_dataset, read_labels
 from test_imaging import film, save_dicom
 
 OBSERVATIONS = ["No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.placement import memory_of, places_for_clients, places_for_runs, recorded
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.device_placement import memory_of, places_for_clients, places_for_runs, recorded
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import _WorkerPool, conduct, planned_run, read_study
@@ -118,7 +118,7 @@ def fake_gpus(monkeypatch, *free_gb):
     monkeypatch.setattr(cuda, "mem_get_info", lambda device: memory[torch.device(device)])
     about = SimpleNamespace(name="A GPU", major=8, minor=0)
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr("feddraw.experiment.placement.survey_apart", survey)
+    monkeypatch.setattr("feddraw.experiment.device_placement.survey_apart", survey)
     monkeypatch.setattr("feddraw.training.devices.cores", lambda: 8)
 
 

@@ -17,9 +17,9 @@ from feddraw.cli import main
 from feddraw.doctor import cost, examination, machine, versions
 from feddraw.doctor.checks import Check
 from feddraw.doctor.cost import Speed, best, extrapolated, images_of, paper, task_of, usable
+from feddraw.doctor.device_trial import Examined, Task, relative
 from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
-from feddraw.doctor.team import Team, TooSlow
-from feddraw.doctor.trial import Examined, Task, relative
+from feddraw.doctor.trial_processes import Team, TooSlow
 from feddraw.errors import RunFailed
 from feddraw.experiment.study import read_study
 from feddraw.training.devices import Place

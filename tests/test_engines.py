@@ -23,8 +23,8 @@ from feddraw import catalog
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.placement import places_for_clients
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.device_placement import places_for_clients
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
@@ -139,7 +139,7 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from small import small\n"
-        "from feddraw.experiment.preparation import prepare\n"
+        "from feddraw.experiment.run_preparation import prepare\n"
         "from feddraw.engines.processes import Processes\n"
         "if __name__ == '__main__':\n"
         "    setup = prepare(small())\n"
@@ -212,7 +212,7 @@ def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feddraw.system.workers.cores", lambda: 2)
-    monkeypatch.setattr("feddraw.experiment.placement.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 2)
     with warnings.catch_warnings(record=True) as told:
         found = places_for_clients(small(engine="processes", workers=workers), clients)
         assert len(found) == started

@@ -13,7 +13,7 @@ from feddraw.analysis import metrics
 from feddraw.data.folds import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import open_data, prepare
+from feddraw.experiment.run_preparation import open_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
 from feddraw.federation import federate

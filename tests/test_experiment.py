@@ -14,7 +14,7 @@ import feddraw
 from feddraw.datasets.phantom import phantom
 from feddraw.errors import UserError
 from feddraw.experiment import settings
-from feddraw.experiment.preparation import deal_data, prepare
+from feddraw.experiment.run_preparation import deal_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing

@@ -14,7 +14,7 @@ from PIL import Image
 
 from feddraw.analysis import metrics
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.flower import histograms, server_app, settings
 from feddraw.flower._inprocess import InProcessGrid
@@ -26,7 +26,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import flat, read_csv, read_jsonl
-from feddraw.secure.keys import directory_line, new_key
+from feddraw.secure.signing_keys import directory_line, new_key
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}

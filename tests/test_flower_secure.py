@@ -21,7 +21,7 @@ import tiny
 from feddraw import catalog
 from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
 from feddraw.flower._inprocess import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import described, method_of
@@ -33,10 +33,10 @@ from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.krum import krum
 from feddraw.methods.scaffold import scaffold
-from feddraw.secure.keys import directory_line, new_key
-from feddraw.secure.member import Member
+from feddraw.secure.client_half import Member
+from feddraw.secure.signing_keys import directory_line, new_key
 from feddraw.server.gate import Gate
-from feddraw.server.masked.local import MaskedRounds
+from feddraw.server.masked.in_process import MaskedRounds
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
 from test_frozen import FROZEN, half_frozen, site_trainer

@@ -17,15 +17,15 @@ import tiny
 from feddraw import catalog
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
-from feddraw.flower import orders
+from feddraw.flower import job_orders
 from feddraw.flower._inprocess import InProcessGrid
-from feddraw.flower.frozen import KEY, FrozenLayers, take_frozen
-from feddraw.flower.intake import Reply
+from feddraw.flower.frozen_layers import KEY, FrozenLayers, take_frozen
 from feddraw.flower.records import to_arrays
+from feddraw.flower.reply_intake import Reply
 from feddraw.flower.site import Site, client
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
@@ -142,7 +142,7 @@ def test_a_frozen_classifier_and_a_layer_that_is_not_there_are_one_line() -> Non
 
 
 def ordered(layers: FrozenLayers, node: int) -> RecordDict:
-    return layers.added(RecordDict({"config": orders.added(ConfigRecord(), layers.order)}), node)
+    return layers.added(RecordDict({"config": job_orders.added(ConfigRecord(), layers.order)}), node)
 
 
 def answered(node: int, held: str = "") -> Reply:

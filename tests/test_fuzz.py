@@ -21,7 +21,7 @@ from feddraw.cli.weights import parse_similarity
 from feddraw.data.cache import read_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
-from feddraw.experiment.data import read_labels, resolve
+from feddraw.experiment.dataset_by_name import read_labels, resolve
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.study import read_study
 from feddraw.models import densenet121

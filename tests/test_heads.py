@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from feddraw import aggregate
+from feddraw.classifier_layer import candidates, choose
 from feddraw.core import Cohort, Entry, Layout, Model, Update
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import run
-from feddraw.heads import candidates, choose
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.results.runs import collect

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from feddraw.errors import UserError
-from feddraw.experiment.inspect_data import document, inspect_data, plan
+from feddraw.experiment.init_own_data import document, inspect_data, plan
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 

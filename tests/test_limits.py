@@ -16,7 +16,7 @@ from feddraw.data import cache, imaging, tables
 from feddraw.data.imaging import BadImage, decode
 from feddraw.datasets import nih, npz
 from feddraw.errors import UserError
-from feddraw.experiment import data
+from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import ResultTable, read_study
 from feddraw.models import densenet121
@@ -46,7 +46,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
     "list.json": index_list._parsed,
-    "labels.csv": data.read_labels,
+    "labels.csv": dataset_by_name.read_labels,
     "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
     "data.npz": npz.Archive.open,
     "x.dcm": decode,

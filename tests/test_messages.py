@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw import cli
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.settings import complete
 from run_folders import make_run
 from small import small
@@ -36,12 +36,12 @@ PRINTED_BY = {
     "doctor/cost.py": ("study", "compare", "run"),
     "doctor/examination.py": ("doctor",),
     "experiment/assignments.py": ("run", "study"),
-    "experiment/preflight.py": ("study",),
+    "experiment/study_preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
     "experiment/settings.py": ("run", "study", "verify"),
     "experiment/study.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
-    "experiment/inspect_data.py": ("run",),  # in the file that `feddraw init` writes for it
+    "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),
     "experiment/trained_model.py": ("predict", "export"),
     "experiment/verify.py": ("verify",),

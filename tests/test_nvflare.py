@@ -28,7 +28,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from feddraw.nvflare import FedDRAW, MethodAggregator, Site
-from feddraw.nvflare.carried import packed, unpacked
+from feddraw.nvflare.carried_state import packed, unpacked
 
 
 class Context:

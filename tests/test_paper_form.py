@@ -13,12 +13,12 @@ from feddraw.analysis.plots import styled
 from feddraw.cli import app
 from feddraw.cli.report import level
 from feddraw.errors import UserError
-from feddraw.paper import published
+from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
 from feddraw.report.blocks import Cell, Table
-from feddraw.report.composition import compose
 from feddraw.report.evidence import examine
 from feddraw.report.latex import tables
+from feddraw.report.section_order import compose
 from feddraw.results.runs import collect
 from feddraw.scenarios.paper import PAPER
 from run_folders import make_run
@@ -48,7 +48,7 @@ def document(tmp_path_factory):
 
 
 def _published(metric, scenario, method):
-    table = published.results(metric)
+    table = published_tables.results(metric)
     return float(table.values[table.scenarios.index(scenario), table.methods.index(method)]) / 100
 
 

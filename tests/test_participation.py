@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova

@@ -16,7 +16,7 @@ from feddraw import catalog
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import Server
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.fedavg import fedavg

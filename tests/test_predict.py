@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
-from feddraw.experiment.preparation import open_data
+from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
 from feddraw.results.runs import read_run

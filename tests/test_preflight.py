@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
-from feddraw.data.preparation import Look
+from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
-from feddraw.experiment.preflight import preflight, survey
-from feddraw.experiment.preparation import open_data
-from feddraw.experiment.rehearsal import _rehearsed
+from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.study import Event, SameCause, conduct, read_study
+from feddraw.experiment.study_preflight import preflight, survey
+from feddraw.experiment.timed_steps import _rehearsed
 
 SCALE = 0.002
 MATRIX = f"""

@@ -10,10 +10,10 @@ import pytest
 from feddraw.cli.progress import clock, duration, times
 from feddraw.core import Update
 from feddraw.engines.serial import Serial
-from feddraw.experiment import meter as metering
+from feddraw.experiment import run_progress as metering
 from feddraw.experiment.running import iterate
 from feddraw.experiment.study import Event
-from feddraw.experiment.tally import Tally
+from feddraw.experiment.study_progress import Tally
 from feddraw.results.folder import RunFolder
 from feddraw.results.reading import read_jsonl
 from small import small

@@ -14,11 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from feddraw.analysis import plots
-from feddraw.paper import claims, published
+from feddraw.paper import published_tables, weight_claims
 from feddraw.scenarios.paper import PAPER
 from feddraw.schedules import READINGS, schedule
 
-FOUND = published.comparisons()
+FOUND = published_tables.comparisons()
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
-    checks = published.checks(FOUND)
+    checks = published_tables.checks(FOUND)
     assert [check for check in checks if not check.agrees] == []
     printed = {(check.metric, check.quantity): check.printed for check in checks}
     assert printed["auc", "chi-square"] == "58.61"
@@ -38,11 +38,11 @@ def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
 
 
 def test_a_wrong_number_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = published.read
+    read = published_tables.read
     first, *others = read("results_auc_gm")
     wrong = (first | {"auc_mean": "85.00"}, *others)
-    monkeypatch.setattr(published, "read", lambda name: wrong if name == "results_auc_gm" else read(name))
-    assert [check for check in published.checks(published.comparisons()) if not check.agrees]
+    monkeypatch.setattr(published_tables, "read", lambda name: wrong if name == "results_auc_gm" else read(name))
+    assert [check for check in published_tables.checks(published_tables.comparisons()) if not check.agrees]
 
 
 def test_the_significant_pairs_are_the_papers_and_fedavg_is_not_among_them() -> None:
@@ -50,14 +50,14 @@ def test_the_significant_pairs_are_the_papers_and_fedavg_is_not_among_them() -> 
     assert sum(pair.significant for pair in FOUND["gm"].pairs) == 14
     assert not FOUND["auc"].pair("FedDRAW", "FedAvg").significant
     assert not FOUND["gm"].pair("FedDRAW", "FedAvg").significant
-    strict = published.comparisons(alpha=0.05)
-    for metric in published.METRICS:
+    strict = published_tables.comparisons(alpha=0.05)
+    for metric in published_tables.METRICS:
         assert set(strict[metric].beaten_by("FedDRAW")) == {"MOON", "FedDyn", "SCAFFOLD"}
         assert strict[metric].difference == pytest.approx(3.031, abs=5e-4)
 
 
 def test_the_published_sizes_are_those_of_the_scenarios() -> None:
-    assert {name: tuple(sizes) for name, sizes in published.client_sizes().items()} == {
+    assert {name: tuple(sizes) for name, sizes in published_tables.client_sizes().items()} == {
         scenario.name: scenario.printed for scenario in PAPER.values()
     }
 
@@ -68,7 +68,7 @@ def test_the_published_sizes_are_those_of_the_scenarios() -> None:
 def outcomes(reading: str) -> list[str]:
     return [
         "/".join(sorted({verdict.outcome for verdict in readings[reading].values()}))
-        for _, readings in published.claims_by_reading()
+        for _, readings in published_tables.claims_by_reading()
     ]
 
 
@@ -80,36 +80,38 @@ def test_which_claims_each_reading_can_give() -> None:
 
 
 def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
-    sizes, printed = published.client_sizes(), published.claims()
+    sizes, printed = published_tables.client_sizes(), published_tables.claims()
     first, c7_to_c9 = printed[0], printed[5]
-    assert claims.judge(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
-    assert claims.judge(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
-    failing = [claims.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
+    assert weight_claims.judge(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
+    assert weight_claims.judge(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
+    failing = [weight_claims.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
     assert failing == [(0, 14), (0,), (0, 14)]
-    gaps = {reading: [published.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
+    gaps = {reading: [published_tables.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
     for reading in READINGS:
-        gaps[reading].append(published.gap_needed("CHX-1", 6, 0.2334, reading))
+        gaps[reading].append(published_tables.gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert published.gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
+    assert published_tables.gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
 
 
 def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None:
-    sizes, rng = published.client_sizes()["CHX-4"], np.random.default_rng(0)
+    sizes, rng = published_tables.client_sizes()["CHX-4"], np.random.default_rng(0)
     for reading in READINGS:
         for t in (0, 1, 6, 14):
-            drawn = np.array([claims._weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()])
-            low, high = claims.weight_range(t, sizes, 9, reading)
+            drawn = np.array(
+                [weight_claims._weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()]
+            )
+            low, high = weight_claims.weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
             assert drawn[:, 9].max() <= high + 1e-12
-            spread = claims.spread_range(t, sizes, range(9), reading)
+            spread = weight_claims.spread_range(t, sizes, range(9), reading)
             assert np.ptp(drawn[:, :9], axis=1).max() <= spread[1] + 1e-12
 
 
 @pytest.mark.parametrize("reading", ["reported", "equation"])
 def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_down(reading: str) -> None:
     """A witness: every claim that can hold does, in one run of each scenario."""
-    sizes = published.client_sizes()
+    sizes = published_tables.client_sizes()
     four = witness("CHX-4", range(4, 11), 6, 0.1037, 0.000998, 6, reading)
     one = witness("CHX-1", range(5, 14), 6, 0.2334, 0.000360, 4, reading)
     weights = {}
@@ -132,19 +134,19 @@ def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_d
 
 def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading):
     """Similarities a round: the followed client's gap puts it where it is wanted, the others spread a little."""
-    sizes = published.client_sizes()[name]
-    followed, equal = published.FOLLOWED[name], 1 / len(sizes)
+    sizes = published_tables.client_sizes()[name]
+    followed, equal = published_tables.FOLLOWED[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
     table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):
         step = 0.5 if t in beyond else -0.1
         weight = extreme if t == extreme_round else equal + step * (extreme - equal)
-        gap = claims.similarity_gap(t, sizes, followed, weight, reading)
+        gap = weight_claims.similarity_gap(t, sizes, followed, weight, reading)
         width = 1e-4
         for _ in range(60):  # the spread wanted, by iteration
             table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
             table[t, followed] = gap
-            found = claims._weights(t, sizes, table[t], reading)
+            found = weight_claims._weights(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
     return table
@@ -154,7 +156,7 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
-    findings = {finding.topic: finding for finding in published.findings(FOUND)}
+    findings = {finding.topic: finding for finding in published_tables.findings(FOUND)}
     assert all(finding.numbers for finding in findings.values())
     assert "not significant at the paper's own threshold" in findings["against FedAvg"].text
     assert findings["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])

@@ -11,7 +11,7 @@ import pytest
 
 from feddraw.core import MEANS, Measurement, gram
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.methods.fedavg import fedavg

@@ -23,9 +23,9 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import Written, markdown, write_report
-from feddraw.report.composition import compose
 from feddraw.report.evidence import Draws, Report, draw, examine, over_trainings
 from feddraw.report.pictures import GRID, roc
+from feddraw.report.section_order import compose
 from feddraw.report.sections import client_views
 from feddraw.report.sections.first_screen import first_table
 from feddraw.report.sections.summary import main_results
@@ -548,7 +548,7 @@ def test_the_demo_ends_with_a_table_and_the_whole_report(tmp_path: Path, monkeyp
         make_run(folder, method=method, auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method], rounds=2)
 
     monkeypatch.setattr("feddraw.cli.run.carry_out", carry_out)
-    monkeypatch.setattr("feddraw.experiment.preparation.open_data", lambda *_: None)
+    monkeypatch.setattr("feddraw.experiment.run_preparation.open_data", lambda *_: None)
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert shown.exit_code == 0, shown.exception
     assert re.search(r"feddraw +0\.8000\* +0\.7300\*", shown.output)

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.folder import RunFolder

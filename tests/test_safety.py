@@ -24,7 +24,7 @@ from feddraw.datasets.folder import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
 from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
-from feddraw.experiment.data import read_labels
+from feddraw.experiment.dataset_by_name import read_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import read_study
 from feddraw.models import densenet121

@@ -22,9 +22,9 @@ from feddraw.data.dataset import FINDINGS, Labels
 from feddraw.errors import UserError
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import self_information
-from feddraw.scenarios.dealing import Partition, Shard, apportion, scaled, shuffle
+from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled, shuffle
 from feddraw.scenarios.partition import dataset_of, deal, describe, names, options_of, wanted
-from feddraw.scenarios.skew import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
+from feddraw.scenarios.skew_measures import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
 
 # Tables 2 and 3 of the paper.
 SIZES = {
@@ -796,7 +796,7 @@ def test_dealing_needs_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Labels]:
-    from feddraw.experiment.data import read_labels
+    from feddraw.experiment.dataset_by_name import read_labels
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):

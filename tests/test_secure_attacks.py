@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.secure import masks
-from feddraw.secure.advert import Advert, pair_mask, public_half, self_mask
 from feddraw.secure.protocol import STAGES, Collector, Member, Refused, SecureSumFailed, Session, run_locally
+from feddraw.secure.sum_keys import Advert, pair_mask, public_half, self_mask
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, plain_sum
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))

@@ -18,7 +18,7 @@ from feddraw import catalog
 from feddraw.cli.listing import methods as listed_methods
 from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Update, Vector, Weights
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
@@ -27,10 +27,10 @@ from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
 from feddraw.secure.protocol import Collector, Member, Session
 from feddraw.server.masked.announcement import Announced, Announcement, fingerprint
-from feddraw.server.masked.contribution import Contribution
-from feddraw.server.masked.form import PRECISION, Form
-from feddraw.server.masked.local import FIRST, MOVES, Drops, MaskedRounds
-from feddraw.server.masked.opening import check_announced, limit, open_round
+from feddraw.server.masked.client_side import Contribution
+from feddraw.server.masked.in_process import FIRST, MOVES, Drops, MaskedRounds
+from feddraw.server.masked.server_side import check_announced, limit, open_round
+from feddraw.server.masked.word_layout import PRECISION, Form
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 from small import small

@@ -18,7 +18,7 @@ from scipy import stats
 from feddraw import cli
 from feddraw.analysis import statistics
 from feddraw.analysis import statistics_in_words as words
-from feddraw.analysis.differences import against, repeats_needed
+from feddraw.analysis.paired_differences import against, repeats_needed
 from feddraw.analysis.statistics import Table, compare
 from feddraw.errors import UserError
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feddraw import catalog
 from feddraw.core import Server
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw

@@ -24,7 +24,7 @@ from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
 from feddraw.flower.histograms import BINS, count, summary
@@ -32,8 +32,8 @@ from feddraw.flower.histograms import best_edge as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.runs import read_run
-from feddraw.scenarios.dealing import Partition, Shard
-from feddraw.scenarios.skew import counts
+from feddraw.scenarios.image_deck import Partition, Shard
+from feddraw.scenarios.skew_measures import counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 from feddraw.training.build import build

@@ -17,7 +17,7 @@ from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
-from feddraw.experiment.preparation import balanced, prepare
+from feddraw.experiment.run_preparation import balanced, prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
 from feddraw.experiment.study import read_study

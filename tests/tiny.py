@@ -14,7 +14,7 @@ from torch import nn
 from feddraw import catalog
 from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Update
 from feddraw.engines.serial import Serial
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import federate
 from feddraw.server.gate import Gate, accept_by_distance, check_each
 from feddraw.server.round import RoundResult

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from feddraw.analysis.plots import save, styled
-from feddraw.paper import published
+from feddraw.paper import published_tables
 from feddraw.report import latex, paper_tex
-from feddraw.report.composition import compose
 from feddraw.report.evidence import examine
+from feddraw.report.section_order import compose
 from feddraw.results.runs import collect
 from feddraw.scenarios.paper import PAPER
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(ENGINE is None, reason="no TeX here: apt install
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
     for scenario in PAPER.values():
-        for method in published.results("auc").methods:
+        for method in published_tables.results("auc").methods:
             for seed in (0, 1):
                 values = {metric: _value(metric, scenario.name, method) for metric in ("auc", "gm")}
                 make_run(
@@ -49,7 +49,7 @@ def document(tmp_path_factory):
 
 
 def _value(metric: str, scenario: str, method: str) -> float:
-    table = published.results(metric)
+    table = published_tables.results(metric)
     return float(table.values[table.scenarios.index(scenario), table.methods.index(method)]) / 100
 
 

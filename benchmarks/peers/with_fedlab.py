@@ -9,7 +9,7 @@ for name in ("torchvision", "torchvision.transforms"):  # for FedLab's data sets
 import torch
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from torch.utils.data import DataLoader, TensorDataset
-from work import BATCH, LR, Bench, Net, task, tensors
+from peer_task import BATCH, LR, Bench, Net, task, tensors
 
 
 class Data:

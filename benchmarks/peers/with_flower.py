@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import Bench, Net, task, tensors, train
+from peer_task import Bench, Net, task, tensors, train
 
 client, server = ClientApp(), ServerApp()
 kept: dict = {}  # a worker builds the network and the data once

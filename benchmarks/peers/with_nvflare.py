@@ -10,7 +10,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.job_config.script_runner import ScriptRunner
-from work import Bench, Net, task
+from peer_task import Bench, Net, task
 
 
 class Paced(FedAvg):

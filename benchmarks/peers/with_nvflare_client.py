@@ -2,7 +2,7 @@
 
 import nvflare.client as flare
 import torch
-from work import Net, task, tensors, train
+from peer_task import Net, task, tensors, train
 
 flare.init()
 wanted = task()

@@ -20,7 +20,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from work import BATCH, LR, Bench, Net, task, tensors
+from peer_task import BATCH, LR, Bench, Net, task, tensors
 
 TOGETHER, FIRST = "RANK" in os.environ, os.environ.get("RANK", "0") == "0"
 

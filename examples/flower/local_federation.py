@@ -295,7 +295,7 @@ def clients(settings: str) -> int:
     """How many clients the run's scenario has: each is a node, or the bits would not be those of `feddraw run`."""
     from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
-    from feddraw.experiment.preparation import prepare
+    from feddraw.experiment.run_preparation import prepare
     from feddraw.flower.settings import own_folders, read, trusted_here
 
     given = get_fused_config_from_dir(APP, parse_config_args([settings]))

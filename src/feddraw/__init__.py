@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feddraw import moved
+from feddraw import old_names
 
 if TYPE_CHECKING:
     from feddraw.aggregation import AggregationResult, AggregationState, ClientUpdate, aggregate
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"feddraw.{_LATER[name]}"), name)
 
 
-moved.install()
+old_names.install()
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 
 if TYPE_CHECKING:
-    from feddraw.server.masked.local import MaskedRounds
+    from feddraw.server.masked.in_process import MaskedRounds
 
 
 def seed_of(run: int, round: int, client: int) -> int:

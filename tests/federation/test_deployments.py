@@ -20,7 +20,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from feddraw.experiment.preparation import prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.federation import federate
 from feddraw.results.reading import read_csv

@@ -24,7 +24,7 @@ from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked,
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import histograms, intake, records, site, strategy
+from feddraw.flower import histograms, records, reply_intake, site, strategy
 from feddraw.flower._inprocess import identify
 from feddraw.flower.histograms import merge, to_metrics
 from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
@@ -216,7 +216,7 @@ def request_seeds() -> list[bytes]:
 def targets() -> list[Target]:
     identify()
     inside = "read reply_of _once of_kind _equal one_line decode _moved_up _update _metrics _size _arrays_name"
-    reading = [getattr(intake, name) for name in inside.split()]
+    reading = [getattr(reply_intake, name) for name in inside.split()]
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)
     counting = [histograms.add_up, histograms._whole, strategy.weighted_means, strategy._weight, strategy._metrics]

@@ -36,12 +36,12 @@ from feddraw.data import cache, corruption, imaging, label_cells, table_columns,
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
-from feddraw.experiment import data as data_sets
-from feddraw.experiment import inspect_data as inspection
+from feddraw.experiment import dataset_by_name as data_sets
+from feddraw.experiment import init_own_data as inspection
 from feddraw.experiment import study, verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
-from feddraw.report import composition, evidence, html, latex, markdown, writing
+from feddraw.report import evidence, html, latex, markdown, section_order, writing
 from feddraw.results import checkpoint, reading, runs
 from feddraw.results import folder as run_folder
 from feddraw.results.checkpoint import Checkpoint
@@ -395,7 +395,7 @@ def read_report(data: bytes, room: Path) -> object:
     try:
         found = runs.collect([place.parent])
         made = evidence.examine(found, alpha=0.05, replicates=5, command="", say=str)
-        document = composition.compose(made, "A report", str)
+        document = section_order.compose(made, "A report", str)
         page = html.render(document, {picture.name: "<svg></svg>" for picture in writing._pictures(document.blocks)})
         assert "<script>alert" not in page
         return page, markdown.render(document, ""), latex.render(document), writing._tidy(found)

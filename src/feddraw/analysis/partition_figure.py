@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from feddraw.analysis.plots import draw_sizes, styled
 from feddraw.data.dataset import Labels
-from feddraw.scenarios.dealing import Partition
-from feddraw.scenarios.skew import label_mixes
+from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.skew_measures import label_mixes
 
 HATCHES = ("", "///", "", "...", "", "\\\\\\")
 

@@ -28,7 +28,7 @@ from feddraw.grouping import grouped
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
-    from feddraw.analysis.differences import Difference
+    from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
 
 STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey

@@ -23,14 +23,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from feddraw.errors import UserError, positive
-from feddraw.moved import old_names
+from feddraw.old_names import names_moved_from
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
 
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 
-__getattr__ = old_names(__name__)
+__getattr__ = names_moved_from(__name__)
 
 _PRINTED = 12  # digits: a number with more was computed, not printed
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from feddraw.analysis.differences import Difference
+from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, to_digits
 
 

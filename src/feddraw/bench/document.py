@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from feddraw.bench import growth, image_preparation, paper_step, rivals, rounds, server_memory, server_step, short_runs
+from feddraw.bench import growth, image_preparation, paper_step, peers, rounds, server_memory, server_step, short_runs
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
 from feddraw.results.environment import environment
@@ -41,7 +41,7 @@ PARTS: Mapping[str, Part] = {
     "growth": growth.measure,
     "paper": paper_step.measure,
     "secure": _measure_secure,
-    **{name: partial(rivals.measure, name=name) for name in rivals.RIVALS},
+    **{name: partial(peers.measure, name=name) for name in peers.RIVALS},
 }
 SLOW = {"growth", "paper"}  # left out of a quick run
 FILE = "bench.json"
@@ -52,7 +52,7 @@ def chosen(only: Sequence[str], quick: bool = False) -> list[str]:
     for name in only:
         if name not in PARTS and name != "rivals":
             raise unknown("parts of the bench", name, [*PARTS, "rivals"])
-    wanted = {*only, *(rivals.RIVALS if "rivals" in only else ())}
+    wanted = {*only, *(peers.RIVALS if "rivals" in only else ())}
     usual = {name for name in PARTS if not (quick and name in SLOW)}
     return [name for name in PARTS if name in (wanted or usual)]
 
@@ -83,7 +83,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "speedup_two_workers": small.get("speedup_two_workers"),
         "server_over_floor": {name: floor.get(name) for name in ("fedavg", "feddraw")},
         "flower_over_ours": next(iter(flower.values()), None),
-        "missing": {name: parts[name]["missing"] for name in rivals.RIVALS if "missing" in parts.get(name, {})},
+        "missing": {name: parts[name]["missing"] for name in peers.RIVALS if "missing" in parts.get(name, {})},
         "parts": {name: parts[name] for name in PARTS if name in parts},
     }
 
@@ -126,7 +126,7 @@ def lines(parts: Mapping[str, Any]) -> list[Line]:
     found: list[Line] = []
     for name, part in parts.items():
         found += LINES[name](part) if name in LINES else []
-        if name in rivals.RIVALS:
+        if name in peers.RIVALS:
             found += _rival(part)
     return found
 

@@ -46,16 +46,16 @@ def measure(session: Session) -> dict[str, Any]:
 
 def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
     """A run of the serial engine, one step of twenty images per client and round."""
-    from feddraw.bench import work
+    from feddraw.bench import peer_task
     from feddraw.engines.serial import Serial
-    from feddraw.experiment.preparation import initial_model
+    from feddraw.experiment.run_preparation import initial_model
     from feddraw.federation import federate
     from feddraw.methods.feddraw import feddraw
     from feddraw.training.client import Trainer
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples, build = Examples(*work.pictures(20 * clients, pixels)), partial(work.build, hidden, pixels)
+    examples, build = Examples(*peer_task.pictures(20 * clients, pixels)), partial(peer_task.build, hidden, pixels)
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model, names = initial_model(build, 0), [f"C{number + 1}" for number in range(clients)]

@@ -14,8 +14,8 @@ from PIL import Image
 
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.data.cache import Files, prepare
+from feddraw.data.dataset_from_table import stamp
 from feddraw.data.imaging import Recipe
-from feddraw.data.preparation import stamp
 from feddraw.datasets.phantom import phantom
 
 PIXELS, DRAWN = 224, 48

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.loops import Workload
+from feddraw.bench.bare_loops import Workload
 from feddraw.bench.ratios import Session, interval, timed
 from feddraw.catalog import installed
 from feddraw.core import Correction

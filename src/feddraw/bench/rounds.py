@@ -12,12 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.loops import CORES, BareProcesses, PlainLoop, Workload, bare_loop, names_of, one_round, workloads
+from feddraw.bench.bare_loops import (
+    CORES,
+    BareProcesses,
+    PlainLoop,
+    Workload,
+    bare_loop,
+    names_of,
+    one_round,
+    workloads,
+)
 from feddraw.bench.ratios import Session, Timed, ratio, timed
 from feddraw.core import Correction
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.methods.feddraw import feddraw
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer

@@ -29,9 +29,9 @@ from feddraw.bench.server_step import CLIENTS, WIDE
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure import fixed_point, masks
-from feddraw.secure.keys import directory_line, new_key
 from feddraw.secure.protocol import Collector, Member
 from feddraw.secure.protocol import Session as Sum
+from feddraw.secure.signing_keys import directory_line, new_key
 
 if TYPE_CHECKING:
     from flwr.app import Message

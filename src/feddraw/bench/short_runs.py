@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from feddraw.bench.loops import CORES
+from feddraw.bench.bare_loops import CORES
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.data.dataset import Dataset
-from feddraw.experiment.preparation import open_data
+from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import ResultTable, conduct, planned_run

@@ -18,7 +18,7 @@ from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.experiment.compare import Budget
-    from feddraw.experiment.estimate import Estimate
+    from feddraw.experiment.run_time_estimate import Estimate
     from feddraw.experiment.study import Planned
     from feddraw.training.devices import Place
 
@@ -48,10 +48,10 @@ def compare(
         raise UserError("--minutes and --workers must be zero or more")
     from feddraw.cli.study import follow, summary, tell_places
     from feddraw.experiment.compare import Budget, by_seed, comparison, unfinished
-    from feddraw.experiment.placement import places_for_runs
+    from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment
     from feddraw.experiment.study import ResultTable, conduct
-    from feddraw.experiment.tally import Tally
+    from feddraw.experiment.study_progress import Tally
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison(experiment, seeds=seeds, folds=folds)
@@ -114,7 +114,7 @@ def _announced(budget: Budget, minutes: float) -> list[Planned]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.cli.progress import duration
     from feddraw.experiment.compare import by_seed
-    from feddraw.experiment.tally import Tally
+    from feddraw.experiment.study_progress import Tally
 
     say, chosen = console(), budget.chosen()
     everything = Tally([], budget.workers, budget.expected)

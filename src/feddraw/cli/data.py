@@ -13,7 +13,7 @@ from typer import Argument, Option
 from feddraw.cli.show import console, echo, table
 from feddraw.errors import one_of
 from feddraw.experiment.assignments import parse_settings
-from feddraw.moved import warn_renamed
+from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
@@ -116,7 +116,7 @@ def opened(
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.cli.progress import preparing
-    from feddraw.experiment.data import open_dataset
+    from feddraw.experiment.dataset_by_name import open_dataset
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}

@@ -24,7 +24,7 @@ def demo(
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     from feddraw.cli.progress import preparing
     from feddraw.cli.run import carry_out
-    from feddraw.experiment.preparation import open_data
+    from feddraw.experiment.run_preparation import open_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
     from feddraw.results.runs import METRICS

@@ -12,7 +12,7 @@ from feddraw.cli.show import console, echo, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.inspect_data import Plan, Survey
+    from feddraw.experiment.init_own_data import Plan, Survey
 
 Where = Annotated[list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")]
 Images = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
@@ -21,7 +21,7 @@ Out = Annotated[Path | None, Option(help="Experiment file to write (default: NAM
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
-    from feddraw.experiment.inspect_data import document, inspect_data, plan
+    from feddraw.experiment.init_own_data import document, inspect_data, plan
     from feddraw.system.files import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
@@ -49,7 +49,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
 def show(found: Survey, chosen: Plan) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.tables import describe_problems
-    from feddraw.experiment.inspect_data import clients_in_words, findings_without_auc, unusable_rows
+    from feddraw.experiment.init_own_data import clients_in_words, findings_without_auc, unusable_rows
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))

@@ -102,7 +102,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def datasets() -> list[dict[str, Any]]:
-    from feddraw.experiment.data import names
+    from feddraw.experiment.dataset_by_name import names
 
     return [{"name": name, "what": what} for name, what in names().items()]
 

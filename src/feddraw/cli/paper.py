@@ -16,8 +16,8 @@ from feddraw.grouping import grouped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddraw.paper.claims import Claim, Verdict
-    from feddraw.paper.published import Check, Comparisons
+    from feddraw.paper.published_tables import Check, Comparisons
+    from feddraw.paper.weight_claims import Claim, Verdict
     from feddraw.schedules import Reading
 
 SOURCE = (
@@ -31,7 +31,7 @@ def paper(
     plot: Annotated[Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")] = None,
 ) -> None:
     """Recompute the paper's statistics from its published tables, and say what they show."""
-    from feddraw.paper.published import comparisons
+    from feddraw.paper.published_tables import comparisons
 
     found = comparisons()
     drawn = draw(found, plot) if plot is not None else []
@@ -46,7 +46,7 @@ def paper(
 def draw(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
     from feddraw.cli import stats
-    from feddraw.paper.published import METRICS
+    from feddraw.paper.published_tables import METRICS
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,21 +67,21 @@ def draw(found: Comparisons, folder: Path) -> list[Path]:
 def document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.cli import stats
-    from feddraw.paper import published
+    from feddraw.paper import published_tables
 
-    judged = published.claims_by_reading()
+    judged = published_tables.claims_by_reading()
     return {
         "source": SOURCE,
-        "alpha": published.ALPHA,
-        "checks": [asdict(check) | {"agrees": check.agrees} for check in published.checks(found)],
+        "alpha": published_tables.ALPHA,
+        "checks": [asdict(check) | {"agrees": check.agrees} for check in published_tables.checks(found)],
         "metrics": {metric: stats.document(comparison) for metric, comparison in found.items()},
-        "printed_ranks": {metric: published.printed_ranks(metric).rows() for metric in found},
+        "printed_ranks": {metric: published_tables.printed_ranks(metric).rows() for metric in found},
         "dynamics": [
             asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
             for claim, verdicts in judged
         ],
-        "readings": published.readings(judged),
-        "findings": [asdict(finding) for finding in published.findings(found)],
+        "readings": published_tables.readings(judged),
+        "findings": [asdict(finding) for finding in published_tables.findings(found)],
     }
 
 
@@ -89,17 +89,17 @@ def document(found: Comparisons) -> dict[str, Any]:
 
 
 def show(found: Comparisons) -> None:
-    from feddraw.paper import published
+    from feddraw.paper import published_tables
 
     out = console()
     out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
     _show_ranks(out, found)
     _show_checks(out, found)
     _show_pairs(out, found)
-    judged = published.claims_by_reading()
+    judged = published_tables.claims_by_reading()
     _show_claims(out, judged)
-    _bullets(out, [f"{name}: {text}" for name, text in published.readings(judged).items()])
-    findings = published.findings(found)
+    _bullets(out, [f"{name}: {text}" for name, text in published_tables.readings(judged).items()])
+    findings = published_tables.findings(found)
     out.print("\nWhat the published numbers show")
     _bullets(out, [finding.text for finding in findings if finding.shows])
     out.print("\nWhat they leave open")
@@ -109,10 +109,10 @@ def show(found: Comparisons) -> None:
 def _show_ranks(out: Console, found: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
     from feddraw.cli.stats import compact
-    from feddraw.paper import published
+    from feddraw.paper import published_tables
 
     auc, gm = found["auc"], found["gm"]
-    printed = [published.printed_ranks(metric).values for metric in found]
+    printed = [published_tables.printed_ranks(metric).values for metric in found]
     rows = []
     for i, scenario in enumerate(auc.table.scenarios):
         computed, given = (
@@ -128,9 +128,9 @@ def _show_ranks(out: Console, found: Comparisons) -> None:
 
 def _show_checks(out: Console, found: Comparisons) -> None:
     from feddraw.cli.stats import compact
-    from feddraw.paper import published
+    from feddraw.paper import published_tables
 
-    checks = published.checks(found)
+    checks = published_tables.checks(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
     by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
@@ -141,7 +141,7 @@ def _show_checks(out: Console, found: Comparisons) -> None:
 
 
 def _sentence(check: Check) -> str:
-    from feddraw.paper.published import METRICS
+    from feddraw.paper.published_tables import METRICS
 
     if check.metric == "both":
         return f"{check.quantity}: {check.computed} of {check.printed} agree"
@@ -151,7 +151,7 @@ def _sentence(check: Check) -> str:
 
 def _show_pairs(out: Console, found: Comparisons) -> None:
     from feddraw.analysis.statistics_in_words import p_text
-    from feddraw.paper.published import METRICS
+    from feddraw.paper.published_tables import METRICS
 
     for metric, comparison in found.items():
         pairs = [pair for pair in comparison.pairs if pair.significant]

@@ -55,7 +55,7 @@ def level(preset: str) -> float:
     """The significance level that goes with a preset; the paper's is 0.10."""
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])
-    from feddraw.paper.published import ALPHA as OF_THE_PAPER
+    from feddraw.paper.published_tables import ALPHA as OF_THE_PAPER
     from feddraw.report import ALPHA
 
     return OF_THE_PAPER if preset == "paper" else ALPHA

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from feddraw.core import Update
-    from feddraw.experiment.preparation import Setup
+    from feddraw.experiment.run_preparation import Setup
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
 
@@ -33,11 +33,11 @@ def offered(kind: str) -> Callable[[str], list[str]]:
 
     def beginning(incomplete: str) -> list[str]:
         from feddraw import catalog
-        from feddraw.experiment import data
+        from feddraw.experiment import dataset_by_name
         from feddraw.scenarios import partition
 
         known: dict[str, Callable[[], Iterable[str]]] = {
-            "data": data.names,
+            "data": dataset_by_name.names,
             "scenarios": partition.names,
             "methods": lambda: catalog.names("methods"),
         }
@@ -210,8 +210,8 @@ def line(result: RoundResult) -> str:
 
 def show_splits(out: Console, setup: Setup) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
+    from feddraw.classifier_layer import described
     from feddraw.data.splits import counts, few, in_words
-    from feddraw.heads import described
 
     found, findings = counts(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if few(found["test"], place)}

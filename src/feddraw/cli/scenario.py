@@ -19,8 +19,8 @@ from feddraw.results.reading import json_values
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
     from feddraw.experiment.scenario_check import ScenarioCheck
-    from feddraw.scenarios.dealing import Partition
-    from feddraw.scenarios.skew import SizeMeasures, Skew
+    from feddraw.scenarios.image_deck import Partition
+    from feddraw.scenarios.skew_measures import SizeMeasures, Skew
 
 app = typer.Typer(
     name="scenario", no_args_is_help=True, help="Show, save and check how a scenario splits images between clients."
@@ -66,7 +66,7 @@ def show(
     if labels is None:
         _show_sizes(name, scale, json, plot)
         return
-    from feddraw.scenarios.skew import measure
+    from feddraw.scenarios.skew_measures import measure
 
     table, partition = _deal(name, labels, scale, seed, set_)
     measures = measure(partition, table)
@@ -159,7 +159,7 @@ def _print_check(found: ScenarioCheck) -> None:
 
 def summary(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
     """The document that `show --json` prints."""
-    from feddraw.scenarios.skew import counts
+    from feddraw.scenarios.skew_measures import counts
 
     names = [shard.client for shard in partition.shards]
     rows = zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
@@ -192,7 +192,7 @@ def options(settings: list[str] | None) -> dict[str, Any]:
 
 
 def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | None) -> tuple[Labels, Partition]:
-    from feddraw.experiment.data import read_labels
+    from feddraw.experiment.dataset_by_name import read_labels
     from feddraw.scenarios.partition import deal
 
     labels = read_labels(path)
@@ -202,7 +202,7 @@ def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | 
 def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
     from feddraw.scenarios.partition import known_sizes
-    from feddraw.scenarios.skew import measure_sizes
+    from feddraw.scenarios.skew_measures import measure_sizes
 
     scenario, sizes = known_sizes(name, scale)
     if plot:
@@ -222,7 +222,7 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
-    from feddraw.scenarios.skew import counts
+    from feddraw.scenarios.skew_measures import counts
 
     sizes = partition.sizes.tolist()
     clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))

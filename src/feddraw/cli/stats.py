@@ -14,7 +14,7 @@ from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.analysis.differences import Difference
+    from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison, Table
     from feddraw.data.tables import Sheet
 
@@ -135,7 +135,7 @@ def differences(
     plot: Path | None,
 ) -> None:
     """Each method minus the reference, by scenario: printed, drawn, or as a document."""
-    from feddraw.analysis.differences import against
+    from feddraw.analysis.paired_differences import against
 
     scenario, method, over = names
     if not over:
@@ -160,7 +160,7 @@ def differences(
 
 def last_rounds(sheet: Sheet, names: tuple[str, str, str], column: str, reference: str) -> dict[tuple[str, str], float]:
     """The same differences of the means of the last five rounds, where the table has values by round for every row."""
-    from feddraw.analysis.differences import against, mean_of_last
+    from feddraw.analysis.paired_differences import against, mean_of_last
 
     by_round = f"{column}_by_round"
     if by_round not in sheet.header:

@@ -21,10 +21,10 @@ from feddraw.experiment.assignments import parse_settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddraw.experiment.preflight import Preflight
-    from feddraw.experiment.preparation import Progress
+    from feddraw.experiment.run_preparation import Progress
     from feddraw.experiment.study import Event, Planned
-    from feddraw.experiment.tally import Tally
+    from feddraw.experiment.study_preflight import Preflight
+    from feddraw.experiment.study_progress import Tally
     from feddraw.training.devices import Place
 
 SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
@@ -74,9 +74,9 @@ def study(
     """Run every combination of a file's lists. Finished runs are skipped: stop and start again as you like."""
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
-    from feddraw.experiment.placement import places_for_runs
+    from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.study import PATIENCE, ResultTable, conduct, read_study, shard_of
-    from feddraw.experiment.tally import Tally
+    from feddraw.experiment.study_progress import Tally
 
     if pdf:
         from feddraw.report.paper_tex import engine
@@ -145,7 +145,7 @@ def write_report(file: Path, folder: Path, pdf: bool) -> None:
 
 def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, devices: str, json: bool) -> None:
     """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
-    from feddraw.experiment.preflight import preflight
+    from feddraw.experiment.study_preflight import preflight
 
     with console(stderr=True).status("looking") as status:
         found = preflight(runs, folder, workers, devices, lambda now: status.update(words(now)))
@@ -159,7 +159,7 @@ def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, de
 
 def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
-    from feddraw.experiment.preflight import is_file_data, survey
+    from feddraw.experiment.study_preflight import is_file_data, survey
 
     there = [planned for planned in runs if is_file_data(planned)]
     with console(stderr=True).status("looking") as status:
@@ -177,7 +177,7 @@ def _obstacles(found: Sequence[str]) -> str:
 def show_preflight(heading: str, found: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
     from feddraw.cli.progress import duration
-    from feddraw.experiment.preflight import free_memory
+    from feddraw.experiment.study_preflight import free_memory
 
     out, survey = console(), found.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""

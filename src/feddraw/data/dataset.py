@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.moved import warn_renamed
+from feddraw.old_names import warn_renamed
 
 # The paper's five findings, in its order (Table 1).
 FINDINGS = ("Atelectasis", "Edema", "Pleural Effusion", "Cardiomegaly", "Consolidation")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from feddraw.data.cache import Progress, root
 from feddraw.data.dataset import Dataset
-from feddraw.data.preparation import Preparation
+from feddraw.data.dataset_from_table import Preparation
 from feddraw.data.tables import Findings
 from feddraw.datasets.npz import load
 from feddraw.errors import UserError, expanded

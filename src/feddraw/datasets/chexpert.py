@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from feddraw.data.dataset import Dataset
+from feddraw.data.dataset_from_table import Preparation, from_files
 from feddraw.data.label_cells import Policy, meanings
-from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.splits import draw_share
 from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, choose
 from feddraw.errors import UserError, expanded

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Dataset
+from feddraw.data.dataset_from_table import Preparation, from_files
 from feddraw.data.label_cells import Policy, meanings
-from feddraw.data.preparation import Preparation, from_files
 from feddraw.data.splits import stratified, unknown_patients
 from feddraw.data.table_columns import SPLIT_NAMES, Layout, guess
 from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, listed_findings, numbers

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from feddraw.data.dataset import Dataset
-from feddraw.data.preparation import Preparation, from_files
+from feddraw.data.dataset_from_table import Preparation, from_files
 from feddraw.data.splits import draw_share
 from feddraw.data.tables import FOURTEEN, Findings, Intake, Problem, Sheet, Table, canonical, choose
 from feddraw.errors import UserError, expanded

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, open_finished, open_or_make, silent
 from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset_from_table import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
 from feddraw.data.imaging import BadImage, Grey
-from feddraw.data.preparation import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError
 from feddraw.system.files import open_file

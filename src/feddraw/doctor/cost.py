@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.doctor.trial import Task
+from feddraw.doctor.device_trial import Task
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.scenarios.partition import dealt

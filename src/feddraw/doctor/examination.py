@@ -15,9 +15,9 @@ from feddraw.catalog import installed
 from feddraw.doctor import cost
 from feddraw.doctor.checks import Check, attempted, within
 from feddraw.doctor.cost import Cost, Speed
+from feddraw.doctor.device_trial import Task, relative
 from feddraw.doctor.machine import check_machine
-from feddraw.doctor.team import Team, TooSlow
-from feddraw.doctor.trial import Task, relative
+from feddraw.doctor.trial_processes import Team, TooSlow
 from feddraw.doctor.versions import check_versions
 from feddraw.errors import RunFailed
 from feddraw.experiment.settings import Experiment

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddraw.errors import UserError
-from feddraw.experiment.estimate import Estimate, measure
+from feddraw.experiment.run_time_estimate import Estimate, measure
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import Planned, planned_run
-from feddraw.experiment.tally import Tally
+from feddraw.experiment.study_progress import Tally
 from feddraw.grouping import grouped
 from feddraw.results.folder import RunFolder
 from feddraw.training.devices import Place

@@ -21,7 +21,7 @@ from feddraw.analysis.site_distances import (
 )
 from feddraw.core import Layout, Measurement, Model, gram
 from feddraw.errors import UserError, not_negative, one_of
-from feddraw.experiment.preparation import Progress, Setup, prepare
+from feddraw.experiment.run_preparation import Progress, Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import federate, seed_of

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.cache import Progress, silent
+from feddraw.data.dataset_from_table import check_pydicom
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.preparation import check_pydicom
 from feddraw.data.table_columns import SUFFIXES, path_column
 from feddraw.data.tables import Sheet
 from feddraw.datasets.folder import inside

@@ -19,14 +19,14 @@ from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
-from feddraw.experiment.meter import Meter
-from feddraw.experiment.placement import recorded
-from feddraw.experiment.preparation import Progress, Setup, prepare
+from feddraw.experiment.device_placement import recorded
+from feddraw.experiment.run_preparation import Progress, Setup, prepare
+from feddraw.experiment.run_progress import Meter
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder
-from feddraw.results.kept import Keep, Keeper, KeptModel
+from feddraw.results.kept_models import Keep, Keeper, KeptModel
 from feddraw.results.reading import read_json
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import with_findings
@@ -34,7 +34,7 @@ from feddraw.server.round import RoundResult
 from feddraw.training.client import shortage_told
 
 if TYPE_CHECKING:
-    from feddraw.server.masked.local import MaskedRounds
+    from feddraw.server.masked.in_process import MaskedRounds
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 
@@ -213,7 +213,7 @@ def _rounds(
 
 
 def _masked(setup: Setup) -> MaskedRounds:
-    from feddraw.server.masked.local import MaskedRounds
+    from feddraw.server.masked.in_process import MaskedRounds
 
     name, settings = setup.experiment.section("method")
     sizes = [len(rows) for rows in setup.training_rows]

@@ -14,7 +14,7 @@ import numpy as np
 
 from feddraw.analysis import metrics
 from feddraw.core import Job, Local, Update
-from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import seed_of

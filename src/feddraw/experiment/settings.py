@@ -11,10 +11,10 @@ from feddraw import catalog
 from feddraw.core import Method
 from feddraw.data.corruption import Corruption
 from feddraw.errors import UserError, not_negative, unknown
-from feddraw.experiment.data import defaults as dataset_defaults
+from feddraw.experiment.dataset_by_name import defaults as dataset_defaults
 from feddraw.experiment.method_by_name import Section, by_half, combined_method, recorded_settings
 from feddraw.participation import Participation
-from feddraw.results.kept import Keep
+from feddraw.results.kept_models import Keep
 from feddraw.results.reading import read_toml
 from feddraw.scenarios.partition import complete_options, dataset_of, wanted
 from feddraw.schedules import ROUNDS

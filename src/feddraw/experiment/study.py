@@ -25,14 +25,14 @@ import torch
 
 from feddraw.data.dataset import Dataset
 from feddraw.errors import OutOfMemory, RunFailed, UserError
-from feddraw.experiment.families import by_family, changed, placed, read_only, read_paths, require_members
-from feddraw.experiment.placement import on_device
-from feddraw.experiment.preparation import Progress, open_data
+from feddraw.experiment.device_placement import on_device
+from feddraw.experiment.run_preparation import Progress, open_data
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
+from feddraw.experiment.study_families import by_family, changed, placed, read_only, read_paths, require_members
 from feddraw.naming import csv_text
 from feddraw.results.folder import RunFolder
-from feddraw.results.outcome import without_execution
+from feddraw.results.outcome_settings import without_execution
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_file

@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddraw.core import Heads, Local
+from feddraw.data.dataset_from_table import MEAN, STD
 from feddraw.data.imaging import Recipe
-from feddraw.data.preparation import MEAN, STD
 from feddraw.data.tables import numbers
 from feddraw.errors import UserError, one_of
-from feddraw.experiment.preparation import builder, open_data
+from feddraw.experiment.run_preparation import builder, open_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.folder import RunFolder
-from feddraw.results.kept import KEPT
+from feddraw.results.kept_models import KEPT
 from feddraw.results.reading import as_written
 from feddraw.results.runs import Run, number, read_run, require_run
 from feddraw.training.loop import Examples, one_thread, predict

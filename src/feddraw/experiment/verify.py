@@ -15,7 +15,7 @@ from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
 from feddraw.results.folder import CLOCK, RunFolder
-from feddraw.results.kept import KEPT
+from feddraw.results.kept_models import KEPT
 from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.round import RoundResult
 from feddraw.system.files import sha256_of

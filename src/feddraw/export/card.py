@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from feddraw import __version__
 from feddraw.analysis import metrics
-from feddraw.experiment.preparation import DealtData
+from feddraw.experiment.run_preparation import DealtData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import line
 from feddraw.results.runs import Predictions, number

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError, unknown
-from feddraw.experiment.preparation import DealtData, deal_data, open_data
+from feddraw.experiment.run_preparation import DealtData, deal_data, open_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export import monai_bundle, onnx_file, tensors
 from feddraw.export.card import model_card

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from feddraw.experiment.preparation import builder
+from feddraw.experiment.run_preparation import builder
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, from_pixels, scorer
 from feddraw.system.files import write_whole

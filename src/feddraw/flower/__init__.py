@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddraw.catalog import installed
 from feddraw.errors import UserError
-from feddraw.moved import warn_renamed
+from feddraw.old_names import warn_renamed
 
 if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")

@@ -17,8 +17,8 @@ import numpy as np
 from flwr.app import Context
 
 from feddraw.errors import UserError
-from feddraw.experiment.data import open_dataset
-from feddraw.experiment.preparation import Setup, make_trainer, prepare
+from feddraw.experiment.dataset_by_name import open_dataset
+from feddraw.experiment.run_preparation import Setup, make_trainer, prepare
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import settings
 from feddraw.flower.memory import default_folder

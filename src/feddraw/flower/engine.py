@@ -20,9 +20,9 @@ from feddraw.core import Job, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment.preparation import Setup, prepare
+from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.settings import Experiment
-from feddraw.flower import intake, orders
+from feddraw.flower import job_orders, reply_intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
@@ -71,7 +71,7 @@ class OverGrid(EngineWithMemory):
         """Client to node: simulated nodes get new ids with every start."""
         nodes = self._everyone()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
-        replies, failures = intake.read(self._exchange(asked), nodes, "roll call")
+        replies, failures = reply_intake.read(self._exchange(asked), nodes, "roll call")
         self._stop_on(failures, {node: f"node {node}" for node in nodes})
         return {self._numbers[reply.name]: reply.node for reply in replies}
 
@@ -97,14 +97,14 @@ class OverGrid(EngineWithMemory):
         arrays = to_arrays(sent)
         names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
         messages = [self._message(job, arrays, group) for job in jobs]
-        replies, failures = intake.read(self._exchange(messages), list(names), group)
+        replies, failures = reply_intake.read(self._exchange(messages), list(names), group)
         self._stop_on(failures, names)
         self._stop_on(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
         kinds: dict[str, Any] = {"sends": self._setup.method.sends}
-        updates, refused, self._room = intake.decode(
+        updates, refused, self._room = reply_intake.decode(
             replies, self._numbers, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
         )
         if refused:
@@ -113,7 +113,7 @@ class OverGrid(EngineWithMemory):
 
     def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
         numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
-        content = RecordDict({"arrays": arrays, "config": orders.added(ConfigRecord(), numbers)})
+        content = RecordDict({"arrays": arrays, "config": job_orders.added(ConfigRecord(), numbers)})
         content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
         if job.broadcast:
             content["broadcast"] = vectors_to_arrays(job.broadcast)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from flwr.serverapp import Grid
 
 from feddraw.errors import UserError
-from feddraw.flower.intake import Reply
+from feddraw.flower.reply_intake import Reply
 from feddraw.naming import line
 
 log = logging.getLogger("flwr")

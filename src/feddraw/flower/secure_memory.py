@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from feddraw.core import Heads, Layout, Model, Update
 from feddraw.errors import UserError
 from feddraw.flower.memory import alias
-from feddraw.secure.keys import public_line
+from feddraw.secure.signing_keys import public_line
 from feddraw.system.files import make_folder, make_subfolder, write_whole
 from feddraw.system.locks import lock_file
 

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from feddraw.core import Model, Vector
 from feddraw.errors import UserError
-from feddraw.flower import frozen, orders
-from feddraw.flower.intake import one_line
+from feddraw.flower import frozen_layers, job_orders
+from feddraw.flower.reply_intake import one_line
 from feddraw.server.masked.announcement import fingerprint
 
 Kind = TypeVar("Kind", str, bytes)
@@ -59,7 +59,7 @@ class Order:
 
     def message(self, pairs: Mapping[str, bytes] | None = None) -> RecordDict:
         """A message of a stage after the first, with what belongs to names."""
-        config = orders.added(ConfigRecord(), {ORDER: asdict(self)})
+        config = job_orders.added(ConfigRecord(), {ORDER: asdict(self)})
         return RecordDict({CONFIG: ConfigRecord(dict(config) | _written(pairs or {}))})
 
 
@@ -81,7 +81,7 @@ def hash_of(content: RecordDict, run_config: Mapping[str, Any]) -> str:
     """
     digest = hashlib.sha256(repr(sorted(run_config.items())).encode())
     for name, record in sorted(content.items()):
-        if name == frozen.KEY and isinstance(record, ArrayRecord):
+        if name == frozen_layers.KEY and isinstance(record, ArrayRecord):
             continue
         if isinstance(record, ArrayRecord):
             arrays = ((name, array.dtype, list(array.shape), array.stype, array.data) for name, array in record.items())
@@ -94,7 +94,7 @@ def hash_of(content: RecordDict, run_config: Mapping[str, Any]) -> str:
 
 def order_in(content: RecordDict) -> Order | None:
     """The order in a message; none where the server asks for none."""
-    given = orders.found(content).get(ORDER)
+    given = job_orders.found(content).get(ORDER)
     return Order.of(given) if given else None
 
 

@@ -15,17 +15,23 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from feddraw.errors import UserError
-from feddraw.flower import frozen, intake, orders
+from feddraw.flower import frozen_layers, job_orders, reply_intake
 from feddraw.flower.memory import default_folder
 from feddraw.flower.secure_memory import Vault
 from feddraw.flower.secure_messages import hash_of, order_in
 from feddraw.flower.secure_site import Sitting
-from feddraw.secure.keys import Directory, name_in, read_directory, read_key
 from feddraw.secure.session import FEWEST
+from feddraw.secure.signing_keys import Directory, name_in, read_directory, read_key
 
 App = Callable[[Message, Context], Message]
 
-LISTED = ("num-examples", "partition-id", intake.SECONDS, *intake.LOSSES, *intake.STEPS)  # metrics that leave a site
+LISTED = (
+    "num-examples",
+    "partition-id",
+    reply_intake.SECONDS,
+    *reply_intake.LOSSES,
+    *reply_intake.STEPS,
+)  # metrics that leave a site
 NO_KEY = (
     "the server asks for secure sums, and this node has no signing key: make one with `feddraw site key FILE`, and "
     "name it with key=… in the --node-config"
@@ -65,7 +71,7 @@ class SecureNode:
     def answer(self, message: Message, app: App) -> Message:
         """What leaves the site."""
         order, kind = order_in(message.content), message.metadata.message_type.partition(".")[0]
-        self._frozen = str(orders.found(message.content).get(frozen.KEY, ""))
+        self._frozen = str(job_orders.found(message.content).get(frozen_layers.KEY, ""))
         if order is None and kind == "train":
             raise UserError(NOT_SECURE)
         if order is None:
@@ -89,10 +95,10 @@ class SecureNode:
         announced = content.get("client")
         own = announced.get("name") if isinstance(announced, ConfigRecord) else self._context.node_config.get("client")
         if self.directory is None:
-            return intake.one_line(own) if own else intake.reply_of(self._context.node_id, content).name
+            return reply_intake.one_line(own) if own else reply_intake.reply_of(self._context.node_id, content).name
         name = name_in(self.directory, self.key.public_key())
-        if own and intake.one_line(own) not in (name, f"node {self._context.node_id}"):
-            raise UserError(f"this site calls itself {intake.one_line(own)}, but its key is that of {name}")
+        if own and reply_intake.one_line(own) not in (name, f"node {self._context.node_id}"):
+            raise UserError(f"this site calls itself {reply_intake.one_line(own)}, but its key is that of {name}")
         return name
 
     def in_clear(self, content: RecordDict) -> RecordDict:
@@ -105,10 +111,10 @@ class SecureNode:
                 who["number"] = number
             if isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled):
                 who["labelled"] = labelled
-            if frozen.KEY in announced and announced[frozen.KEY] == self._frozen:
-                who[frozen.KEY] = self._frozen
+            if frozen_layers.KEY in announced and announced[frozen_layers.KEY] == self._frozen:
+                who[frozen_layers.KEY] = self._frozen
         metrics = MetricRecord()
-        for record in intake.of_kind(content, MetricRecord).values():
+        for record in reply_intake.of_kind(content, MetricRecord).values():
             for name, value in record.items():
                 if self.lists(name) and name not in metrics and isinstance(value, int | float):
                     metrics[name] = value if math.isfinite(value) else math.nan

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
-from feddraw.flower import histograms, intake
+from feddraw.flower import histograms, reply_intake
 from feddraw.flower.method_as_text import described
 from feddraw.flower.records import Refused
 from feddraw.flower.roster import Roster
@@ -34,12 +34,12 @@ from feddraw.flower.secure_messages import (
     pairs_in,
 )
 from feddraw.flower.secure_sums import Circle, SecureSums, Told
-from feddraw.secure.keys import Directory, read_directory
 from feddraw.secure.protocol import SecureSumFailed
 from feddraw.secure.session import FEWEST
+from feddraw.secure.signing_keys import Directory, read_directory
 from feddraw.server.gate import Gate
 from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
-from feddraw.server.masked.opening import check_announced, inform, limit, open_round
+from feddraw.server.masked.server_side import check_announced, inform, limit, open_round
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 
@@ -55,7 +55,7 @@ class Table:
     """
 
     def __init__(
-        self, answers: Sequence[intake.Reply], asked: Sequence[int], roster: Roster, grid: Grid, timeout: float
+        self, answers: Sequence[reply_intake.Reply], asked: Sequence[int], roster: Roster, grid: Grid, timeout: float
     ) -> None:
         self.answers = {roster.called[answer.name]: answer for answer in answers}
         self.listed = {own: answer.name for own, answer in self.answers.items()}  # their names in the ledger
@@ -79,7 +79,7 @@ class Table:
         found: dict[str, Labels] = {}
 
         def take(own: str) -> None:
-            found[own] = labelled = intake.labelled_in(self.answers[own].content)
+            found[own] = labelled = reply_intake.labelled_in(self.answers[own].content)
             if labelled is not None and len(labelled) != findings:
                 raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
 
@@ -172,7 +172,7 @@ class SecureRounds:
             self._open(found, SecureSums(circle, order, self.directory), table, circle, sent)
         except (SecureSumFailed, UserError) as failure:
             log.error("%s", failure)
-            found.failed = intake.one_line(failure, 200)
+            found.failed = reply_intake.one_line(failure, 200)
         refused = {name: why for name, why in circle.reasons.items() if why and name not in found.announced}
         if found.failed:
             refused = dict.fromkeys((party.name for party in parties), found.failed) | refused
@@ -196,7 +196,7 @@ class SecureRounds:
         parties: list[Party] = []
 
         def take(own: str) -> None:
-            size, labelled = intake.announced(table.answers[own].content, size_key)
+            size, labelled = reply_intake.announced(table.answers[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             parties.append(party_of(own, size, labelled))
@@ -258,7 +258,7 @@ class SecureRounds:
 def _images(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
-        return intake.announced(content, size_key)[0]
+        return reply_intake.announced(content, size_key)[0]
     except Refused:
         return 0
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
-from feddraw.flower import histograms, intake, orders
+from feddraw.flower import histograms, job_orders, reply_intake
 from feddraw.flower.method_as_text import method_of
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
 from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
@@ -41,10 +41,10 @@ from feddraw.flower.secure_messages import (
     pairs_in,
     reading,
 )
-from feddraw.secure.keys import Directory
 from feddraw.secure.protocol import Member
+from feddraw.secure.signing_keys import Directory
 from feddraw.server.masked.announcement import Announcement
-from feddraw.server.masked.contribution import Contribution
+from feddraw.server.masked.client_side import Contribution
 from feddraw.server.state_dict import layout_of_arrays
 
 WORDS = "words"
@@ -72,7 +72,9 @@ class Sitting:
         self._node, self._vault, self._kind, self._order = node, vault, kind, order
         self._received = ""  # the fingerprint of what came to train on
         if not set(order.sums) <= set(SUMS.get(kind, ())):
-            raise UserError(f"there are no such sums of '{intake.one_line(kind)}': {intake.one_line(order.sums)}")
+            raise UserError(
+                f"there are no such sums of '{reply_intake.one_line(kind)}': {reply_intake.one_line(order.sums)}"
+            )
         self._state = self._kept()
 
     def _kept(self) -> State:
@@ -94,7 +96,7 @@ class Sitting:
             arrays, named = content.array_records[self._order.settings["arrays"]], self._order.settings["classifier"]
             sent = to_model(arrays, layout_of_arrays(arrays, heads_of(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
-            frozen = str(orders.found(content).get("frozen", ""))
+            frozen = str(job_orders.found(content).get("frozen", ""))
             self._received = fingerprint_of(sent, arrays_to_vectors(broadcast), frozen)
             return sent
 
@@ -120,10 +122,10 @@ class Sitting:
             size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
             sends = dict(self._order.settings["sends"])
         if not self._node.lists(size):
-            raise UserError(f"the server weighs by {intake.one_line(size)}: list it in this node's metrics=…")
-        reply = intake.reply_of(0, content)
+            raise UserError(f"the server weighs by {reply_intake.one_line(size)}: list it in this node's metrics=…")
+        reply = reply_intake.reply_of(0, content)
         kinds: dict[str, Any] = {"sends": sends, "size_key": size, "arrays_key": arrays}
-        found, refused, _ = intake.decode([reply], {reply.name: 0}, sent, **kinds)
+        found, refused, _ = reply_intake.decode([reply], {reply.name: 0}, sent, **kinds)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
@@ -238,6 +240,6 @@ class Sitting:
 
 def _steps(update: Update, sent: Model) -> int:
     """As the app says, else by batch norm's counters: the server's follow from the steps that are announced."""
-    if any(key in update.metrics for key in intake.STEPS) or not len(sent.counters):
+    if any(key in update.metrics for key in reply_intake.STEPS) or not len(sent.counters):
         return update.steps
     return max(update.steps, int((update.model.counters - sent.counters).max()))

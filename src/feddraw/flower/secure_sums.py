@@ -19,15 +19,15 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.flower.exchange import answers
-from feddraw.flower.intake import one_line
 from feddraw.flower.records import Refused, unpack
+from feddraw.flower.replies_as_they_come import answers
+from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import RECORD, Order, digest_of, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
-from feddraw.secure.keys import Directory
 from feddraw.secure.protocol import Collector, SecureSumFailed, Session
 from feddraw.secure.session import FEWEST
+from feddraw.secure.signing_keys import Directory
 
 log = logging.getLogger("flwr")
 

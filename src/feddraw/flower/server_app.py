@@ -25,8 +25,8 @@ from feddraw.core import Method, Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.data import open_dataset
-from feddraw.experiment.preparation import builder, initial_model, make_trainer, prepare, server_images
+from feddraw.experiment.dataset_by_name import open_dataset
+from feddraw.experiment.run_preparation import builder, initial_model, make_trainer, prepare, server_images
 from feddraw.experiment.running import evaluate_kept
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import histograms, settings
@@ -35,9 +35,9 @@ from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.folder import RunFolder
-from feddraw.results.kept import Keeper
+from feddraw.results.kept_models import Keeper
 from feddraw.results.reading import read_jsonl
-from feddraw.scenarios.dealing import Partition
+from feddraw.scenarios.image_deck import Partition
 from feddraw.secure.session import FEWEST
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord

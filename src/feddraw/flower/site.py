@@ -17,16 +17,16 @@ from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
-from feddraw.flower import frozen, orders
+from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.histograms import count, to_metrics
-from feddraw.flower.intake import SECONDS, one_line
 from feddraw.flower.memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.reply_intake import SECONDS, one_line
 from feddraw.flower.secure_mod import secure_where_keyed
 from feddraw.server.policy import Policy
 from feddraw.training.client import Trainer
 
-BESIDE = ("broadcast", "memory", frozen.KEY)  # records of tensors that are not the model
+BESIDE = ("broadcast", "memory", frozen_layers.KEY)  # records of tensors that are not the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +82,9 @@ def announcement(site: Site) -> ConfigRecord:
 
 def train_once(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
-    held = frozen.take_frozen(site.trainer, content, site.memory)
+    held = frozen_layers.take_frozen(site.trainer, content, site.memory)
     job = read_job(site, content)
-    run = str(orders.found(content).get("run", ""))
+    run = str(job_orders.found(content).get("run", ""))
     kept, counted = ClientMemory(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
     memory: Memory = _vectors(content, "memory") if carried else kept.load(job.round, counted)
@@ -95,7 +95,7 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     metrics[SECONDS] = update.seconds
     about = announcement(site)
     if held:
-        about[frozen.KEY] = held
+        about[frozen_layers.KEY] = held
     reply = RecordDict({"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about})
     extra = {name: vector for name, vector in update.extra.items() if name not in MEANS or vector.any()}
     if extra:  # without the mean of nothing, in rounds and at sites that measure none
@@ -107,7 +107,7 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
 
 def last_counted(content: RecordDict, name: str) -> int | None:
     """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
-    rounds = orders.found(content).get("counted")
+    rounds = job_orders.found(content).get("counted")
     if rounds is None:
         return None
     counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
@@ -118,7 +118,7 @@ def last_counted(content: RecordDict, name: str) -> int | None:
 
 def read_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
-    ordered = orders.found(content)
+    ordered = job_orders.found(content)
     if site.policy is not None:
         _agree(site.policy, ordered.get("policy", {}))
     try:
@@ -141,11 +141,11 @@ def _agree(agreed: Policy, servers: Any) -> None:
 
 def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is the last time."""
-    frozen.take_frozen(site.trainer, content, site.memory)
+    frozen_layers.take_frozen(site.trainer, content, site.memory)
     model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.holdout.items():
-        if len(rows) and (part != "test" or orders.found(content).get("final")):
+        if len(rows) and (part != "test" or job_orders.found(content).get("final")):
             scores = bench.predict(model, rows)
             counts = count(scores, examples.targets[rows])
             metrics |= to_metrics(part, counts, not_finite(scores))

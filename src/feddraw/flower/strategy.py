@@ -25,24 +25,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
+from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
-from feddraw.flower import intake, orders
-from feddraw.flower.counting import Counting
-from feddraw.flower.frozen import KEY as FROZEN
-from feddraw.flower.frozen import FrozenLayers
+from feddraw.flower import job_orders, reply_intake
+from feddraw.flower.frozen_layers import KEY as FROZEN
+from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.memory import alias
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
+from feddraw.flower.round_numbers import Counting
 from feddraw.flower.secure_rounds import SecureRounds, Table, directory_of
-from feddraw.heads import described
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.secure.keys import Directory
 from feddraw.secure.session import FEWEST as FEWEST_SUMMED
+from feddraw.secure.signing_keys import Directory
 from feddraw.server.gate import MOST_IMAGES, Gate
 from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
 from feddraw.server.policy import FEWEST, Policy
@@ -330,7 +330,7 @@ class MethodStrategy(FedAvg):
         if self.secure is not None:
             keys = (self.arrayrecord_key, self.weighted_by_key)
             ours |= self.secure.to_train(self.run, count - 1, *keys, self.model.layout.classifier)
-        settings = orders.added(config, ours)
+        settings = job_orders.added(config, ours)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -349,7 +349,7 @@ class MethodStrategy(FedAvg):
         ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self._masked_counts:
             ours |= self.secure.to_count(self.run, count - 1, len(self.findings))
-        settings = orders.added(config, ours)
+        settings = job_orders.added(config, ours)
         shown = self.shown_arrays(arrays)
         content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
         return self._messages(content, MessageType.EVALUATE, server_round, nodes)
@@ -412,7 +412,7 @@ class MethodStrategy(FedAvg):
             raise UserError("aggregate_train before configure_train: there is no model to compare the replies with")
         began = time.perf_counter()
         round = self._count(server_round) - 1
-        answers, failures = intake.read(replies, self._asked, str(server_round))
+        answers, failures = reply_intake.read(replies, self._asked, str(server_round))
         self._frozen.heard(self._asked, answers)
         answers, impostors = self.roster.recognize(answers)
         if self.secure is None:
@@ -436,7 +436,7 @@ class MethodStrategy(FedAvg):
         return self._arrays if counted else None, metrics
 
     def _in_clear(
-        self, round: int, answers: list[intake.Reply]
+        self, round: int, answers: list[reply_intake.Reply]
     ) -> tuple[RoundResult, dict[str, str], dict[str, float]]:
         """The round from the clients' models."""
         assert self.model is not None
@@ -444,7 +444,7 @@ class MethodStrategy(FedAvg):
         self._narrow(answers)
         known = {name: number for number, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
-        updates, refused, self._room = intake.decode(
+        updates, refused, self._room = reply_intake.decode(
             answers,
             known,
             self.model,
@@ -461,7 +461,9 @@ class MethodStrategy(FedAvg):
         result = aggregate_round(*this, updates, self._everyone, self.gate, **how)
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
-    def _under_masks(self, secure: SecureRounds, round: int, answers: list[intake.Reply], server_round: int) -> Outcome:
+    def _under_masks(
+        self, secure: SecureRounds, round: int, answers: list[reply_intake.Reply], server_round: int
+    ) -> Outcome:
         """The same from sums of masked updates, with what the clients say in clear."""
         assert self.model is not None
         assert self.state is not None
@@ -471,9 +473,9 @@ class MethodStrategy(FedAvg):
         frozen = self._frozen.order.get(FROZEN, "")
         result, refused = secure.train(order, table, str(server_round), *this, self.weighted_by_key, frozen)
         self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
-        return result, refused, {answer.name: intake.seconds(answer.content) for answer in answers}
+        return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
 
-    def _table(self, answers: Sequence[intake.Reply], asked: Sequence[int]) -> Table:
+    def _table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> Table:
         if self._grid is None:
             raise UserError("secure sums take several messages: this strategy must have sent the first one itself")
         return Table(answers, asked, self.roster, self._grid, self._timeout)
@@ -483,7 +485,7 @@ class MethodStrategy(FedAvg):
         """The population: also those that never answered."""
         return [*self.clients, *(f"absent {number}" for number in range(self._population - len(self.clients)))]
 
-    def _narrow(self, answers: Sequence[intake.Reply]) -> None:
+    def _narrow(self, answers: Sequence[reply_intake.Reply]) -> None:
         """If all clients keep the same tensors private, as with FedBN, the other tensors are the model from now on.
 
         Only before anything was averaged, and only if most of those asked agree: one client cannot cut the model.
@@ -492,7 +494,7 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         if any(done.weights for done in self.history) or self.round_offset or 2 * len(answers) <= len(self._asked):
             return
-        shared = {intake.tensor_names(answer, self.arrayrecord_key) for answer in answers}
+        shared = {reply_intake.tensor_names(answer, self.arrayrecord_key) for answer in answers}
         there, layout = set(self._arrays), self.model.layout
         part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
         if not part or not part < there:
@@ -607,7 +609,7 @@ class MethodStrategy(FedAvg):
 
     def _added_up(self, secure: SecureRounds, server_round: int, messages: list[Message]) -> list[RecordDict]:
         """All sites' counts as those of one site."""
-        answers, _ = intake.read(messages, self._evaluating, str(server_round))
+        answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
         table = self._table(self.roster.recognize(answers)[0], self._evaluating)
         order = secure.order(self.run, self._count(server_round) - 1)
         found = secure.count(order, table, str(server_round), len(self.findings), self.weighted_by_key)
@@ -648,7 +650,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
         if len(good) < len(column) or len(shapes) > 1:
             why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
             log.warning("%s of %d clients: %s, left out of the mean", line(name), len(column), why)
-        if len(shapes) == 1 and name not in (size_key, "partition-id", intake.SECONDS):
+        if len(shapes) == 1 and name not in (size_key, "partition-id", reply_intake.SECONDS):
             mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
             means[name] = mean.tolist()
     return means
@@ -662,6 +664,6 @@ def _weight(content: RecordDict, size_key: str) -> float:
 def _metrics(content: RecordDict) -> dict[str, Any]:
     """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
     found: dict[str, Any] = {}
-    for metrics in intake.of_kind(content, MetricRecord).values():
+    for metrics in reply_intake.of_kind(content, MetricRecord).values():
         found = dict(metrics.items()) | found
     return found

@@ -28,11 +28,11 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, require, rule_of
+from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError
-from feddraw.heads import described
 from feddraw.naming import line
-from feddraw.nvflare.carried import packed, unpacked
+from feddraw.nvflare.carried_state import packed, unpacked
 from feddraw.results.folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate

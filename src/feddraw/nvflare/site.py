@@ -18,7 +18,7 @@ from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
 from feddraw.nvflare.aggregator import STEPS
-from feddraw.nvflare.carried import packed, unpacked
+from feddraw.nvflare.carried_state import packed, unpacked
 from feddraw.server.state_dict import flatten, like, plain
 from feddraw.training.client import Trainer
 

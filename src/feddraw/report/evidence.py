@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.differences import Difference, against, mean_of_last
 from feddraw.analysis.metrics import macro
+from feddraw.analysis.paired_differences import Difference, against, mean_of_last
 from feddraw.analysis.statistics import (
     Comparison,
     Interval,

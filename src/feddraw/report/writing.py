@@ -18,8 +18,8 @@ from feddraw.errors import UserError
 from feddraw.naming import csv_text, distinct
 from feddraw.report import html, latex, markdown, paper_tex
 from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, inside
-from feddraw.report.composition import compose
 from feddraw.report.evidence import Report, Say, examine
+from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
 from feddraw.results.reading import read_json
 from feddraw.results.runs import Collection, collect

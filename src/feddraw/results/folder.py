@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from feddraw.classifier_layer import described
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.data.splits import counts
 from feddraw.errors import UserError
-from feddraw.heads import described
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, digest, extract_arrays, model_digest, read_checkpoint
 from feddraw.results.environment import environment
-from feddraw.results.outcome import without_execution
+from feddraw.results.outcome_settings import without_execution
 from feddraw.results.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
-from feddraw.scenarios.dealing import Partition
+from feddraw.scenarios.image_deck import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
 from feddraw.results.folder import RunFolder, first_divergence
-from feddraw.results.kept import KEPT
-from feddraw.results.outcome import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
+from feddraw.results.kept_models import KEPT
+from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.server.ledger import NUMBERS
 from feddraw.server.policy import CLAUSES

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from feddraw.moved import old_names
+from feddraw.old_names import names_moved_from
 
-__getattr__ = old_names(__name__)
+__getattr__ = names_moved_from(__name__)

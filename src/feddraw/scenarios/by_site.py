@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import ClientRows, Deck
+from feddraw.scenarios.image_deck import ClientRows, Deck
 
 MINIMUM = 8  # training images that a site should have to be a client
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative
-from feddraw.scenarios.dealing import Deck, Rows, apportion, half_up, scaled
+from feddraw.scenarios.image_deck import Deck, Rows, apportion, half_up, scaled
 from feddraw.scenarios.paper import RARE, Scenario
 
 RARE_PREVALENCE = 0.5  # at CheXpert's small clients, which are far smaller than the data

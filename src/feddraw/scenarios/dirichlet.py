@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, not_negative, positive
-from feddraw.scenarios.dealing import ClientRows, Deck, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, numbered
 
 TRIES = 1000
 

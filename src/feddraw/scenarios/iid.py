@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
 
 
 def iid(deck: Deck, scale: float, *, clients: int = 4) -> ClientRows:

@@ -12,11 +12,11 @@ import numpy as np
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import ClientRows
+from feddraw.scenarios.image_deck import ClientRows
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
-    from feddraw.scenarios.dealing import Partition
+    from feddraw.scenarios.image_deck import Partition
 
 MAX_LIST = 2**28  # bytes
 

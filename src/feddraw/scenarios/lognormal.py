@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
 
 
 def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0, min_size: int = 10) -> ClientRows:

@@ -15,7 +15,7 @@ import numpy as np
 from feddraw.catalog import outside
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import ClientRows, Rows, numbered
+from feddraw.scenarios.image_deck import ClientRows, Rows, numbered
 
 
 def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import scaled
+from feddraw.scenarios.image_deck import scaled
 
 Source = Literal["chexpert", "chestmnist"]
 

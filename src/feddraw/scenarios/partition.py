@@ -20,7 +20,7 @@ from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative, one_of, positive, unknown
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import CONSTRUCTIONS, quota, random_split
-from feddraw.scenarios.dealing import ClientRows, Partition, Rows, Shard, numbered, shuffle
+from feddraw.scenarios.image_deck import ClientRows, Partition, Rows, Shard, numbered, shuffle
 from feddraw.scenarios.own import deal_own
 from feddraw.scenarios.paper import PAPER, Scenario, Source
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.dealing import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
 
 
 def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import UserError
-from feddraw.scenarios.dealing import ClientRows, Deck, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, numbered
 
 
 def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:

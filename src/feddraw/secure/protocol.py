@@ -14,10 +14,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from feddraw.secure.collector import Collector
-from feddraw.secure.keys import Directory
-from feddraw.secure.member import Member
+from feddraw.secure.client_half import Member
+from feddraw.secure.server_half import Collector
 from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
+from feddraw.secure.signing_keys import Directory
 
 __all__ = ["Collector", "LocalSum", "Member", "Refused", "SecureSumFailed", "Session", "run_locally", "threshold"]
 

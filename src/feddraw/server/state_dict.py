@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.classifier_layer import choose, likely
 from feddraw.core import Kind, Layout, Method, Model, empty_model
 from feddraw.errors import UserError
-from feddraw.heads import choose, likely
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -21,7 +21,7 @@ from feddraw import catalog
 from feddraw.core import Heads, within
 from feddraw.errors import UserError, unknown
 from feddraw.models._weights import State, read_weights
-from feddraw.training.heads import classifier_of, evaluating
+from feddraw.training.find_classifier import classifier_of, evaluating
 from feddraw.training.network import Build
 
 CLASSES = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")  # what factories call the findings

@@ -10,7 +10,7 @@ import numpy as np
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
-from feddraw.paper import published
+from feddraw.paper import published_tables
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text
 from feddraw.report.evidence import Report, mean
@@ -39,13 +39,13 @@ def paper_form(report: Report) -> Iterator[Block]:
 
 def printed(method: str) -> str:
     """As the paper spells it."""
-    known = {name.lower(): name for name in published.results("auc").methods}
+    known = {name.lower(): name for name in published_tables.results("auc").methods}
     return known.get(method, method)
 
 
 def in_order(report: Report) -> list[str]:
     """The paper's methods in its order, then the others."""
-    order = [name.lower() for name in published.results("auc").methods]
+    order = [name.lower() for name in published_tables.results("auc").methods]
     return sorted(report.collection.methods, key=lambda name: order.index(name) if name in order else len(order))
 
 
@@ -202,7 +202,7 @@ def _range(names: Sequence[str]) -> str:
 def _beside(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks."""
     for metric, label in METRICS.items():
-        table = published.results(metric)
+        table = published_tables.results(metric)
         scenarios = [s for s in table.scenarios if s in report.collection.scenarios]
         methods = [m for m in table.methods if m.lower() in report.collection.methods]
         if len(scenarios) < 2 or len(methods) < 2:
@@ -212,7 +212,7 @@ def _beside(report: Report) -> Iterator[Block]:
 
 
 def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]) -> Table:
-    table, rows = published.results(metric), []
+    table, rows = published_tables.results(metric), []
     for method in methods:
         ours = [mean(report.collection.of(s, method.lower()), metric).value for s in scenarios]
         theirs = [float(table.values[table.scenarios.index(s), table.methods.index(method)]) for s in scenarios]
@@ -242,9 +242,9 @@ def _beside_tests(report: Report) -> Iterator[Block]:
         ours = report.rankings[metric].comparison
         if ours is None:
             continue
-        theirs = published.comparisons(ours.alpha)[metric]
+        theirs = published_tables.comparisons(ours.alpha)[metric]
         named = {printed(method): rank for method, rank in ours.average_ranks.items()}
-        both = [method for method in published.results(metric).methods if method in named]
+        both = [method for method in published_tables.results(metric).methods if method in named]
         rows += [[Cell(f"average rank of {m} ({label})"), _two(named[m]), _two(theirs.average_ranks[m])] for m in both]
         rows.append(
             [Cell(f"Friedman's chi-square ({label})"), _two(ours.friedman.statistic), _two(theirs.friedman.statistic)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from feddraw.grouping import grouped
 from feddraw.report.blocks import Block, Cell, Code, Fold, Heading, Table, Text, numeral
-from feddraw.results.outcome import PRECISION_SETTINGS, device_kind
+from feddraw.results.outcome_settings import PRECISION_SETTINGS, device_kind
 from feddraw.results.runs import Collection, Run
 
 

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddraw.classifier_layer import choose, described
 from feddraw.core import Entry, Heads
 from feddraw.errors import UserError
-from feddraw.heads import choose, described
 from feddraw.training.network import scores_in
 
 LEAST = 1e-4  # a change of a score, where a layer's output is raised by one

@@ -12,7 +12,7 @@ from feddraw import catalog
 from feddraw.catalog import check, outside
 from feddraw.data.cache import Progress
 from feddraw.data.dataset import SPLITS, Dataset, Labels
-from feddraw.data.preparation import Look, Preparation
+from feddraw.data.dataset_from_table import Look, Preparation
 from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
 from feddraw.datasets.folder import read_tables

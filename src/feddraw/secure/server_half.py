@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.secure import masks, shamir
-from feddraw.secure.advert import Advert, commitment, pair_mask, public_half, read_advert, self_mask
-from feddraw.secure.keys import Directory
 from feddraw.secure.masks import Mask
 from feddraw.secure.session import FEWEST, Context, Refused, SecureSumFailed, Session, unpack, verify
+from feddraw.secure.signing_keys import Directory
+from feddraw.secure.sum_keys import Advert, commitment, pair_mask, public_half, read_advert, self_mask
 
 STAGES = ("keys", "shares", "values", "signatures", "opened shares")
 

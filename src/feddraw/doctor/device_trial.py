@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.loops import Workload
+from feddraw.bench.bare_loops import Workload
 from feddraw.bench.server_memory import peak
 from feddraw.core import Correction, Local, Vector
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.preparation import initial_model
-from feddraw.experiment.rehearsal import step_factors
+from feddraw.experiment.run_preparation import initial_model
+from feddraw.experiment.timed_steps import step_factors
 from feddraw.system.workers import belong_to_parent
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.devices import Place, allot, compute_exactly

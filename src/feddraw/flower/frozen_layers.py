@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from feddraw.errors import UserError
-from feddraw.flower import orders
-from feddraw.flower.intake import Reply, one_line
+from feddraw.flower import job_orders
 from feddraw.flower.records import Refused, arrays_to_vectors, vectors_to_arrays
+from feddraw.flower.reply_intake import Reply, one_line
 from feddraw.results.checkpoint import digest
 from feddraw.system.files import make_folder, write_whole
 
@@ -50,7 +50,7 @@ class FrozenLayers:
 
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
     """The site's side: give the network the server's frozen layers, and say by their digest that they are here."""
-    wanted, here = str(orders.found(content).get(KEY, "")), trainer.network.layout.frozen
+    wanted, here = str(job_orders.found(content).get(KEY, "")), trainer.network.layout.frozen
     if not wanted or digest(here, None) == wanted:
         return wanted
     file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"

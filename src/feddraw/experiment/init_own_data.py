@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from feddraw.data.dataset import SPLITS
+from feddraw.data.dataset_from_table import absent
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
-from feddraw.data.preparation import absent
 from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told

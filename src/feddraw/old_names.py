@@ -15,10 +15,13 @@ MODULES = {
     "feddraw.metrics": "feddraw.analysis.metrics",
     "feddraw.statistics": "feddraw.analysis.statistics",
     "feddraw.plots": "feddraw.analysis.plots",
-    "feddraw.published": "feddraw.paper.published",
+    "feddraw.published": "feddraw.paper.published_tables",
     "feddraw.runs": "feddraw.results.runs",
     "feddraw.gate": "feddraw.server.gate",
     "feddraw.data.phantom": "feddraw.datasets.phantom",
+    "feddraw.paper.published": "feddraw.paper.published_tables",
+    "feddraw.analysis.differences": "feddraw.analysis.paired_differences",
+    "feddraw.experiment.preparation": "feddraw.experiment.run_preparation",
 }
 NAMES = {
     "feddraw.training": {
@@ -29,15 +32,15 @@ NAMES = {
     "feddraw.experiment": {
         "Experiment": "feddraw.experiment.settings",
         "run": "feddraw.experiment.running",
-        "prepare": "feddraw.experiment.preparation",
+        "prepare": "feddraw.experiment.run_preparation",
     },
     "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
-    "feddraw.analysis.statistics": dict.fromkeys(("Difference", "against"), "feddraw.analysis.differences"),
+    "feddraw.analysis.statistics": dict.fromkeys(("Difference", "against"), "feddraw.analysis.paired_differences"),
     "feddraw.results": {"RunFolder": "feddraw.results.folder"},
 }
 
 
-def old_names(package: str) -> Callable[[str], Any]:
+def names_moved_from(package: str) -> Callable[[str], Any]:
     """A package's `__getattr__` for names that are now in one of its modules."""
 
     def find(name: str) -> Any:

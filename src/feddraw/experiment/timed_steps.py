@@ -24,9 +24,9 @@ import torch
 
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.estimate import Work, answers
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.preparation import builder, initial_model
+from feddraw.experiment.run_preparation import builder, initial_model
+from feddraw.experiment.run_time_estimate import Work, answers
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.workers import belong_to_parent, start_worker
 from feddraw.training.build import build

@@ -21,8 +21,8 @@ from feddraw.secure.fixed_point import Words
 from feddraw.secure.protocol import LocalSum, SecureSumFailed, Session
 from feddraw.server.gate import Gate
 from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
-from feddraw.server.masked.contribution import Contribution
-from feddraw.server.masked.opening import check_announced, inform, limit, open_round
+from feddraw.server.masked.client_side import Contribution
+from feddraw.server.masked.server_side import check_announced, inform, limit, open_round
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 

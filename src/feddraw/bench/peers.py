@@ -25,14 +25,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from feddraw.bench import work
-from feddraw.bench.loops import names_of, one_round
+from feddraw.bench import peer_task
+from feddraw.bench.bare_loops import names_of, one_round
 from feddraw.bench.ratios import Ratio, Session, Timed, ratio
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
@@ -52,7 +52,7 @@ class Rival:
     script: str
     package: str
     cores: int
-    settings: tuple[str, ...] = tuple(work.TASKS)
+    settings: tuple[str, ...] = tuple(peer_task.TASKS)
     arguments: tuple[str, ...] = ()
     note: str = ""
 
@@ -77,16 +77,16 @@ RIVALS = {
 # ---------------------------------------------------------------------------------------------------- ours
 
 
-def trainer_of(task: work.PeerTask) -> Trainer:
+def trainer_of(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
-    examples = Examples(*work.pictures(task.clients * task.images))
+    examples = Examples(*peer_task.pictures(task.clients * task.images))
     shards = np.split(np.arange(len(examples.images)), task.clients)
-    how = Training(epochs=1, batch_size=work.BATCH, lr=work.LR, optimizer="sgd")
-    return Trainer(partial(work.build, task.hidden), examples, shards, how, fedavg().local)
+    how = Training(epochs=1, batch_size=peer_task.BATCH, lr=peer_task.LR, optimizer="sgd")
+    return Trainer(partial(peer_task.build, task.hidden), examples, shards, how, fedavg().local)
 
 
 @contextmanager
-def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
+def ours(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_of(task)
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(task.clients))
@@ -102,15 +102,15 @@ def ours(task: work.PeerTask, cores: int) -> Iterator[Timed]:
 class PeerProcess:
     """A peer's process and the socket to it."""
 
-    def __init__(self, rival: Rival, python: str, task: work.PeerTask, folder: Path) -> None:
+    def __init__(self, rival: Rival, python: str, task: peer_task.PeerTask, folder: Path) -> None:
         self._log = folder / "log"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
         listening.listen()
-        variables = {work.SOCKET: str(folder / "socket"), work.TASK: json.dumps(asdict(task))}
+        variables = {peer_task.SOCKET: str(folder / "socket"), peer_task.TASK: json.dumps(asdict(task))}
         scripts = folder / "scripts"
         shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(work.__file__, scripts)
+        shutil.copy(peer_task.__file__, scripts)
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -189,7 +189,7 @@ def descendants(process: int) -> list[int]:
 
 
 @contextmanager
-def running_peer(rival: Rival, python: str, task: work.PeerTask) -> Iterator[PeerProcess]:
+def running_peer(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterator[PeerProcess]:
     with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
         peer = PeerProcess(rival, python, task, Path(folder))
         try:
@@ -213,14 +213,14 @@ def measure(session: Session, name: str) -> dict[str, Any]:
             )
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
-        found["left_out"] = {key: rival.note for key in work.TASKS if key not in rival.settings}
+        found["left_out"] = {key: rival.note for key in peer_task.TASKS if key not in rival.settings}
         return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
 
 
 def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:
-    task = work.TASKS[key]
+    task = peer_task.TASKS[key]
     session.progress(f"{rival.title}: starting for {key}", 0, 1)
     with running_peer(rival, python, task) as peer, ours(task, rival.cores) as own:
         samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})

@@ -18,9 +18,9 @@ from typing import Any
 from feddraw.core import Job, Memory
 from feddraw.engines.serial import Serial
 from feddraw.errors import OutOfMemory, RunFailed, UserError
-from feddraw.experiment.meter import evaluation_cost
-from feddraw.experiment.placement import on_device
-from feddraw.experiment.preparation import Setup, Task, open_data, prepare
+from feddraw.experiment.device_placement import on_device
+from feddraw.experiment.run_preparation import Setup, Task, open_data, prepare
+from feddraw.experiment.run_progress import evaluation_cost
 from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
 from feddraw.training.client import shortage_told

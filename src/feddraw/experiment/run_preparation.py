@@ -19,14 +19,14 @@ from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
 from feddraw.data.corruption import corrupt
 from feddraw.data.dataset import Dataset, Labels
+from feddraw.data.dataset_from_table import Look
 from feddraw.data.folds import refold
-from feddraw.data.preparation import Look
 from feddraw.data.splits import stratified
 from feddraw.errors import UserError
-from feddraw.experiment.data import open_dataset
-from feddraw.experiment.placement import devices_of, on_device, places_for_clients
+from feddraw.experiment.dataset_by_name import open_dataset
+from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.scenarios.dealing import Partition
+from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
 from feddraw.training.build import build, with_frozen
 from feddraw.training.client import ServerImages, Trainer
@@ -138,7 +138,7 @@ def task_of(experiment: Experiment, data: DealtData) -> Task:
 def _check_secure(setup: Setup) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
     from feddraw.server.masked.announcement import announce, party_of
-    from feddraw.server.masked.form import check_facts
+    from feddraw.server.masked.word_layout import check_facts
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
     sizes = [len(rows) for rows in setup.training_rows]

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddraw.bench import work
+from feddraw.bench import peer_task
 from feddraw.bench.ratios import timed
 from feddraw.catalog import installed
 from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
-from feddraw.experiment.preparation import initial_model
+from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import federate
 from feddraw.system.workers import belong_to_parent, start_worker
 from feddraw.training.build import build
@@ -44,7 +44,7 @@ class Workload:
 
     def trainer(self, local: Local) -> Trainer:
         total = self.clients * self.steps * self.batch
-        examples = Examples(*work.pictures(total, self.pixels, labels=5))
+        examples = Examples(*peer_task.pictures(total, self.pixels, labels=5))
         make = partial(build, self.model, 5, dict(self.settings))
         how = Training(epochs=1, batch_size=self.batch)
         return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)

@@ -34,9 +34,9 @@ from feddraw.server.findings import with_unweighted_rows
 from feddraw.server.gate import Gate, Verdict, compare_with_median
 from feddraw.server.ledger import ledger_of, remarks_of, with_remarks
 from feddraw.server.masked.announcement import Announced, Announcement, Numbers
+from feddraw.server.masked.client_side import limited, limited_weights
 from feddraw.server.masked.cohort import MaskedCohort
-from feddraw.server.masked.contribution import limited, limited_weights
-from feddraw.server.masked.form import Form, as_weights, outputs_of, too_small
+from feddraw.server.masked.word_layout import Form, as_weights, outputs_of, too_small
 from feddraw.server.round import RoundResult, result_of
 
 ROUNDING = 1e-9  # of weights that two machines compute

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from feddraw.doctor.trial import serve
+from feddraw.doctor.device_trial import serve
 from feddraw.errors import RunFailed
 from feddraw.system.workers import cause_of_death, start_worker
 from feddraw.training.devices import Place

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feddraw import moved
+from feddraw import old_names
 from feddraw.datasets.phantom import phantom
 from feddraw.results.runs import read_run
 from run_folders import make_run, scored
@@ -26,19 +26,19 @@ def test_an_old_module_is_the_new_one_with_a_warning() -> None:
         f"old, new = importlib.import_module({old!r}), importlib.import_module({new!r})\n"
         "names = [name for name in vars(new) if not name.startswith('__')]\n"
         "assert names and all(getattr(old, name) is getattr(new, name) for name in names)\n"
-        for old, new in moved.MODULES.items()
+        for old, new in old_names.MODULES.items()
     )
     found = python(code)
     assert not found.returncode, found.stderr
-    for old, new in moved.MODULES.items():
+    for old, new in old_names.MODULES.items():
         assert f"{old} is now {new}" in found.stderr
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [(package, name) for package in moved.NAMES for name in moved.NAMES[package]]
+    ("package", "name"), [(package, name) for package in old_names.NAMES for name in old_names.NAMES[package]]
 )
 def test_an_old_name_is_found_with_a_warning(package: str, name: str) -> None:
-    place = moved.NAMES[package][name]
+    place = old_names.NAMES[package][name]
     with pytest.warns(FutureWarning, match=re.escape(f"{package}.{name} is now {place}.{name}")):
         assert getattr(import_module(package), name) is getattr(import_module(place), name)
 

@@ -19,8 +19,8 @@ import numpy as np
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.statistics import Comparison, Table, compare, critical_value, holm, rank, tabulate
 from feddraw.grouping import grouped
-from feddraw.paper.claims import Claim, Verdict, judge_all, similarity_gap
-from feddraw.scenarios.skew import measure_sizes
+from feddraw.paper.weight_claims import Claim, Verdict, judge_all, similarity_gap
+from feddraw.scenarios.skew_measures import measure_sizes
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 METRICS = {"auc": "AUC", "gm": "GM"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Local
 from feddraw.engines import Engine
-from feddraw.experiment.preparation import Progress, Setup, Task
+from feddraw.experiment.run_preparation import Progress, Setup, Task
 from feddraw.training.loop import steps_of
 
 TRAINED = 3  # cost of a trained image, where an evaluated one costs 1

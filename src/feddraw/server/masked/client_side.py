@@ -18,7 +18,7 @@ from feddraw.secure.fixed_point import Words
 from feddraw.server.findings import among_labelling
 from feddraw.server.gate import Gate, check_update
 from feddraw.server.masked.announcement import Announced, Announcement, Numbers, fingerprint
-from feddraw.server.masked.form import Form, as_weights, check_facts, exact, outputs_of
+from feddraw.server.masked.word_layout import Form, as_weights, check_facts, exact, outputs_of
 
 LISTED = ("loss",)  # metrics that leave the client
 AGREEMENT = 1e-9  # rounding that two machines' weights may differ by

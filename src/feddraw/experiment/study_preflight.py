@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from feddraw.core import Model
 from feddraw.data import cache
 from feddraw.data.dataset import SPLITS, Dataset
-from feddraw.data.preparation import Look
+from feddraw.data.dataset_from_table import Look
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.estimate import Work
-from feddraw.experiment.placement import places_for_runs
-from feddraw.experiment.preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
-from feddraw.experiment.rehearsal import SECONDS, Rehearsed, profile, rehearse
+from feddraw.experiment.device_placement import places_for_runs
+from feddraw.experiment.run_preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
+from feddraw.experiment.run_time_estimate import Work
 from feddraw.experiment.settings import Experiment, unnamed_defaults
 from feddraw.experiment.study import Planned, data_key
-from feddraw.experiment.tally import Tally
+from feddraw.experiment.study_progress import Tally
+from feddraw.experiment.timed_steps import SECONDS, Rehearsed, profile, rehearse
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.results.folder import RunFolder
 from feddraw.system.workers import cores
