@@ -1,7 +1,8 @@
 """When does it pay to weigh? Everything that docs/atlas.md says in numbers, from the tables in docs/data.
 
-The registrations (studies/atlas.md, atlas-2.md) say what is tested and how. An unfinished table can be analysed too:
-what needs runs that are not there is "not yet decided".
+The registrations (studies/atlas.md, atlas-2.md, atlas-3.md) say what is tested and how; what judges the second and the
+third is in atlas_later_stages.py. An unfinished table can be analysed too: what needs runs that are not there is "not
+yet decided".
 
 python benchmarks/atlas.py collect RUNS…   # from the run folders: what was measured, and intervals over patients
 python benchmarks/atlas.py                 # tables, figures, and the tables inside docs/atlas.md and which-weights.md
@@ -15,15 +16,42 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from scipy import stats
 
+import atlas_later_stages
+from atlas_runs import (
+    DATA,
+    DOCS,
+    FAILED,
+    FOLDS,
+    HELD,
+    MARGIN,
+    OPEN,
+    REPLICATES,
+    SIZES,
+    Floats,
+    Found,
+    Run,
+    Verdict,
+    best_elsewhere,
+    cell,
+    complete,
+    decided,
+    load,
+    markdown,
+    p_text,
+    paired,
+    plain,
+    student,
+    text,
+    values,
+    with_holm,
+)
 from feddraw.analysis.paired_differences import Difference, against
 from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import look, save, styled
@@ -31,15 +59,11 @@ from feddraw.analysis.statistics import bootstrap, holm, interval
 from feddraw.results.reading import read_csv, read_toml
 from feddraw.results.runs import read_run
 
-Floats = NDArray[np.float64]
-
-DOCS = Path(__file__).parents[1] / "docs"
-DATA, IMAGES = DOCS / "data", DOCS / "images"
-PHANTOM, NIH, DRIFT = DATA / "atlas-phantom.csv", DATA / "atlas-nih.csv", DATA / "atlas-drift.csv"
+IMAGES = DOCS / "images"
+PHANTOM, NIH = DATA / "atlas-phantom.csv", DATA / "atlas-nih.csv"
 MEASURED, PATIENTS = DATA / "atlas-measured.csv", DATA / "atlas-patients.csv"
 DIFFERENCES = DATA / "atlas-differences.csv"
 
-MARGIN = 0.02
 CONSTANT = "feddraw_variant,signal=constant"
 RULES = ("fedavg", "uniform", "feddraw", CONSTANT, "afl", "random_effects")
 REGIMES = (
@@ -52,38 +76,7 @@ POWERS = {"size_power,power=-0.5": -0.5, "uniform": 0.0, "size_power,power=0.5":
 SEEN_OTHERWISE = ("blur, large", "blur, small", "scanner")  # sites' images differ
 POWERED = ("alike", "enriched", "labels, large", "many")
 WITHOUT = ("labels, large", "blur, large", "labels, small")
-LOCAL_STEPS = (2, 4, 8, 16)  # between two exchanges, 96 in all
-REPLICATES, FOLDS = 6, 5
-SIZES = {"C1": 95, "C2": 95, "C3": 95, "C4": 500}  # of the regimes whose sites see other images
 DRAWS, PATIENT_DRAWS = 2000, 200
-
-
-@dataclass(frozen=True)
-class Run:
-    """A line of a study's table."""
-
-    regime: str
-    rule: str
-    seed: str
-    curve: tuple[float, ...]
-    tail: float
-    sites: Mapping[str, tuple[float, ...]]  # curves of the sites with other images
-
-    @property
-    def late(self) -> float:
-        return float(np.mean(self.curve[-5:]))
-
-    @property
-    def early(self) -> float:
-        return float(np.mean(self.curve[:5]))
-
-    @property
-    def last_quarter(self) -> float:
-        return float(np.mean(self.curve[-(len(self.curve) // 4) :]))
-
-    def by_site(self) -> dict[str, float]:
-        """The late AUC at every site."""
-        return {site: float(np.mean(self.sites.get(site, self.curve)[-5:])) for site in SIZES}
 
 
 TARGETS: dict[str, Callable[[Run], float]] = {
@@ -93,55 +86,6 @@ TARGETS: dict[str, Callable[[Run], float]] = {
     "mean site": lambda run: float(np.mean(list(run.by_site().values()))),
     "worst site": lambda run: min(run.by_site().values()),
 }
-
-
-def load(path: Path) -> list[Run]:
-    """All runs of a table; none where there is no table yet."""
-    return [_run(row) for row in read_csv(path)] if path.is_file() else []
-
-
-def _run(row: Mapping[str, str]) -> Run:
-    sites = {}
-    for words in filter(None, (row.get("auc_by_site_by_round") or "").split("; ")):
-        site, *curve = words.split()
-        sites[site] = tuple(map(float, curve))
-    curve = tuple(map(float, row["auc_by_round"].split()))
-    return Run(row["scenario"], row["method"], row["seed"], curve, float(row.get("auc_of_tail") or "nan"), sites)
-
-
-def values(
-    runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str], value: Callable[[Run], float]
-) -> dict[tuple[str, str], dict[str, float]]:
-    """By regime and rule, the value of each replicate that all these rules have in that regime."""
-    found = {(run.regime, run.rule, run.seed): value(run) for run in runs}
-    table = {}
-    for regime in regimes:
-        there = [{seed for place, name, seed in found if (place, name) == (regime, rule)} for rule in rules]
-        shared = sorted(set.intersection(*there))
-        table |= {(regime, rule): {seed: found[regime, rule, seed] for seed in shared} for rule in rules}
-    return table
-
-
-def complete(table: Mapping[tuple[str, str], Mapping[str, float]], replicates: int) -> bool:
-    return bool(table) and all(len(cell) >= replicates for cell in table.values())
-
-
-def paired(
-    table: Mapping[tuple[str, str], Mapping[str, float]], regime: str, first: str, second: str
-) -> NDArray[np.float64]:
-    """First minus second, one number per replicate."""
-    return np.array([one - table[regime, second][seed] for seed, one in table[regime, first].items()])
-
-
-def student(differences: Floats, overlap: float = 0.0) -> tuple[float, float, float, float]:
-    """Mean, 95 % interval and two-sided p; `overlap` is Nadeau and Bengio's."""
-    count = len(differences)
-    mean = float(np.mean(differences)) if count else math.nan
-    if count < 2:
-        return mean, -math.inf, math.inf, math.nan
-    error = float(np.std(differences, ddof=1)) * math.sqrt(1 / count + overlap)
-    reach = float(stats.t.ppf(0.975, count - 1)) * error
-    return mean, mean - reach, mean + reach, 2 * float(stats.t.sf(abs(mean) / error, count - 1)) if error else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------- collecting
@@ -233,9 +177,7 @@ def regrets(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str]) -
 
 def _chosen(options: Floats) -> Floats:
     """(options, replicates): per replicate the value of the option that is best on the mean of the others."""
-    count = options.shape[1]
-    others = (options.sum(axis=1, keepdims=True) - options) / (count - 1)
-    return np.asarray(options[others.argmax(axis=0), np.arange(count)])
+    return np.asarray(options[best_elsewhere(options), np.arange(options.shape[1])])
 
 
 def worst_regret(regret: Floats) -> tuple[float, float, int]:
@@ -248,15 +190,6 @@ def worst_regret(regret: Floats) -> tuple[float, float, int]:
 
 # ---------------------------------------------------------------------------------------------------- hypotheses
 
-HELD, FAILED, OPEN = "held", "failed", "not yet decided"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    name: str
-    outcome: str
-    words: str
-
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -265,18 +198,15 @@ class Evidence:
     phantom: Sequence[Run]
     nih: Sequence[Run]
     measured: Sequence[Mapping[str, str]]
-    drift: Sequence[Run] = ()
+    later: Mapping[str, Sequence[Run]] = field(default_factory=dict)  # of the second and third stage, by study
 
-    def gaps(self, data: str = "phantom") -> dict[str, tuple[float, float, float, float]]:
+    def gaps(self, data: str = "phantom") -> dict[str, Found]:
         """Uniform minus FedAvg by regime: mean, interval, Holm's p."""
         runs, regimes, overlap = (
             (self.phantom, REGIMES, 0.0) if data == "phantom" else (self.nih, NIH_REGIMES, 1 / (FOLDS - 1))
         )
         table = values(runs, regimes, ("fedavg", "uniform"), lambda run: run.late)
-        found = {regime: student(paired(table, regime, "uniform", "fedavg"), overlap) for regime in regimes}
-        tested = [regime for regime in regimes if not math.isnan(found[regime][3])]
-        corrected = dict(zip(tested, holm([found[regime][3] for regime in tested]).tolist(), strict=True))
-        return {regime: (*one[:3], corrected.get(regime, math.nan)) for regime, one in found.items()}
+        return with_holm({regime: student(paired(table, regime, "uniform", "fedavg"), overlap) for regime in regimes})
 
     def predictions(self, data: str = "phantom") -> dict[str, float]:
         """rho times the mean size of a site, by regime."""
@@ -290,18 +220,6 @@ class Evidence:
     @property
     def main_complete(self) -> bool:
         return complete(values(self.phantom, REGIMES, RULES, lambda run: run.late), REPLICATES)
-
-
-def decided(gap: tuple[float, float, float, float]) -> bool:
-    return gap[3] < 0.05
-
-
-def text(one: Sequence[float]) -> str:
-    return f"{_signed(one[0])} [{_signed(one[1])}, {_signed(one[2])}]"
-
-
-def _signed(value: float) -> str:
-    return "—" if not math.isfinite(value) else f"{value:+.3f}".replace("-", "−")
 
 
 def told_in_advance(known: Evidence) -> Verdict:
@@ -350,16 +268,12 @@ def without_regret(
         return Verdict(name, OPEN, "the runs are not complete")
     found = {rule: worst_regret(of) for rule, of in by_rule.items()}
     words = "; ".join(
-        f"{shown(rule)} {_plain(worst)} (bound {_plain(bound)}, {regimes[place]})"
+        f"{shown(rule)} {plain(worst)} (bound {plain(bound)}, {regimes[place]})"
         for rule, (worst, bound, place) in sorted(found.items(), key=lambda item: item[1][0])
     )
     if any(bound < MARGIN and worst < least for worst, bound, _ in found.values()):
         return Verdict(name, HELD, words)
     return Verdict(name, FAILED if all(worst > MARGIN for worst, *_ in found.values()) else OPEN, words)
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
 
 
 def similarity_adds(known: Evidence) -> Verdict:
@@ -430,33 +344,6 @@ def tail(known: Evidence) -> Verdict:
     return Verdict(name, HELD if one[1] > 0 else FAILED if one[2] < 0 else OPEN, words)
 
 
-def drift_gaps(known: Evidence, regime: str) -> dict[int, Floats]:
-    """Uniform minus FedAvg by the number of local steps, over the last quarter of the training."""
-    places = [f"{regime}, {steps} steps" for steps in LOCAL_STEPS]
-    table = values(known.drift, places, ("fedavg", "uniform"), lambda run: run.last_quarter)
-    found = {n: paired(table, place, "uniform", "fedavg") for n, place in zip(LOCAL_STEPS, places, strict=True)}
-    count = min(map(len, found.values()))
-    return {steps: gaps[:count] for steps, gaps in found.items()}
-
-
-def drift(known: Evidence) -> Verdict:
-    name = "S1, drift: with 2 local steps D is less than half of that with 16"
-    found = drift_gaps(known, "enriched")
-    if len(found[2]) < REPLICATES:
-        return Verdict(name, OPEN, "the runs are not complete" if known.drift else "not run")
-    one = student(found[16] - 2 * found[2])
-    return Verdict(name, HELD if one[1] > 0 else FAILED if one[2] < 0 else OPEN, f"D₁₆ − 2 D₂ = {text(one)}")
-
-
-NOT_RUN = (
-    "S2, similarity, against the shuffled control",
-    "S3, similarity standardised or of all layers",
-    "S4, choosing among finished runs by validation",
-    "S5, tuned rivals",
-    "S6, CHM-1 and CHM-3 again",
-)
-
-
 def verdicts(known: Evidence) -> list[Verdict]:
     """Every registered hypothesis; what rests on the main table waits until it is complete."""
     candidates = "H11, a candidate without regret"
@@ -475,8 +362,7 @@ def verdicts(known: Evidence) -> list[Verdict]:
         left_alone(known),
         without_regret(candidates, known.phantom, TRIED, CANDIDATES, least),
         tail(known),
-        drift(known),
-        *(Verdict(name, OPEN, "not run") for name in NOT_RUN),
+        *atlas_later_stages.verdicts(known.later, known.phantom),
     ]
     if known.main_complete:
         return found
@@ -492,11 +378,6 @@ def shown(rule: str) -> str:
     return {CONSTANT: "feddraw, constant", "size_power,power=-0.5": "n^−0.5", "size_power,power=0.5": "n^0.5"}.get(
         rule, rule
     )
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def verdict_table(known: Evidence) -> str:
@@ -516,10 +397,10 @@ def gap_table(known: Evidence, data: str) -> str:
             for rule in ("fedavg", "uniform")
         }
         told = scale.get(regime, math.nan)
-        p = "—" if math.isnan(gap[3]) else "< 0.001" if gap[3] < 0.001 else f"{gap[3]:.3f}"
         ahead = "—" if math.isnan(told) else "uniform" if told > 1 else "FedAvg"
-        marked = f"**{text(gap)}**" if decided(gap) else text(gap)
-        rows.append((regime, f"{mean['fedavg']:.3f}", f"{mean['uniform']:.3f}", marked, p, f"{told:.2f}", ahead))
+        rows.append(
+            (regime, f"{mean['fedavg']:.3f}", f"{mean['uniform']:.3f}", cell(gap), p_text(gap[3]), f"{told:.2f}", ahead)
+        )
     return markdown(("regime", "FedAvg", "uniform", "D = uniform − FedAvg", "Holm p", "ρ n̄", "so ahead"), rows)
 
 
@@ -530,7 +411,9 @@ def rule_table(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str]
     if {"uniform"} < {rule for _, rule, *_ in rows}:
         found = {(one.scenario, one.method): one for one in against(rows, "uniform", folds=folds)}
     others = [rule for rule in rules if rule != "uniform"]
-    lines = [[name, *(_cell(found.get((regime, rule))) for rule in others)] for name, regime in _places(regimes)]
+    lines = [
+        [name, *(cell(_tested(found.get((regime, rule)))) for rule in others)] for name, regime in _places(regimes)
+    ]
     return markdown(("regime", *map(shown, others)), lines)
 
 
@@ -539,11 +422,8 @@ def _places(regimes: Sequence[str]) -> list[tuple[str, str]]:
     return [*((regime, regime) for regime in regimes), ("all", "")]
 
 
-def _cell(one: Difference | None) -> str:
-    if one is None:
-        return "—"
-    words = text((one.mean, one.low, one.high))
-    return f"**{words}**" if one.holm_p < 0.05 else words
+def _tested(one: Difference | None) -> Found | None:
+    return None if one is None else (one.mean, one.low, one.high, one.holm_p)
 
 
 def regret_table(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[str]) -> str:
@@ -551,7 +431,7 @@ def regret_table(runs: Sequence[Run], regimes: Sequence[str], rules: Sequence[st
     lines = []
     for rule, regret in sorted(found.items(), key=lambda item: worst_regret(item[1])[0]):
         worst, bound, _ = worst_regret(regret)
-        lines.append([shown(rule), *map(_plain, regret.mean(axis=1)), f"**{_plain(worst)}**", _plain(bound)])
+        lines.append([shown(rule), *map(plain, regret.mean(axis=1)), f"**{plain(worst)}**", plain(bound)])
     return markdown(("rule", *regimes, "worst", "95 % bound"), lines)
 
 
@@ -563,13 +443,6 @@ def target_table(runs: Sequence[Run]) -> str:
         gaps = [text(student(paired(table, regime, "uniform", "fedavg"))) for regime in SEEN_OTHERWISE]
         lines.append([target, *gaps])
     return markdown(("target", *SEEN_OTHERWISE), lines)
-
-
-def drift_table(known: Evidence) -> str:
-    regimes = ("alike", "enriched")
-    gaps = {regime: drift_gaps(known, regime) for regime in regimes}
-    lines = [[f"{n} × {96 // n}", *(text(student(gaps[regime][n])) for regime in regimes)] for n in LOCAL_STEPS]
-    return markdown(("local steps × rounds", *regimes), lines)
 
 
 def patient_table(path: Path) -> str:
@@ -698,9 +571,9 @@ def fragments(known: Evidence) -> dict[str, str]:
         "candidates": rule_table(known.phantom, TRIED, ("uniform", "fedavg", "feddraw", *CANDIDATES)),
         "candidates-regret": regret_table(known.phantom, TRIED, (*CANDIDATES, "feddraw", "uniform", "fedavg")),
         "targets": target_table(known.phantom),
-        "drift": drift_table(known),
         "patients": patient_table(DATA / "atlas-patients-phantom.csv"),
         "patients-nih": patient_table(DATA / "atlas-patients-nih.csv"),
+        **atlas_later_stages.tables(known.later, known.phantom),
     }
 
 
@@ -717,7 +590,8 @@ def fill(page: Path, found: Mapping[str, str]) -> None:
 
 def analyse() -> None:
     """Tables, figures and the pages' numbers."""
-    known = Evidence(load(PHANTOM), load(NIH), read_csv(MEASURED) if MEASURED.is_file() else [], load(DRIFT))
+    measured = read_csv(MEASURED) if MEASURED.is_file() else []
+    known = Evidence(load(PHANTOM), load(NIH), measured, atlas_later_stages.load_studies())
     _write(DIFFERENCES, written_differences(known))
     save(gaps_figure(known), IMAGES / "atlas-gaps.svg")
     save(curves_figure(known), IMAGES / "atlas-curves.svg")
