@@ -455,15 +455,18 @@ class _WorkerPool:
         self._processes[pipe], self._places[pipe] = process, place
 
     def run(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
-        waiting = self._waiting = list(reversed(runs))
-        while waiting or self._busy:
+        self._waiting = list(reversed(runs))
+        while self._waiting or self._busy:
             for pipe in [p for p in self._processes if p not in self._busy]:
-                while waiting and pipe not in self._busy:
-                    planned = waiting.pop()
-                    yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
+                yield from self._next(pipe, admit)
             for heard in wait(list(self._busy)) if self._busy else ():
                 assert isinstance(heard, Connection)
-                yield self._receive(heard)
+                yield from self._receive(heard, admit)
+
+    def _next(self, pipe: Connection, admit: Callable[[Planned], bool]) -> Iterator[Event]:
+        while self._waiting and pipe not in self._busy:
+            planned = self._waiting.pop()
+            yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
 
     def _begin(self, pipe: Connection, planned: Planned) -> Event:
         self._busy[pipe] = planned
@@ -471,24 +474,35 @@ class _WorkerPool:
         pipe.send_bytes(json.dumps(request).encode())
         return Event("started", planned.name)
 
-    def _receive(self, pipe: Connection) -> Event:
+    def _receive(self, pipe: Connection, admit: Callable[[Planned], bool]) -> Iterator[Event]:
         planned = self._busy[pipe]
         try:
             said = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            return self._replace(pipe)
+            yield self._replace(pipe)
+            return
         if "progress" in said:
-            return Event("progress", planned.name, *said["progress"])
+            yield Event("progress", planned.name, *said["progress"])
+            return
         del self._busy[pipe]
-        if "full" in said:
-            return self._let_go(pipe, planned, said["full"])
-        if "failed" in said:
-            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
-            return Event("failed", planned.name, said["failed"] + where)
+        if "finished" in said:
+            begun = list(self._next(pipe, admit))  # the worker goes on while we read what it wrote
+            yield self._finished(planned)
+            yield from begun
+        else:
+            yield self._failed(pipe, planned, said)
+
+    def _finished(self, planned: Planned) -> Event:
         try:
             return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
         except UserError as mistake:
             return Event("failed", planned.name, str(mistake))
+
+    def _failed(self, pipe: Connection, planned: Planned, said: Mapping[str, Any]) -> Event:
+        if "full" in said:
+            return self._let_go(pipe, planned, said["full"])
+        where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
+        return Event("failed", planned.name, said["failed"] + where)
 
     def _logged(self, planned: Planned, trace: str) -> str:
         """Where the traceback was written, or why it could not be."""
