@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from feddraw.errors import UserError, unknown
 ELSEWHERE = {("engines", "flower"): "feddraw.flower.engine"}
 
 
-def names(kind: str) -> list[str]:
+@cache
+def names(kind: str) -> tuple[str, ...]:
     """Every file of a kind."""
     package = importlib.import_module(f"feddraw.{kind}")
     there = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
-    return sorted([*there, *(name for other, name in ELSEWHERE if other == kind)])
+    return tuple(sorted([*there, *(name for other, name in ELSEWHERE if other == kind)]))
 
 
 def _place(kind: str, name: str) -> str:
