@@ -159,6 +159,12 @@ def test_a_client_with_too_few_images_for_a_step_is_named() -> None:
         prepare(small(holdout=0.98))
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_data_set_without_images_to_judge_by_is_refused(split: str) -> None:
+    with pytest.raises(UserError, match=f"phantom has no {split} images"):
+        prepare(small().with_settings({f"data.{split}": 0}))
+
+
 def test_the_loop_yields_a_result_a_round_with_weights_that_sum_to_one() -> None:
     results = list(feddraw.run(small()))
     assert [result.round for result in results] == [0, 1, 2]

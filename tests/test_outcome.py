@@ -66,6 +66,13 @@ def test_a_device_is_no_part_of_a_studys_keys_and_no_reason_to_run_twice(tmp_pat
         read_study(file)
 
 
+def test_runs_that_a_change_from_outside_makes_equal_are_told_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('[scenario]\nname = "CHM-2"\nscale = [0.01, 0.02]')
+    with pytest.raises(UserError, match=r"are the same run: --set has replaced the settings that told them apart"):
+        read_study(file, {"scenario": "iid"})
+
+
 def test_the_paper_preset_takes_the_data_set_of_the_scenario() -> None:
     made_of = {"CHX-1": "chexpert", "chx-7": "chexpert", "CHM-3": "chestmnist", "iid": "chestmnist"}
     for scenario, data in made_of.items():

@@ -103,11 +103,18 @@ def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
     return DealtData(altered.dataset, partition, training, kept_back, altered.views)
 
 
+def _require_images(dataset: Dataset) -> None:
+    for split in ("validation", "test"):
+        if not len(dataset.rows[split]):
+            raise UserError(f"{dataset.name} has no {split} images: thresholds and metrics need some (data.{split})")
+
+
 def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
     device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
     data = deal_data(experiment, dataset or open_data(experiment, progress))
+    _require_images(data.dataset)
     task = task_of(experiment, data)
     dataset, method = task.dataset, task.method
     _tell_unlabelled(dataset, task.training_rows)

@@ -179,17 +179,17 @@ def planned_run(experiment: Experiment, label: dict[str, str]) -> Planned:
 
 def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
     seen: set[str] = set()
-    keys: dict[str, str] = {}
+    firsts: dict[str, Planned] = {}
     for planned in runs:
         if planned.name in seen:
             raise UserError(f"{path} asks for {planned.name} more than once")
         seen.add(planned.name)
-        first = keys.setdefault(planned.key, planned.name)
-        if first != planned.name:
-            raise UserError(
-                f"{path}: {first} and {planned.name} differ only in how they are carried out, not in what comes "
-                "out: give one of them"
-            )
+        first = firsts.setdefault(planned.key, planned)
+        if first is not planned:
+            how = "differ only in how they are carried out, not in what comes out: give one of them"
+            replaced = "are the same run: --set has replaced the settings that told them apart. Change the file instead"
+            why = replaced if first.experiment == planned.experiment else how
+            raise UserError(f"{path}: {first.name} and {planned.name} {why}")
 
 
 def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
