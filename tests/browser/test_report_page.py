@@ -56,6 +56,14 @@ def test_tables_sort_by_number_and_by_name_and_undefined_stays_last(page: Any) -
     assert "alone" in first.locator("tbody").last.inner_text()  # references stay below
 
 
+def test_printed_heads_are_text_as_browsers_leave_buttons_out_on_continuation_pages(page: Any) -> None:
+    page.emulate_media(media="print")
+    head = page.locator("main table:visible").first.locator("thead th[data-name]").nth(1)
+    assert not head.locator("button").is_visible()
+    shown = head.evaluate("head => getComputedStyle(head, '::before').content")
+    assert shown == f'"{head.get_attribute("data-name")}"'
+
+
 def test_the_switch_shows_one_metric(page: Any) -> None:
     assert page.locator("main caption:visible").first.inner_text().startswith("Test AUC")
     page.get_by_label("GM", exact=True).check()

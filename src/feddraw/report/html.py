@@ -156,7 +156,8 @@ def _head(name: str, column: Sequence[Cell]) -> str:
     if not name:  # a column of remarks: nothing to read out, nothing to sort by
         return "<td></td>"
     number = ' class="n"' if any(cell.value is not None for cell in column) else ""
-    return f'<th scope="col"{number}><button type="button">{escape(name)}</button></th>'
+    # The name stands twice: on continuation pages Chromium prints no button, and the style sheet prints data-name.
+    return f'<th scope="col"{number} data-name="{escape(name)}"><button type="button">{escape(name)}</button></th>'
 
 
 def _rows(rows: Sequence[Sequence[Cell]]) -> str:
