@@ -19,6 +19,7 @@ from feddraw.results.runs import collect
 from feddraw.scenarios.paper import PAPER
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from archives import chestmnist_archive, chexpert_archive
 from run_folders import make_run
 
 TEMPLATES = {
@@ -46,6 +47,31 @@ def document(tmp_path_factory):
     report = examine(collect([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None)
     with styled():
         return compose(report, "The paper's matrix & 100 % of it", lambda _: None)
+
+
+SCALE = 0.004
+QUICK = {
+    "model": "plain", "data.size": 28, "rounds": 1, "training.epochs": 1, "training.batch_size": 16,
+    "scenario.scale": SCALE,
+}  # fmt: skip
+
+
+def test_one_command_goes_from_two_archives_to_the_papers_page(tmp_path):
+    """The study as it is shipped, in miniature: two of its methods, one seed, a small network, one round."""
+    study = (Path(__file__).parents[1] / "studies" / "paper.toml").read_text()
+    study = re.sub(r"(?m)^seed = .*$", "seed = [0]", study)
+    (tmp_path / "paper.toml").write_text(re.sub(r"(?m)^method = .*$", 'method = ["fedavg", "feddraw"]', study))
+    archives = {"chexpert": chexpert_archive(tmp_path, SCALE), "chestmnist": chestmnist_archive(tmp_path, SCALE)}
+    words = [word for name, place in archives.items() for word in (f"--data-{name}", str(place))]
+    words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "feddraw", "study", "paper.toml", *words, "--pdf", "--out", "runs"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "paper.pdf").read_bytes().startswith(b"%PDF")
+    page = (tmp_path / "runs" / "paper.tex").read_text()
+    assert all(scenario.name in page for scenario in PAPER.values())
 
 
 def _value(metric: str, scenario: str, method: str) -> float:
