@@ -240,6 +240,7 @@ def test_only_new_folders_get_a_mode(tmp_path: Path) -> None:
 
 ELSEWHERE = """
 import os, sys
+import torch  # what it and asyncio need of this system at their import is not ours to do without
 sys.modules["fcntl"] = None  # as on Windows
 for name in ("O_NOFOLLOW", "sysconf", "sched_getaffinity"):
     delattr(os, name)

@@ -420,7 +420,7 @@ def test_a_node_that_was_there_before_is_missing_under_its_name() -> None:
 
 def test_equal_copies_count_once_and_different_answers_of_one_node_not_at_all() -> None:
     same = once(echo(moved), lambda replies: [replies[1], *replies])
-    assert same.history[0].ledger == once(echo(moved)).history[0].ledger
+    assert repr(same.history[0].ledger) == repr(once(echo(moved)).history[0].ledger)  # also where nan is in it
 
     def arrive(replies: list[Message]) -> list[Message]:
         other = RecordDict(

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_a_run_leaves_the_files_of_the_contract(finished: Path) -> None:
     assert [entry["round"] for entry in rounds] == [0, 1, 2]
     assert all(0 < entry["validation"]["gm"]["macro"] < 1 for entry in rounds)
     environment = json.loads((finished / "environment.json").read_text())
-    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["packages"]["torch"] == version("torch")
 
 
 def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> None:
