@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from combinations import ROOT
 
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
-TRY = ("run", "--rounds", "1", "--scale", "0.005", "--size", "28", "--set", "data.validation=50", "--set", "data.test=50")
+TRY = ("run", "--rounds", "1", "--scale", "0.005", "--size", "28", "--set", "data.test=50")
 
 
 def build(python: str, source: Path, into: Path) -> dict[str, str]:
