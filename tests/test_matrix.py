@@ -35,6 +35,8 @@ OUTCOMES = [
     {"file": "tests/test_a.py", "name": "test_one[x]", "result": "passed", "why": ""},
     {"file": "tests/test_a.py", "name": "test_two", "result": "skipped", "why": "needs Flower 1.34"},
     {"file": "tests/test_b.py", "name": "test_three", "result": "failure", "why": "assert 1 == 2"},
+    {"file": "tests/test_d.py", "name": "test_four", "result": "passed", "why": ""},
+    {"file": "tests/test_d.py", "name": "test_five", "result": "skipped", "why": run.OF_THE_MACHINE[0]},
 ]
 
 
@@ -46,6 +48,7 @@ OUTCOMES = [
         (["tests/test_a.py::test_two"], "no", "needs Flower 1.34"),
         (["tests/test_a.py", "tests/test_b.py"], "fails", "test_three: assert 1 == 2"),
         (["tests/test_c.py"], "fails", "tests/test_c.py did not run"),
+        (["tests/test_d.py"], "works", ""),
     ],
 )
 def test_a_thing_works_only_if_every_test_of_it_ran_and_passed(tests: list[str], result: str, why: str) -> None:
