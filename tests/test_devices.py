@@ -391,12 +391,12 @@ def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fa
     pool._processes = dict(zip(pipes, pipes, strict=True))
     pool._places = dict(zip(pipes, map(Place, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
     pool._busy[first] = planned
-    event = pool._receive(first)
+    (event,) = pool._receive(first, admit=bool)
     assert (event.kind, event.text) == ("progress", "waits: cuda:0 has no memory for 2 runs at once")
     assert first.gone
     assert (list(pool._processes), pool._waiting) == ([second, elsewhere], [planned])
     pool._busy[second] = planned
-    event = pool._receive(second)
+    (event,) = pool._receive(second, admit=bool)
     assert (event.kind, event.text) == ("failed", "cuda:0 (24 GB) ran out of memory: lower workers")
     assert list(pool._processes) == [second, elsewhere]
 
