@@ -1,6 +1,6 @@
-"""What judges the second and third stage of the atlas (studies/atlas-2.md, atlas-3.md), written before their runs.
+"""What judges the later stages of the atlas (studies/atlas-2.md, atlas-3.md, atlas-4.md), written before their runs.
 
-Of S2 to S7 nothing is judged or shown before all runs of the study are there.
+Of S2 to S8 nothing is judged or shown before all runs of the study are there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from atlas_runs import (
 Runs = Sequence[Run]
 Value = Callable[[Run], float]
 
-STUDIES = ("drift", "similarity", "chosen", "rivals", "confirm", "left-out")
+STUDIES = ("drift", "similarity", "chosen", "rivals", "confirm", "left-out", "pretrained")
 
 
 def load_studies() -> dict[str, list[Run]]:
@@ -63,6 +63,14 @@ def none_by_the_margin(name: str, words: str, gains: Sequence[Found]) -> Verdict
     """Held if every interval ends below the margin; failed if a mean above it is decided."""
     failed = any(decided(one) and one[0] > MARGIN for one in gains)
     return Verdict(name, FAILED if failed else HELD if all(one[2] < MARGIN for one in gains) else OPEN, words)
+
+
+def equal_weights_ahead(name: str, size: Found) -> Verdict:
+    """From FedAvg minus uniform averaging: held or failed by the side of zero, failed also within the margin."""
+    mean, low, high, p = size
+    gap = (-mean, -high, -low, p)
+    outcome = HELD if gap[1] > 0 else FAILED if gap[2] < 0 or within(gap, MARGIN) else OPEN
+    return Verdict(name, outcome, f"D = {text(gap)}")
 
 
 # ---------------------------------------------------------------------------------------------------- S1, drift
@@ -368,13 +376,10 @@ def left_out(runs: Runs) -> list[Verdict]:
     found = left_out_gaps(runs)
     if not found:
         return [waiting(carries, runs), waiting(nothing, runs)]
-    mean, low, high, p = found["all", "fedavg"]
-    one = (-mean, -high, -low, p)
-    outcome = HELD if one[1] > 0 else FAILED if one[2] < 0 or within(one, MARGIN) else OPEN
     rules = {rule: found["all", rule] for rule in LEFT_OUT_RULES[1:]}
     words = "minus uniform: " + "; ".join(f"{rule} {text(of)}" for rule, of in rules.items())
     return [
-        Verdict(carries, outcome, f"D = {text(one)}"),
+        equal_weights_ahead(carries, found["all", "fedavg"]),
         none_by_the_margin(nothing, words, list(rules.values())),
     ]
 
@@ -392,11 +397,50 @@ def left_out_table(runs: Runs) -> str:
     return markdown(("left out", "its images", "uniform", *(f"{rule} − uniform" for rule in LEFT_OUT_RULES[1:])), lines)
 
 
+# ---------------------------------------------------------------------------------------------------- S8, fine-tuned
+
+FINE_TUNED_IN, FINE_TUNED_RULES = ("alike", "enriched"), ("uniform", "fedavg", "feddraw")
+
+
+def fine_tuned_gaps(runs: Runs) -> dict[tuple[str, str], Found]:
+    """Rules minus uniform averaging by regime, Nadeau and Bengio's intervals, Holm over the four."""
+    table = values(runs, FINE_TUNED_IN, FINE_TUNED_RULES, last)
+    if not complete(table, FOLDS):
+        return {}
+    places = product(FINE_TUNED_IN, FINE_TUNED_RULES[1:])
+    return with_holm(
+        {(place, rule): student(paired(table, place, rule, "uniform"), 1 / (FOLDS - 1)) for place, rule in places}
+    )
+
+
+def fine_tuned(runs: Runs) -> list[Verdict]:
+    ahead = "S8a, fine-tuned: equal weights are ahead of size where the small sites are enriched"
+    nothing = "S8b, fine-tuned: no rule is better than uniform averaging by the margin"
+    found = fine_tuned_gaps(runs)
+    if not found:
+        return [waiting(ahead, runs), waiting(nothing, runs)]
+    words = "minus uniform: " + "; ".join(f"{rule}, {place}: {text(one)}" for (place, rule), one in found.items())
+    return [
+        equal_weights_ahead(ahead, found["enriched", "fedavg"]),
+        none_by_the_margin(nothing, words, list(found.values())),
+    ]
+
+
+def fine_tuned_table(runs: Runs) -> str:
+    found = fine_tuned_gaps(runs)
+    lines = []
+    for place in FINE_TUNED_IN:
+        own = [run.curve[-1] for run in runs if (run.regime, run.rule) == (place, "uniform")]
+        gaps = [cell(found.get((place, rule))) for rule in FINE_TUNED_RULES[1:]]
+        lines.append([place, f"{np.mean(own):.3f}" if found else "—", *gaps])
+    return markdown(("regime", "uniform", *(f"{rule} − uniform" for rule in FINE_TUNED_RULES[1:])), lines)
+
+
 # ---------------------------------------------------------------------------------------------------- all of them
 
 
 def verdicts(studies: Mapping[str, Runs], main: Runs) -> list[Verdict]:
-    """S1 to S7, from each study's runs and those of the main table."""
+    """S1 to S8, from each study's runs and those of the main table."""
     of = {name: studies.get(name, ()) for name in STUDIES}
     return [
         drift(of["drift"]),
@@ -406,6 +450,7 @@ def verdicts(studies: Mapping[str, Runs], main: Runs) -> list[Verdict]:
         tuned_rivals(of["rivals"]),
         *leads(of["confirm"]),
         *left_out(of["left-out"]),
+        *fine_tuned(of["pretrained"]),
     ]
 
 
@@ -425,4 +470,5 @@ def tables(studies: Mapping[str, Runs], main: Runs) -> dict[str, str]:
         "rivals": rivals_table(of["rivals"]),
         "confirm": leads_table(of["confirm"]),
         "left-out": left_out_table(of["left-out"]),
+        "pretrained": fine_tuned_table(of["pretrained"]),
     }

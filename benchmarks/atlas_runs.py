@@ -70,7 +70,7 @@ def _run(row: Mapping[str, str]) -> Run:
         site, *curve = words.split()
         sites[site] = tuple(map(float, curve))
     tail, validation = float(row.get("auc_of_tail") or "nan"), float(row["validation_auc"] or CHANCE)
-    curve = tuple(map(float, row["auc_by_round"].split())) or (CHANCE,)
+    curve = tuple(map(float, row["auc_by_round"].split())) or (float(row["auc"] or CHANCE),)
     return Run(row["scenario"], row["method"], row["seed"], curve, tail, sites, validation, row["partition"])
 
 

@@ -286,12 +286,35 @@ def test_a_site_left_out_is_judged_by_its_own_images(atlas, stages, gains, sprea
     assert "| C3 | contrast 0.5, crop 0.1 | 0." in stages.left_out_table(made)
 
 
+def fine_tuned_runs(atlas, stages, gains, replicates=5, spread=0.002):
+    def auc(regime, rule):
+        return 0.7 + gains.get((regime, rule), 0.0)
+
+    about = {"regimes": stages.FINE_TUNED_IN, "rules": stages.FINE_TUNED_RULES, "spread": spread}
+    return runs(atlas, auc, replicates, **about)
+
+
+@pytest.mark.parametrize(("gains", "spread", "outcomes"), [
+    ({("enriched", "fedavg"): -0.03}, 0.002, ["held", "held"]),
+    ({("alike", "feddraw"): 0.03}, 0.002, ["failed", "failed"]),
+    ({("enriched", "fedavg"): 0.03}, 0.002, ["failed", "failed"]),
+    ({}, 0.002, ["failed", "held"]),
+    ({}, 0.1, ["not yet decided", "not yet decided"]),
+])  # fmt: skip
+def test_a_fine_tuned_network_is_judged_over_five_folds(atlas, stages, gains, spread, outcomes):
+    made = fine_tuned_runs(atlas, stages, gains, spread=spread)
+    assert [one.outcome for one in stages.fine_tuned(made)] == outcomes
+    assert [one.outcome for one in stages.fine_tuned(made[1:])] == [atlas.OPEN] * 2
+    assert "| enriched | 0." in stages.fine_tuned_table(made)
+
+
 def test_settings_are_named_as_the_studies_name_them(stages):
     from feddraw.experiment.study import read_study
 
     named = {
         name: {
-            (one.label["scenario"], one.label["method"]) for one in read_study(PROJECT / f"studies/atlas-{name}.toml")
+            (one.label["scenario"], one.label["method"])
+            for one in read_study(PROJECT / f"studies/atlas-{name}.toml", trust=True)
         }
         for name in stages.STUDIES
     }
@@ -305,6 +328,7 @@ def test_settings_are_named_as_the_studies_name_them(stages):
     assert named["rivals"] == set(product(stages.TUNED_IN, rivals))
     assert named["confirm"] == set(product(stages.LEADS, ("feddraw", "uniform")))
     assert named["left-out"] == set(product(stages.WITHOUT_SITE, stages.LEFT_OUT_RULES))
+    assert named["pretrained"] == set(product(stages.FINE_TUNED_IN, stages.FINE_TUNED_RULES))
 
 
 def test_nothing_of_an_unfinished_study_is_shown(atlas, stages):
@@ -315,6 +339,7 @@ def test_nothing_of_an_unfinished_study_is_shown(atlas, stages):
         "rivals": rival_runs(atlas, stages, lambda *_: 0.7)[:-1],
         "confirm": lead_runs(atlas, stages, 0.01)[:-1],
         "left-out": left_out_runs(atlas, stages, {})[:-1],
+        "pretrained": fine_tuned_runs(atlas, stages, {})[:-1],
     }
     assert {one.outcome for one in stages.verdicts(some, main)} == {atlas.OPEN}
     for studies in (some, {}):
@@ -325,8 +350,8 @@ def test_nothing_of_an_unfinished_study_is_shown(atlas, stages):
 def test_a_run_that_diverged_has_the_auc_of_chance_where_it_has_none(atlas, tmp_path):
     table = tmp_path / "runs.csv"
     table.write_text(
-        "scenario,method,seed,validation_auc,auc_by_round,partition,auc_by_site_by_round\n"
-        "alike,moon,1,,,abc,\nalike,moon,2,0.7,0.6 0.8,abc,C1 0.1 0.2; C2 0.3 0.4\n"
+        "scenario,method,seed,auc,validation_auc,auc_by_round,partition,auc_by_site_by_round\n"
+        "alike,moon,1,,,,abc,\nalike,moon,2,0.8,0.7,0.6 0.8,abc,C1 0.1 0.2; C2 0.3 0.4\n"
     )
     broken, whole = atlas.load(table)
     assert (broken.late, broken.validation) == (0.5, 0.5)
