@@ -211,8 +211,8 @@ class SecureRounds:
         if FIRST in self.sums:
             approve = found.announcement.check_summed
             first = sums.open(FIRST, asked, keys[FIRST], found.told, approve=approve)
-            informed = inform(self.method, found.announcement, found.state, first.words, first.survivors)
-            found.announcement, found.parts, found.state = informed.announcement, informed.parts, informed.state
+            before = (found.announcement, found.state)
+            found.announcement, found.parts, found.state = inform(self.method, *before, first.words, first.survivors)
             asked = first.survivors
 
         def settle(announced: Mapping[str, Announced]) -> Told:

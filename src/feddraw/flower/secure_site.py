@@ -42,6 +42,7 @@ from feddraw.flower.secure_messages import (
     reading,
 )
 from feddraw.secure.protocol import Member
+from feddraw.secure.session import About
 from feddraw.secure.signing_keys import Directory
 from feddraw.server.masked.announcement import Announcement
 from feddraw.server.masked.client_side import Contribution
@@ -160,9 +161,9 @@ class Sitting:
         return found
 
     def _keys(self, sum: str, attempt: int) -> bytes:
-        about = (self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
+        about = About(self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
         node = self._node
-        member = Member(*about, self._state.name, node.key, node.directory, least=node.fewest)
+        member = Member(about, self._state.name, node.key, node.directory, least=node.fewest)
         content = member.advertise()
         self._state.members[sum], self._state.attempts[sum] = member.to_bytes().decode(), attempt
         return content
