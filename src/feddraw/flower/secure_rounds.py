@@ -76,29 +76,18 @@ class Table:
 
     def labels(self, circle: Circle, findings: int) -> dict[str, Labels]:
         """By site, which findings it labels; None = all."""
-        found: dict[str, Labels] = {}
 
-        def take(own: str) -> None:
-            found[own] = labelled = reply_intake.labelled_in(self.answers[own].content)
+        def read(own: str) -> Labels:
+            labelled = reply_intake.labelled_in(self.answers[own].content)
             if labelled is not None and len(labelled) != findings:
                 raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
+            return labelled
 
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return found
+        return circle.read_each(read)
 
-    def keys(self, circle: Circle, sums: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """By sum and client, the keys that came with the first answers."""
-        found: dict[str, dict[str, bytes]] = {sum: {} for sum in sums}
-
-        def take(own: str) -> None:
-            pairs = pairs_in(self.answers[own].content)
-            for sum in sums:
-                found[sum][own] = pairs[sum]
-
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return found
+    def keys(self, circle: Circle, sum: str) -> dict[str, bytes]:
+        """By client, the keys for a sum that came with the first answers."""
+        return circle.read_each(lambda own: pairs_in(self.answers[own].content)[sum])
 
 
 @dataclass
@@ -193,21 +182,18 @@ class SecureRounds:
 
     def _parties(self, table: Table, circle: Circle, size_key: str) -> tuple[Party, ...]:
         """Those that say how many images they have."""
-        parties: list[Party] = []
 
-        def take(own: str) -> None:
+        def read(own: str) -> Party:
             size, labelled = reply_intake.announced(table.answers[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
-            parties.append(party_of(own, size, labelled))
+            return party_of(own, size, labelled)
 
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return tuple(parties)
+        return tuple(circle.read_each(read).values())
 
     def _open(self, found: _Sums, sums: SecureSums, table: Table, circle: Circle, sent: Model) -> None:
         """All sums of the round, one after the other."""
-        keys, asked = table.keys(circle, self.sums), table.asked
+        keys, asked = {sum: table.keys(circle, sum) for sum in self.sums}, table.asked
         if FIRST in self.sums:
             approve = found.announcement.check_summed
             first = sums.open(FIRST, asked, keys[FIRST], found.told, approve=approve)
@@ -243,8 +229,8 @@ class SecureRounds:
     def count(self, order: Order, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
         order, circle = replace(order, sums=(COUNTS,)), table.circle("evaluate", group)
-        keys, told = table.keys(circle, order.sums)[COUNTS], {RECEIVED: table.received}
         approve = partial(_check_counted, table.labels(circle, findings), findings)
+        keys, told = table.keys(circle, COUNTS), {RECEIVED: table.received}
         try:
             opened = SecureSums(circle, order, self.directory).open(COUNTS, table.asked, keys, told, approve=approve)
         except (SecureSumFailed, NotSummed) as failure:

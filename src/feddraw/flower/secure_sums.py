@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -33,6 +33,7 @@ log = logging.getLogger("flwr")
 
 ATTEMPTS = 3  # of one sum, in all
 
+Found = TypeVar("Found")
 Told = Mapping[str, str]  # to all clients, the same
 Take = Callable[[str, RecordDict], None]
 Read = Callable[[str, str], Any]  # what a client says in clear about what it adds, by its name and text
@@ -86,6 +87,17 @@ class Circle:
             return False
         return True
 
+    def read_each(self, read: Callable[[str], Found]) -> dict[str, Found]:
+        """What is read of each client that is there; one of which it cannot be read is refused."""
+        found: dict[str, Found] = {}
+
+        def take(name: str) -> None:
+            found[name] = read(name)
+
+        for name in self.there:
+            self.take(name, partial(take, name))
+        return found
+
     def _refuse(self, name: str, why: str) -> None:
         self.reasons.setdefault(name, one_line(why, 200))
         log.warning("%s is left out of a secure sum: %s", line(name), line(self.reasons[name]))
@@ -124,9 +136,9 @@ class SecureSums:
             order = replace(self._order, sum=sum, attempt=attempt)
             if attempt:
                 keys = self._fresh_keys(order, asked)
-            trial = _Attempt(self._circle, order, asked, self._directory)
+            trial = _Attempt(self._circle, order, asked, self._directory, read)
             try:
-                return trial.open(keys, told, read, settle, approve)
+                return trial.open(keys, told, settle, approve)
             except SecureSumFailed as failure:
                 asked = [name for name in asked if name in self._circle.there]
                 if trial.opening or attempt + 1 == ATTEMPTS or len(asked) < FEWEST:
@@ -147,41 +159,41 @@ class SecureSums:
 class _Attempt:
     """One sum, one attempt: a message to every client and its answer for each stage."""
 
-    def __init__(self, circle: Circle, order: Order, asked: Sequence[str], directory: Directory | None) -> None:
+    def __init__(
+        self, circle: Circle, order: Order, asked: Sequence[str], directory: Directory | None, read: Read
+    ) -> None:
         session = Session(order.run, order.round, f"{circle.kind}: {order.sum}", order.attempt, tuple(asked))
         self._circle, self._order, self._collector = circle, order, Collector(session, directory)
         self._announced: dict[str, Any] = {}
-        self._read: Read = lambda name, text: text
+        self._read = read
         self.opening = False  # clients were asked for the shares that open the sum
 
     def open(
-        self,
-        keys: Mapping[str, bytes],
-        told: Told,
-        read: Read,
-        settle: Settle | None,
-        approve: Callable[[Sequence[str]], None],
+        self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Callable[[Sequence[str]], None]
     ) -> OpenedSum:
-        collector, self._read = self._collector, read
+        collector = self._collector
         for name, content in keys.items():
             self._circle.take(name, partial(collector.take_advertised, name, content))
         advertised = collector.advertised
-        self._ask("shares", {name: advertised for name, content in advertised.items() if content}, told)
+        sent = [name for name, content in advertised.items() if content]
+        self._ask("shares", dict.fromkeys(sent, advertised), self._take_shares, told)
         if settle is not None:
             told = settle({name: self._announced[name] for name in collector.sharers})
         collector.agreed = digest_of(told)
-        self._ask("values", {name: collector.shares_for(name) for name in collector.sharers}, told)
+        shares = {name: collector.shares_for(name) for name in collector.sharers}
+        self._ask("values", shares, self._take_values, told)
         approve(collector.survivors)
-        self._ask("survivors", {name: {} for name in collector.survivors})
+        self._ask("survivors", {name: {} for name in collector.survivors}, self._take_signature)
         signatures, self.opening = collector.signatures, True
-        self._ask("opening", dict.fromkeys(signatures, signatures))
+        self._ask("opening", dict.fromkeys(signatures, signatures), self._take_revealed)
         return OpenedSum(collector.total(), collector.survivors, self._announced)
 
-    def _ask(self, stage: str, contents: Mapping[str, Mapping[str, bytes]], told: Told | None = None) -> None:
-        """Ask, and take what comes; what cannot be taken is refused by name."""
+    def _ask(
+        self, stage: str, contents: Mapping[str, Mapping[str, bytes]], take: Take, told: Told | None = None
+    ) -> None:
         survivors = self._collector.survivors if stage in ("survivors", "opening") else ()
         order = replace(self._order, stage=stage, told=told or {}, survivors=survivors)
-        self._circle.ask(order, contents, getattr(self, f"_take_{stage}"))
+        self._circle.ask(order, contents, take)
 
     def _take_shares(self, name: str, content: RecordDict) -> None:
         said = self._read(name, str(content.config_records[RECORD]["announced"]))
@@ -192,8 +204,8 @@ class _Attempt:
         words = unpack(content.array_records[WORDS][WORDS])
         self._collector.take_masked(name, words, pairs_in(content)["seal"])
 
-    def _take_survivors(self, name: str, content: RecordDict) -> None:
+    def _take_signature(self, name: str, content: RecordDict) -> None:
         self._collector.take_signature(name, pairs_in(content)["signature"])
 
-    def _take_opening(self, name: str, content: RecordDict) -> None:
+    def _take_revealed(self, name: str, content: RecordDict) -> None:
         self._collector.take_revealed(name, pairs_in(content)["shares"])
