@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -26,6 +25,7 @@ from feddraw.flower import job_orders, reply_intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
+from feddraw.flower.reply_intake import ReplyFormat
 from feddraw.flower.site import Site, client
 
 WAIT = 120.0  # seconds for simulated nodes to come up
@@ -103,10 +103,8 @@ class OverGrid(EngineWithMemory):
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
-        kinds: dict[str, Any] = {"sends": self._setup.method.sends}
-        updates, refused, self._room = reply_intake.decode(
-            replies, self._numbers, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
-        )
+        format = ReplyFormat(self._setup.method.sends)
+        updates, refused, self._room = reply_intake.decode(replies, self._numbers, sent, format, room=self._room)
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
         yield from sorted(updates, key=lambda update: update.client) if in_turn else updates

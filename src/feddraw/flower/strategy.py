@@ -435,25 +435,17 @@ class MethodStrategy(FedAvg):
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
-    def _in_clear(
-        self, round: int, answers: list[reply_intake.Reply]
-    ) -> tuple[RoundResult, dict[str, str], dict[str, float]]:
+    def _in_clear(self, round: int, answers: list[reply_intake.Reply]) -> Outcome:
         """The round from the clients' models."""
         assert self.model is not None
         assert self.state is not None
         self._narrow(answers)
         known = {name: number for number, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
-        updates, refused, self._room = reply_intake.decode(
-            answers,
-            known,
-            self.model,
-            sends=self.method.sends,
-            size_key=self.weighted_by_key,
-            arrays_key=self.arrayrecord_key,
-            keep=not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies,
-            room=self._room,
-        )
+        format = reply_intake.ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key)
+        keep = not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies
+        given = (answers, known, self.model, format)
+        updates, refused, self._room = reply_intake.decode(*given, keep=keep, room=self._room)
         self._point_out_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
