@@ -73,7 +73,7 @@ def reply_of(node: int, content: RecordDict) -> Reply:
     name, number = about.get("name"), about.get("number")
     given = one_line(name) if isinstance(name, str) else ""
     if number is None:
-        number = next((m["partition-id"] for m in of_kind(content, MetricRecord).values() if "partition-id" in m), None)
+        number = all_metrics(content).get("partition-id")
     if isinstance(number, int | float) and math.isfinite(number):
         label = given or f"partition {int(number)}"
         return Reply(node, label, (0, int(number), label), content)
@@ -105,6 +105,14 @@ Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
 def of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
     """The records of one kind. Flower's own views are cycles that would keep a reply's tensors in memory."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def all_metrics(content: RecordDict) -> dict[str, Any]:
+    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
+    found: dict[str, Any] = {}
+    for metrics in of_kind(content, MetricRecord).values():
+        found = dict(metrics.items()) | found
+    return found
 
 
 def _equal(one: RecordDict, other: RecordDict) -> bool:
@@ -204,8 +212,8 @@ def announced(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.boo
 
 def seconds(content: RecordDict) -> float:
     """How long a client says that it worked; NaN where it says nothing."""
-    given = [metrics[SECONDS] for metrics in of_kind(content, MetricRecord).values() if SECONDS in metrics]
-    return float(given[0]) if given and isinstance(given[0], int | float) else math.nan
+    given = all_metrics(content).get(SECONDS)
+    return float(given) if isinstance(given, int | float) else math.nan
 
 
 def labelled_in(content: RecordDict) -> NDArray[np.bool_] | None:

@@ -132,15 +132,12 @@ class SecureRounds:
     def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
         settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
-        return {ORDER: asdict(replace(self.order(run, round), settings=settings))}
-
-    def order(self, run: str, round: int) -> Order:
-        """What the messages of a round have in common."""
-        return Order(run, round, self.sums)
+        return {ORDER: asdict(Order(run, round, self.sums, settings=settings))}
 
     def train(
         self,
-        order: Order,
+        run: str,
+        round: int,
         table: Table,
         group: str,
         rounds: int,
@@ -154,11 +151,12 @@ class SecureRounds:
         circle = table.circle("train", group)
         parties = self._parties(table, circle, size_key)
         received = fingerprint_of(sent, self.method.broadcast(state), frozen)
-        told = (received, described(self.method), order.round, rounds, parties)
+        told = (received, described(self.method), round, rounds, parties)
         found = _Sums(Announcement(*told), state, table.received)
         try:
             found.announcement = announce(*told, self.policy)
-            self._open(found, SecureSums(circle, order, self.directory), table, circle, sent)
+            sums = SecureSums(circle, Order(run, round, self.sums), self.directory)
+            self._open(found, sums, table, circle, sent)
         except (SecureSumFailed, UserError) as failure:
             log.error("%s", failure)
             found.failed = reply_intake.one_line(failure, 200)
@@ -226,9 +224,9 @@ class SecureRounds:
         """What goes with an evaluation whose counts are to be added up under masks."""
         return {ORDER: asdict(Order(run, round, (COUNTS,), settings={"findings": findings}))}
 
-    def count(self, order: Order, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
+    def count(self, run: str, round: int, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
-        order, circle = replace(order, sums=(COUNTS,)), table.circle("evaluate", group)
+        order, circle = Order(run, round, (COUNTS,)), table.circle("evaluate", group)
         approve = partial(_check_counted, table.labels(circle, findings), findings)
         keys, told = table.keys(circle, COUNTS), {RECEIVED: table.received}
         try:

@@ -460,10 +460,9 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         assert self.state is not None
         table = self._table(answers, self._asked)
-        order = secure.order(self.run, round)
-        this = (self.rounds, self.model, self.state, self._everyone)
+        this = (self.rounds, self.model, self.state, self._everyone, self.weighted_by_key)
         frozen = self._frozen.order.get(FROZEN, "")
-        result, refused = secure.train(order, table, str(server_round), *this, self.weighted_by_key, frozen)
+        result, refused = secure.train(self.run, round, table, str(server_round), *this, frozen)
         self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
         return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
 
@@ -603,8 +602,8 @@ class MethodStrategy(FedAvg):
         """All sites' counts as those of one site."""
         answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
         table = self._table(self.roster.recognize(answers)[0], self._evaluating)
-        order = secure.order(self.run, self._count(server_round) - 1)
-        found = secure.count(order, table, str(server_round), len(self.findings), self.weighted_by_key)
+        this = (self.run, self._count(server_round) - 1, table, str(server_round))
+        found = secure.count(*this, len(self.findings), self.weighted_by_key)
         return [] if found is None else [found]
 
 
@@ -633,7 +632,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
     """
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:
-        for name, value in _metrics(content).items():
+        for name, value in reply_intake.all_metrics(content).items():
             given.setdefault(name, []).append((_weight(content, size_key), value))
     means = MetricRecord()
     for name, column in given.items():
@@ -649,13 +648,5 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
 
 
 def _weight(content: RecordDict, size_key: str) -> float:
-    size = _metrics(content).get(size_key, 0.0)
+    size = reply_intake.all_metrics(content).get(size_key, 0.0)
     return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0
-
-
-def _metrics(content: RecordDict) -> dict[str, Any]:
-    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
-    found: dict[str, Any] = {}
-    for metrics in reply_intake.of_kind(content, MetricRecord).values():
-        found = dict(metrics.items()) | found
-    return found
