@@ -201,7 +201,7 @@ class MethodStrategy(FedAvg):
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
-            result = Counting(self._through or self, done).start(grid, first, left, *arguments)
+            result = Counting(self._through or self, done).go_on(grid, first, left, *arguments)
         elif self._through is not None:
             result = self._through.start(grid, first, left, *arguments)
         else:

@@ -174,8 +174,12 @@ def check_each(
     times = Counter(update.client for update in updates)
     found = {}
     for update in updates:
-        refused = _sender(client := update.client, times, clients)
-        found[client] = Verdict(refused) if refused else check_contents(update, sent, sends, gate.max_size)
+        if not 0 <= update.client < clients:
+            found[update.client] = Verdict("not a client of this federation")
+        elif times[update.client] > 1:
+            found[update.client] = Verdict(f"answered {times[update.client]} times in one round")
+        else:
+            found[update.client] = check_contents(update, sent, sends, gate.max_size)
     return found
 
 
@@ -191,12 +195,6 @@ def accept_by_distance(
     found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
     return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**checked, **found}
-
-
-def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
-    if not 0 <= client < clients:
-        return "not a client of this federation"
-    return f"answered {times[client]} times in one round" if times[client] > 1 else ""
 
 
 def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
