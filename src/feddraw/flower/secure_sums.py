@@ -8,7 +8,8 @@ were asked to open it, because a second sum over other clients would show the di
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.flower.records import Refused, unpack
-from feddraw.flower.replies_as_they_come import answers
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import RECORD, Order, digest_of, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
@@ -32,6 +32,7 @@ from feddraw.secure.signing_keys import Directory
 log = logging.getLogger("flwr")
 
 ATTEMPTS = 3  # of one sum, in all
+SHORTEST, LONGEST = 0.1, 2.0  # seconds between two looks for answers, growing while none comes
 
 Found = TypeVar("Found")
 Told = Mapping[str, str]  # to all clients, the same
@@ -64,7 +65,7 @@ class Circle:
             for name, pairs in contents.items()
         ]
         taken = set[str]()
-        for message in answers(self.grid, messages, self.timeout):
+        for message in self._answers(messages):
             name = names.get(message.metadata.src_node_id, "")  # of a node that is gone, the SuperLink's own comes
             if not name or name in taken:
                 continue
@@ -76,6 +77,22 @@ class Circle:
                 taken.add(name)
         for name in contents.keys() - taken:
             self.reasons.setdefault(name, "")
+
+    def _answers(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Each answer once, as they come, so that the server need not hold all of them at the same time.
+
+        It ends when all are there or the time is over; a node that is gone answers with an error.
+        """
+        waiting = {identity for identity in self.grid.push_messages(messages) if identity}
+        deadline, pause = time.monotonic() + self.timeout, SHORTEST
+        while waiting and time.monotonic() < deadline:
+            found = list(self.grid.pull_messages(waiting))
+            waiting -= {message.metadata.reply_to_message_id for message in found}
+            if not found:
+                time.sleep(pause)
+            pause = SHORTEST if found else min(LONGEST, 1.5 * pause)
+            while found:
+                yield found.pop(0)
 
     def take(self, name: str, work: Callable[[], None]) -> bool:
         """Whether what came from a client could be used."""

@@ -112,7 +112,9 @@ class Policy:
         """Of the clients that report too many images: the number that counts, and the setting that limits it."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
         if self.max_size_times and len(sizes) >= FEWEST:
-            limits["max_size_times"] = times_median(self.max_size_times, list(sizes.values()))
+            limit = self.max_size_times * float(np.median(list(sizes.values())))
+            whole = all(size == int(size) for size in sizes.values())
+            limits["max_size_times"] = max(1.0, round(limit)) if whole else limit
         if not limits:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
@@ -248,12 +250,6 @@ def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
         raise UserError(
             f"a policy cannot limit {type(server).__name__}: its coefficients are not proportional to its weights"
         )
-
-
-def times_median(times: float, sizes: Sequence[float]) -> float:
-    """This many medians; rounded to whole images if all sizes are whole numbers."""
-    limit = times * float(np.median(sizes))
-    return max(1.0, round(limit)) if all(size == int(size) for size in sizes) else limit
 
 
 def int_if_whole(size: float) -> float:
