@@ -36,9 +36,9 @@ def flower(setup: Setup, workers: int) -> Engine:
     if installed("ray"):
         table = json.dumps(setup.experiment.table())
         simulation = Simulation(client(partial(_site_of, table)), len(setup.clients), workers)
-        return OverGrid(simulation.grid(), setup, simulation)
+        return FlowerEngine(simulation.grid(), setup, simulation)
     nodes = [{"partition-id": number} for number in range(len(setup.clients))]
-    return OverGrid(InProcessGrid(client(partial(_site, setup)), nodes), setup)
+    return FlowerEngine(InProcessGrid(client(partial(_site, setup)), nodes), setup)
 
 
 def _site(setup: Setup, context: Context) -> Site:
@@ -56,7 +56,7 @@ def _prepared(table: str) -> Setup:
     return prepare(Experiment.of(json.loads(table)))
 
 
-class OverGrid(EngineWithMemory):
+class FlowerEngine(EngineWithMemory):
     """An engine whose clients are reached over a Grid."""
 
     def __init__(self, grid: Grid, setup: Setup, simulation: Simulation | None = None) -> None:

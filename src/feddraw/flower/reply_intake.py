@@ -205,7 +205,7 @@ def _update(content: RecordDict, client: int, into: Model, reader: Reader, forma
     return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in(content), seconds)
 
 
-def announced(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
+def size_and_labels(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
     return _size(_metrics(content, size_key), size_key), labelled_in(content)
 

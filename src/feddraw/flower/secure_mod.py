@@ -15,8 +15,8 @@ from flwr.app import Context, Message
 from feddraw.errors import UserError
 from feddraw.flower.memory import folder_of
 from feddraw.flower.secure_memory import Vault
-from feddraw.flower.secure_messages import hash_of, order_in
-from feddraw.flower.secure_site import NO_KEY, SecureNode, Sitting
+from feddraw.flower.secure_messages import hash_of_message, order_in
+from feddraw.flower.secure_site import NO_KEY, SecureNode, SiteRound
 
 App = Callable[[Message, Context], Message]
 
@@ -35,15 +35,15 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     vault = Vault(folder_of(context.node_config), order.run, node.key.public_key(), kind)
     if order.stage != "begin":
         with vault.held():
-            return Message(Sitting(node, vault, kind, order).answer(message.content), reply_to=message)
-    sitting = Sitting(node, vault, kind, order)
-    sent = sitting.sent_model(message.content)  # before the app is called, which may write into what it gets
-    received = hash_of(message.content, context.run_config)
+            return Message(SiteRound(node, vault, kind, order).answer(message.content), reply_to=message)
+    part = SiteRound(node, vault, kind, order)
+    sent = part.sent_model(message.content)  # before the app is called, which may write into what it gets
+    received = hash_of_message(message.content, context.run_config)
     reply = app(message, context)
     if reply.has_error():
         return reply
     with vault.held():
-        return Message(sitting.begin(sent, received, reply.content), reply_to=message)
+        return Message(part.begin(sent, received, reply.content), reply_to=message)
 
 
 def secure_where_keyed(message: Message, context: Context, app: App) -> Message:

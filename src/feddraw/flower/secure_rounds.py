@@ -30,7 +30,7 @@ from feddraw.flower.secure_messages import (
     RECEIVED,
     RECORD,
     Order,
-    fingerprint_of,
+    fingerprint_of_sent,
     pairs_in,
 )
 from feddraw.flower.secure_sums import Circle, SecureSums, Told
@@ -150,7 +150,7 @@ class SecureRounds:
         """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
         circle = table.circle("train", group)
         parties = self._parties(table, circle, size_key)
-        received = fingerprint_of(sent, self.method.broadcast(state), frozen)
+        received = fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
         told = (received, described(self.method), round, rounds, parties)
         found = _Sums(Announcement(*told), state, table.received)
         try:
@@ -182,7 +182,7 @@ class SecureRounds:
         """Those that say how many images they have."""
 
         def read(own: str) -> Party:
-            size, labelled = reply_intake.announced(table.answers[own].content, size_key)
+            size, labelled = reply_intake.size_and_labels(table.answers[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             return party_of(own, size, labelled)
@@ -242,7 +242,7 @@ class SecureRounds:
 def _images(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
-        return reply_intake.announced(content, size_key)[0]
+        return reply_intake.size_and_labels(content, size_key)[0]
     except Refused:
         return 0
 

@@ -37,8 +37,8 @@ from feddraw.flower.secure_messages import (
     RECEIVED,
     Order,
     answer,
-    digest_of,
-    fingerprint_of,
+    digest_of_told,
+    fingerprint_of_sent,
     pairs_in,
     reading,
 )
@@ -105,7 +105,7 @@ class SecureNode:
         return metric in self._listed
 
 
-class Sitting:
+class SiteRound:
     """A site's part in one round of one run; every call answers one message."""
 
     def __init__(self, node: SecureNode, vault: Vault, kind: str, order: Order) -> None:
@@ -137,7 +137,7 @@ class Sitting:
             sent = to_model(arrays, layout_of_arrays(arrays, heads_of(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
             frozen = str(job_orders.found(content).get("frozen", ""))
-            self._received = fingerprint_of(sent, arrays_to_vectors(broadcast), frozen)
+            self._received = fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
             return sent
 
     def begin(self, sent: Model | None, received: str, content: RecordDict) -> RecordDict:
@@ -223,7 +223,7 @@ class Sitting:
         return answer(shares, announced=said)
 
     def _mask(self, member: Member, shares: dict[str, bytes]) -> RecordDict:
-        agreed = digest_of(self._order.told)
+        agreed = digest_of_told(self._order.told)
         masked = member.mask(shares, self._words(), in_place=True, agreed=agreed)
         self._state.agreed[self._order.sum] = agreed.hex()
         self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError
 from feddraw.flower.records import Refused, unpack
 from feddraw.flower.reply_intake import one_line
-from feddraw.flower.secure_messages import RECORD, Order, digest_of, pairs_in, reading
+from feddraw.flower.secure_messages import RECORD, Order, digest_of_told, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
 from feddraw.secure.protocol import Collector, SecureSumFailed, Session
@@ -196,7 +196,7 @@ class _Attempt:
         self._ask("shares", dict.fromkeys(sent, advertised), self._take_shares, told)
         if settle is not None:
             told = settle({name: self._announced[name] for name in collector.sharers})
-        collector.agreed = digest_of(told)
+        collector.agreed = digest_of_told(told)
         shares = {name: collector.shares_for(name) for name in collector.sharers}
         self._ask("values", shares, self._take_values, told)
         approve(collector.survivors)
