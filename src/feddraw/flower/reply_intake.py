@@ -244,10 +244,9 @@ def _size(metrics: MetricRecord, size_key: str) -> float:
 def tensor_names(reply: Reply, arrays_key: str) -> frozenset[str]:
     """Which tensors a reply's model has; none where it has no model."""
     try:
-        arrays = reply.content[_arrays_name(reply.content, arrays_key)]
+        return frozenset(reply.content[_arrays_name(reply.content, arrays_key)])
     except Refused:
         return frozenset()
-    return frozenset(arrays)
 
 
 def _arrays_name(content: RecordDict, arrays_key: str) -> str:

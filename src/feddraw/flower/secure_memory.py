@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,7 @@ class Vault:
             raise UserError(f"the kept state of a secure sum is damaged: {self._state}") from None
 
     def keep_state(self, state: State) -> None:
-        content = vars(state) | {"opened": vars(state.opened)}
-        write_whole(self._state, json.dumps(content).encode(), private=True)
+        write_whole(self._state, json.dumps(asdict(state)).encode(), private=True)
 
 
 # ---------------------------------------------------------------------------------------------------- an update

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,8 +73,10 @@ class Circle:
                 self._refuse(name, f"its app failed: {message.error.reason or 'no reason given'}")
             elif message.metadata.group_id != group:
                 self._refuse(name, f"it answers '{message.metadata.group_id}', not '{group}'")
-            elif self.take(name, partial(take, name, message.content)):
-                taken.add(name)
+            else:
+                with self.refusing(name):
+                    take(name, message.content)
+                    taken.add(name)
         for name in contents.keys() - taken:
             self.reasons.setdefault(name, "")
 
@@ -94,25 +96,21 @@ class Circle:
             while found:
                 yield found.pop(0)
 
-    def take(self, name: str, work: Callable[[], None]) -> bool:
-        """Whether what came from a client could be used."""
+    @contextmanager
+    def refusing(self, name: str) -> Iterator[None]:
+        """Around the use of what came from a client: it is refused if that cannot be used."""
         try:
             with reading():
-                work()
+                yield
         except (UserError, Refused) as error:
             self._refuse(name, str(error))
-            return False
-        return True
 
     def read_each(self, read: Callable[[str], Found]) -> dict[str, Found]:
         """What is read of each client that is there; one of which it cannot be read is refused."""
         found: dict[str, Found] = {}
-
-        def take(name: str) -> None:
-            found[name] = read(name)
-
         for name in self.there:
-            self.take(name, partial(take, name))
+            with self.refusing(name):
+                found[name] = read(name)
         return found
 
     def _refuse(self, name: str, why: str) -> None:
@@ -190,7 +188,8 @@ class _Attempt:
     ) -> OpenedSum:
         collector = self._collector
         for name, content in keys.items():
-            self._circle.take(name, partial(collector.take_advertised, name, content))
+            with self._circle.refusing(name):
+                collector.take_advertised(name, content)
         advertised = collector.advertised
         sent = [name for name, content in advertised.items() if content]
         self._ask("shares", dict.fromkeys(sent, advertised), self._take_shares, told)
