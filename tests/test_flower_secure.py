@@ -551,6 +551,19 @@ def test_counts_of_a_finding_that_two_sites_label_are_not_summed_and_a_site_may_
     assert ("counts opening 0" in grid.stages) == summed
 
 
+def test_a_site_with_labels_of_another_length_is_left_out_of_the_counts(keys: Path, tmp_path: Path) -> None:
+    def about(message: Message, context: Context, app: Any) -> Message:
+        reply, number = app(message, context), int(context.node_config["partition-id"])
+        if message.metadata.message_type == "evaluate":
+            reply.content["client"] = ConfigRecord({"name": SITES[number], "labelled": [True] * (2 if number else 1)})
+        return reply
+
+    grid = Line(plain_app(secure_mod, about), nodes(keys, tmp_path))
+    run(grid, fraction_evaluate=1.0, min_evaluate_nodes=4, masked_counts=True, findings=("a", "b"))
+    assert {site for stage, site, _ in grid.arrived if stage == "counts values 0"} == set(tiny.NAMES) - {SITES[0]}
+    assert "counts opening 0" in grid.stages
+
+
 def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.secure import masks
-from feddraw.secure.protocol import STAGES, Collector, Member, Refused, SecureSumFailed, Session, run_locally
+from feddraw.secure.protocol import STAGES, Collector, Member, Refused, SecureSumFailed, Session
 from feddraw.secure.sum_keys import Advert, pair_mask, public_half, self_mask
-from test_secure import DIRECTORY, KEYS, NAMES, WORDS, plain_sum
+from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))
 SESSION = Session("run", 3, "moves", 0, NAMES)
@@ -41,11 +41,11 @@ def test_every_pattern_of_drops_gives_the_right_sum_or_a_clean_stop() -> None:
     opened = 0
     for drops in patterns():
         if len(drops) <= 1:
-            assert np.array_equal(run_locally(SESSION, KEYS, DIRECTORY, WORDS, drops), plain_sum(drops)), drops
+            assert np.array_equal(masked_sum(drops), plain_sum(drops)), drops
             opened += 1
         else:
             with pytest.raises(SecureSumFailed, match="are needed"):
-                run_locally(SESSION, KEYS, DIRECTORY, WORDS, drops)
+                masked_sum(drops)
     assert opened == (1 + len(NAMES) * STAGES if LONG else 1 + STAGES)
 
 
@@ -145,11 +145,11 @@ class Sum:
         attempt: int = 0,
         sources: Mapping[str, Callable[[int], bytes]] | None = None,
     ) -> None:
-        about = ("run", round, "moves", attempt)
         self.names, self.words = names, words
-        self.collector = Collector(Session(*about, names), DIRECTORY)
+        session = Session("run", round, "moves", attempt, names)
+        self.collector = Collector(session, DIRECTORY)
         rng = sources or dict.fromkeys(names, os.urandom)
-        self.members = {name: Member(*about, name, KEYS[name], DIRECTORY, rng=rng[name]) for name in names}
+        self.members = {name: Member(session, name, KEYS[name], DIRECTORY, rng=rng[name]) for name in names}
         self.masked: dict[str, Words] = {}
 
     def go_to_shares(self) -> dict[str, dict[str, bytes]]:
@@ -198,7 +198,7 @@ def test_keys_that_are_broken_forged_or_of_another_sum_are_refused_at_the_server
     name, stranger = THREE[0], Ed25519PrivateKey.generate()
     good = made.members[name].advertise()
     replayed = [other.members[name].advertise(), later.members[name].advertise(), made.members[THREE[1]].advertise()]
-    forged = Member("run", 3, "moves", 0, name, stranger, DIRECTORY).advertise()
+    forged = Member(SESSION, name, stranger, DIRECTORY).advertise()
     for content in (*broken(good), *replayed, forged):
         with pytest.raises(Refused):
             made.collector.take_advertised(name, content)
@@ -286,9 +286,9 @@ def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place
         made.collector.take_advertised(name, member.advertise())
     name, peer = THREE[0], THREE[1]
     good = made.collector.advertised
-    middle = Member("run", 3, "moves", 0, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
+    middle = Member(SESSION, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
     replayed = Sum(THREE, WORDS, round=2).members[peer].advertise()
-    own = Member("run", 3, "moves", 0, name, KEYS[name], DIRECTORY).advertise()
+    own = Member(SESSION, name, KEYS[name], DIRECTORY).advertise()
     bad = [{peer: content} for content in (*broken(good[peer]), middle, replayed) if content] + [{name: own}]
     for changed in bad:
         with pytest.raises(Refused):

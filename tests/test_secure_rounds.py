@@ -543,8 +543,9 @@ def test_rounds_with_fewer_than_three_clients_are_refused_before_training() -> N
 def transcript(words_of: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.float64]:
     """All bits that the server gets in one sum."""
     names = tuple(words_of)
-    collector, seen = Collector(Session("run", 0, MOVES, 0, names), DIRECTORY), list[bytes]()
-    members = {name: Member("run", 0, MOVES, 0, name, KEYS[name], DIRECTORY) for name in names}
+    session, seen = Session("run", 0, MOVES, 0, names), list[bytes]()
+    collector = Collector(session, DIRECTORY)
+    members = {name: Member(session, name, KEYS[name], DIRECTORY) for name in names}
 
     def heard(content: bytes) -> bytes:
         seen.append(content)

@@ -134,9 +134,9 @@ class Made:
         names = [f"C{number + 1}" for number in range(clients)]
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
-        about = ("bench", 0, "moves", 0)
-        collector = Collector(Sum(*about, tuple(names)), directory)
-        members = {name: Member(*about, name, keys[name], directory) for name in names}
+        sum = Sum("bench", 0, "moves", 0, tuple(names))
+        collector = Collector(sum, directory)
+        members = {name: Member(sum, name, keys[name], directory) for name in names}
         for name, member in members.items():
             collector.take_advertised(name, member.advertise())
         advertised = collector.advertised

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-if TYPE_CHECKING:
-    from flwr.supercore.run import Run
-
 FIRST_NODE, SUPERLINK = 1001, 1
 
 
-def identify(task: int = 1, run: int = 1, node: int = SUPERLINK) -> None:
+def identify(run: int = 1, node: int = SUPERLINK) -> None:
     """Let this process make messages, as Flower's launchers do; before 1.38 any process may."""
     with suppress(ModuleNotFoundError):
         from flwr.supercore.task_identity import TaskIdentity
 
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, node
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run, node
 
 
 class InProcessGrid(Grid):
@@ -60,15 +57,12 @@ class InProcessGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
-    def set_run(self, run: Run) -> None:
+    def _never_called(self, *arguments: Any, **options: Any) -> Any:
+        """What a Grid must have, and a strategy does not use."""
         raise NotImplementedError
 
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        raise NotImplementedError
+    set_run = create_message = _never_called
+    run = property(_never_called)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         pushed = {str(uuid4()): message for message in messages}

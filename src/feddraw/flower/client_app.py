@@ -21,7 +21,7 @@ from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import Setup, make_trainer, prepare
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import settings
-from feddraw.flower.memory import default_folder
+from feddraw.flower.memory import folder_of
 from feddraw.flower.site import Site, client
 from feddraw.results.folder import read_policy
 from feddraw.server.policy import Policy
@@ -55,9 +55,8 @@ def _partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Site:
         raise UserError("the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'")
     if not 0 <= number < len(setup.clients):
         raise UserError(f"partition {number} is not among the scenario's {len(setup.clients)} clients")
-    memory = Path(str(node["memory"])) if node.get("memory") else default_folder()
     holdout = {"validation": setup.evaluator.holdout[number]}
-    return Site(setup.trainer, setup.clients[number], number, number, memory, holdout, _policy(node))
+    return Site(setup.trainer, setup.clients[number], number, number, folder_of(node), holdout, _policy(node))
 
 
 @lru_cache(maxsize=1)
@@ -73,9 +72,8 @@ def _own(run: str, own: str, node_id: int) -> Site:
     rows = np.sort(dataset.rows["train"])
     trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
     name = str(node.get("client") or f"node {node_id}")
-    memory = Path(node["memory"]) if node.get("memory") else default_folder()
     holdout = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
-    return Site(trainer, name, memory=memory, holdout=holdout, policy=_policy(node))
+    return Site(trainer, name, memory=folder_of(node), holdout=holdout, policy=_policy(node))
 
 
 def _policy(node: Mapping[str, Any]) -> Policy | None:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -26,6 +25,7 @@ from feddraw.flower import job_orders, reply_intake
 from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower._simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
+from feddraw.flower.reply_intake import ReplyFormat
 from feddraw.flower.site import Site, client
 
 WAIT = 120.0  # seconds for simulated nodes to come up
@@ -36,9 +36,9 @@ def flower(setup: Setup, workers: int) -> Engine:
     if installed("ray"):
         table = json.dumps(setup.experiment.table())
         simulation = Simulation(client(partial(_site_of, table)), len(setup.clients), workers)
-        return OverGrid(simulation.grid(), setup, simulation)
+        return FlowerEngine(simulation.grid(), setup, simulation)
     nodes = [{"partition-id": number} for number in range(len(setup.clients))]
-    return OverGrid(InProcessGrid(client(partial(_site, setup)), nodes), setup)
+    return FlowerEngine(InProcessGrid(client(partial(_site, setup)), nodes), setup)
 
 
 def _site(setup: Setup, context: Context) -> Site:
@@ -56,7 +56,7 @@ def _prepared(table: str) -> Setup:
     return prepare(Experiment.of(json.loads(table)))
 
 
-class OverGrid(EngineWithMemory):
+class FlowerEngine(EngineWithMemory):
     """An engine whose clients are reached over a Grid."""
 
     def __init__(self, grid: Grid, setup: Setup, simulation: Simulation | None = None) -> None:
@@ -103,10 +103,8 @@ class OverGrid(EngineWithMemory):
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
-        kinds: dict[str, Any] = {"sends": self._setup.method.sends}
-        updates, refused, self._room = reply_intake.decode(
-            replies, self._numbers, sent, **kinds, size_key="num-examples", arrays_key="arrays", room=self._room
-        )
+        format = ReplyFormat(self._setup.method.sends)
+        updates, refused, self._room = reply_intake.decode(replies, self._numbers, sent, format, room=self._room)
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
         yield from sorted(updates, key=lambda update: update.client) if in_turn else updates

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 from feddraw.errors import UserError
 from feddraw.flower import job_orders
 from feddraw.flower.records import Refused, arrays_to_vectors, vectors_to_arrays
-from feddraw.flower.reply_intake import Reply, one_line
+from feddraw.flower.reply_intake import Reply, about_client, one_line
 from feddraw.results.checkpoint import digest
 from feddraw.system.files import make_folder, write_whole
 
@@ -43,8 +43,7 @@ class FrozenLayers:
 
     def heard(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
         """Who of those that were asked holds the layers; the others get them again."""
-        announced = {reply.node: reply.content.get("client") for reply in replies}
-        said = {node for node, about in announced.items() if isinstance(about, ConfigRecord) and KEY in about}
+        said = {reply.node for reply in replies if KEY in about_client(reply.content)}
         self.holding = (self.holding - set(asked)) | said
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,6 +25,11 @@ from feddraw.system.files import make_folder, make_subfolder, write_whole
 def default_folder() -> Path:
     """Where memory is kept by default."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
+
+
+def folder_of(node: Mapping[str, Any]) -> Path:
+    """Where a node's settings say that memory is kept."""
+    return Path(str(node["memory"])) if node.get("memory") else default_folder()
 
 
 def alias(run: str, client: str) -> str:

@@ -158,10 +158,7 @@ def _same_names(arrays: ArrayRecord, layout: Layout) -> None:
 
 
 def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
-    record = ArrayRecord()
-    for name, vector in vectors.items():
-        record[name] = pack(vector)
-    return record
+    return ArrayRecord({name: pack(vector) for name, vector in vectors.items()})
 
 
 def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:

@@ -20,12 +20,22 @@ from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
+from feddraw.server.policy import int_if_whole
 from feddraw.server.state_dict import blank, row_of
 from feddraw.sums import in_threads
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
 STEPS = ("num-steps", "num_steps", "steps")
+
+
+@dataclass(frozen=True, eq=False)
+class ReplyFormat:
+    """Where an update's parts stand in a reply."""
+
+    sends: Mapping[str, Extent]  # the vectors beside the model
+    size_key: str = "num-examples"
+    arrays_key: str = "arrays"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +69,22 @@ def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tup
 
 def reply_of(node: int, content: RecordDict) -> Reply:
     """What a client answers, under the name that it gives."""
-    announced = content.get("client")
-    name = announced.get("name") if isinstance(announced, ConfigRecord) else None
+    about = about_client(content)
+    name, number = about.get("name"), about.get("number")
     given = one_line(name) if isinstance(name, str) else ""
-    number = announced.get("number") if isinstance(announced, ConfigRecord) else None
     if number is None:
-        number = next((m["partition-id"] for m in of_kind(content, MetricRecord).values() if "partition-id" in m), None)
-    if isinstance(number, int | float) and not math.isfinite(number):
-        number = None
-    if isinstance(number, int | float):
+        number = all_metrics(content).get("partition-id")
+    if isinstance(number, int | float) and math.isfinite(number):
         label = given or f"partition {int(number)}"
         return Reply(node, label, (0, int(number), label), content)
     label = given or f"node {node}"
     return Reply(node, label, (1, 0, label), content)
+
+
+def about_client(content: RecordDict) -> Mapping[str, Any]:
+    """What a client says of itself: its name, its number, which findings it labels."""
+    about = content.get("client")
+    return about if isinstance(about, ConfigRecord) else {}
 
 
 def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
@@ -94,6 +107,14 @@ def of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
+def all_metrics(content: RecordDict) -> dict[str, Any]:
+    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
+    found: dict[str, Any] = {}
+    for metrics in of_kind(content, MetricRecord).values():
+        found = dict(metrics.items()) | found
+    return found
+
+
 def _equal(one: RecordDict, other: RecordDict) -> bool:
     return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
 
@@ -110,10 +131,8 @@ def decode(
     replies: Sequence[Reply],
     numbers: Mapping[str, int],
     sent: Model,
+    format: ReplyFormat,
     *,
-    sends: Mapping[str, Extent],
-    size_key: str,
-    arrays_key: str,
     keep: bool = False,
     room: Model | None = None,
 ) -> tuple[list[Update], dict[str, str], Model]:
@@ -130,7 +149,7 @@ def decode(
     def attempt(row: int) -> Update | Refused:
         reply, into = replies[row], row_of(matrices, row)
         try:
-            return _update(reply, numbers[reply.name], into, reader, sends, size_key, arrays_key, keep)
+            return _update(reply.content, numbers[reply.name], into, reader, format, keep)
         except Refused as reason:
             return reason
         finally:
@@ -167,22 +186,12 @@ def _give_back() -> None:
         trim(0)
 
 
-def _update(
-    reply: Reply,
-    client: int,
-    into: Model,
-    reader: Reader,
-    sends: Mapping[str, Extent],
-    size_key: str,
-    arrays_key: str,
-    keep: bool,
-) -> Update:
-    content = reply.content
-    metrics = _metrics(content, size_key)
-    size = _size(metrics, size_key)
-    beside = of_kind(content, ArrayRecord).get("extra") if sends else None
-    extra = extras(beside, sends, into.layout)
-    name = _arrays_name(content, arrays_key)
+def _update(content: RecordDict, client: int, into: Model, reader: Reader, format: ReplyFormat, keep: bool) -> Update:
+    metrics = _metrics(content, format.size_key)
+    size = _size(metrics, format.size_key)
+    beside = of_kind(content, ArrayRecord).get("extra") if format.sends else None
+    extra = extras(beside, format.sends, into.layout)
+    name = _arrays_name(content, format.arrays_key)
     arrays = content[name]
     assert isinstance(arrays, ArrayRecord)
     reader.read(arrays, into)
@@ -196,21 +205,20 @@ def _update(
     return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in(content), seconds)
 
 
-def announced(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
+def size_and_labels(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
     return _size(_metrics(content, size_key), size_key), labelled_in(content)
 
 
 def seconds(content: RecordDict) -> float:
     """How long a client says that it worked; NaN where it says nothing."""
-    given = [metrics[SECONDS] for metrics in of_kind(content, MetricRecord).values() if SECONDS in metrics]
-    return float(given[0]) if given and isinstance(given[0], int | float) else math.nan
+    given = all_metrics(content).get(SECONDS)
+    return float(given) if isinstance(given, int | float) else math.nan
 
 
 def labelled_in(content: RecordDict) -> NDArray[np.bool_] | None:
     """Which findings the client says it labels; all where it says nothing."""
-    announced = content.get("client")
-    given = announced.get("labelled") if isinstance(announced, ConfigRecord) else None
+    given = about_client(content).get("labelled")
     if given is None:
         return None
     if not (isinstance(given, list) and all(isinstance(one, bool) for one in given)):
@@ -226,20 +234,19 @@ def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
 
 
 def _size(metrics: MetricRecord, size_key: str) -> float:
-    """Any positive number, as an int if it is whole."""
+    """Any positive number."""
     value = metrics[size_key]
     if isinstance(value, list) or not math.isfinite(value) or value <= 0:
         raise Refused(f"{size_key} = {value!s:.20} is not a positive number")
-    return int(value) if value == int(value) else value
+    return int_if_whole(value)
 
 
 def tensor_names(reply: Reply, arrays_key: str) -> frozenset[str]:
     """Which tensors a reply's model has; none where it has no model."""
     try:
-        arrays = reply.content[_arrays_name(reply.content, arrays_key)]
+        return frozenset(reply.content[_arrays_name(reply.content, arrays_key)])
     except Refused:
         return frozenset()
-    return frozenset(arrays)
 
 
 def _arrays_name(content: RecordDict, arrays_key: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class State:
 
 
 class Vault:
-    """One site's state in one run, for one kind of round: training or evaluation."""
+    """One site's state in one run, for one kind of round, training or evaluation. It is written only while `held`."""
 
     def __init__(self, folder: Path, run: str, key: Ed25519PublicKey, kind: str) -> None:
         self.path = folder / alias(run, f"secure {public_line(key)}")
@@ -66,18 +66,14 @@ class Vault:
     @contextmanager
     def held(self) -> Iterator[None]:
         """One message at a time: two that find the same state would put the same masks on different words."""
-        self._make()
-        with lock_file(self._state):
-            yield
-
-    def _make(self) -> None:
         make_folder(self.path.parent, private=True)
         make_subfolder(self.path, private=True)
+        with lock_file(self._state):
+            yield
 
     # ------------------------------------------------------------------------------------------ what waits
 
     def keep(self, vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> None:
-        self._make()
         arrays = {name: np.ascontiguousarray(vector) for name, vector in vectors.items()}
         write_whole(self._waiting, save(arrays, {"about": json.dumps(about)}), private=True)
 
@@ -110,9 +106,7 @@ class Vault:
             raise UserError(f"the kept state of a secure sum is damaged: {self._state}") from None
 
     def keep_state(self, state: State) -> None:
-        self._make()
-        content = vars(state) | {"opened": vars(state.opened)}
-        write_whole(self._state, json.dumps(content).encode(), private=True)
+        write_whole(self._state, json.dumps(asdict(state)).encode(), private=True)
 
 
 # ---------------------------------------------------------------------------------------------------- an update

@@ -63,18 +63,18 @@ class Order:
         return RecordDict({CONFIG: ConfigRecord(dict(config) | _written(pairs or {}))})
 
 
-def digest_of(told: Mapping[str, str]) -> bytes:
+def digest_of_told(told: Mapping[str, str]) -> bytes:
     """Of what all clients are told about a sum: those that were told something else do not open it together."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
-def fingerprint_of(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
+def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
     """Of all that a client was sent to train on; frozen layers by the digest under which they are sent once."""
     plain = replace(sent, layout=replace(sent.layout, frozen={}))
     return f"{fingerprint(plain, broadcast)} {frozen}".strip()
 
 
-def hash_of(content: RecordDict, run_config: Mapping[str, Any]) -> str:
+def hash_of_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
     """Of all that a site works by: a server that sends others a learning rate of 0 would see this site's move alone.
 
     Frozen layers are left out, as they are sent once; their digest is among the orders.

@@ -30,7 +30,7 @@ from feddraw.flower.secure_messages import (
     RECEIVED,
     RECORD,
     Order,
-    fingerprint_of,
+    fingerprint_of_sent,
     pairs_in,
 )
 from feddraw.flower.secure_sums import Circle, SecureSums, Told
@@ -76,29 +76,18 @@ class Table:
 
     def labels(self, circle: Circle, findings: int) -> dict[str, Labels]:
         """By site, which findings it labels; None = all."""
-        found: dict[str, Labels] = {}
 
-        def take(own: str) -> None:
-            found[own] = labelled = reply_intake.labelled_in(self.answers[own].content)
+        def read(own: str) -> Labels:
+            labelled = reply_intake.labelled_in(self.answers[own].content)
             if labelled is not None and len(labelled) != findings:
                 raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
+            return labelled
 
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return found
+        return circle.read_each(read)
 
-    def keys(self, circle: Circle, sums: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """By sum and client, the keys that came with the first answers."""
-        found: dict[str, dict[str, bytes]] = {sum: {} for sum in sums}
-
-        def take(own: str) -> None:
-            pairs = pairs_in(self.answers[own].content)
-            for sum in sums:
-                found[sum][own] = pairs[sum]
-
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return found
+    def keys(self, circle: Circle, sum: str) -> dict[str, bytes]:
+        """By client, the keys for a sum that came with the first answers."""
+        return circle.read_each(lambda own: pairs_in(self.answers[own].content)[sum])
 
 
 @dataclass
@@ -143,15 +132,12 @@ class SecureRounds:
     def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
         settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
-        return {ORDER: asdict(replace(self.order(run, round), settings=settings))}
-
-    def order(self, run: str, round: int) -> Order:
-        """What the messages of a round have in common."""
-        return Order(run, round, self.sums)
+        return {ORDER: asdict(Order(run, round, self.sums, settings=settings))}
 
     def train(
         self,
-        order: Order,
+        run: str,
+        round: int,
         table: Table,
         group: str,
         rounds: int,
@@ -164,12 +150,13 @@ class SecureRounds:
         """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
         circle = table.circle("train", group)
         parties = self._parties(table, circle, size_key)
-        received = fingerprint_of(sent, self.method.broadcast(state), frozen)
-        told = (received, described(self.method), order.round, rounds, parties)
+        received = fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
+        told = (received, described(self.method), round, rounds, parties)
         found = _Sums(Announcement(*told), state, table.received)
         try:
             found.announcement = announce(*told, self.policy)
-            self._open(found, SecureSums(circle, order, self.directory), table, circle, sent)
+            sums = SecureSums(circle, Order(run, round, self.sums), self.directory)
+            self._open(found, sums, table, circle, sent)
         except (SecureSumFailed, UserError) as failure:
             log.error("%s", failure)
             found.failed = reply_intake.one_line(failure, 200)
@@ -193,26 +180,23 @@ class SecureRounds:
 
     def _parties(self, table: Table, circle: Circle, size_key: str) -> tuple[Party, ...]:
         """Those that say how many images they have."""
-        parties: list[Party] = []
 
-        def take(own: str) -> None:
-            size, labelled = reply_intake.announced(table.answers[own].content, size_key)
+        def read(own: str) -> Party:
+            size, labelled = reply_intake.size_and_labels(table.answers[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
-            parties.append(party_of(own, size, labelled))
+            return party_of(own, size, labelled)
 
-        for own in circle.there:
-            circle.take(own, partial(take, own))
-        return tuple(parties)
+        return tuple(circle.read_each(read).values())
 
     def _open(self, found: _Sums, sums: SecureSums, table: Table, circle: Circle, sent: Model) -> None:
         """All sums of the round, one after the other."""
-        keys, asked = table.keys(circle, self.sums), table.asked
+        keys, asked = {sum: table.keys(circle, sum) for sum in self.sums}, table.asked
         if FIRST in self.sums:
             approve = found.announcement.check_summed
             first = sums.open(FIRST, asked, keys[FIRST], found.told, approve=approve)
-            informed = inform(self.method, found.announcement, found.state, first.words, first.survivors)
-            found.announcement, found.parts, found.state = informed.announcement, informed.parts, informed.state
+            before = (found.announcement, found.state)
+            found.announcement, found.parts, found.state = inform(self.method, *before, first.words, first.survivors)
             asked = first.survivors
 
         def settle(announced: Mapping[str, Announced]) -> Told:
@@ -240,11 +224,11 @@ class SecureRounds:
         """What goes with an evaluation whose counts are to be added up under masks."""
         return {ORDER: asdict(Order(run, round, (COUNTS,), settings={"findings": findings}))}
 
-    def count(self, order: Order, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
+    def count(self, run: str, round: int, table: Table, group: str, findings: int, size_key: str) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
-        order, circle = replace(order, sums=(COUNTS,)), table.circle("evaluate", group)
-        keys, told = table.keys(circle, order.sums)[COUNTS], {RECEIVED: table.received}
+        order, circle = Order(run, round, (COUNTS,)), table.circle("evaluate", group)
         approve = partial(_check_counted, table.labels(circle, findings), findings)
+        keys, told = table.keys(circle, COUNTS), {RECEIVED: table.received}
         try:
             opened = SecureSums(circle, order, self.directory).open(COUNTS, table.asked, keys, told, approve=approve)
         except (SecureSumFailed, NotSummed) as failure:
@@ -258,7 +242,7 @@ class SecureRounds:
 def _images(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
-        return reply_intake.announced(content, size_key)[0]
+        return reply_intake.size_and_labels(content, size_key)[0]
     except Refused:
         return 0
 

@@ -12,18 +12,19 @@ The state is on the disk before an answer leaves (`secure_memory`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
-from feddraw.flower import histograms, job_orders, reply_intake
+from feddraw.flower import frozen_layers, histograms, job_orders, reply_intake
 from feddraw.flower.method_as_text import method_of
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
 from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
@@ -36,39 +37,78 @@ from feddraw.flower.secure_messages import (
     RECEIVED,
     Order,
     answer,
-    digest_of,
-    fingerprint_of,
+    digest_of_told,
+    fingerprint_of_sent,
     pairs_in,
     reading,
 )
 from feddraw.secure.protocol import Member
-from feddraw.secure.signing_keys import Directory
+from feddraw.secure.session import FEWEST, About
+from feddraw.secure.signing_keys import Directory, name_in, read_directory, read_key
 from feddraw.server.masked.announcement import Announcement
 from feddraw.server.masked.client_side import Contribution
 from feddraw.server.state_dict import layout_of_arrays
 
 WORDS = "words"
+LISTED = ("num-examples", "partition-id", reply_intake.SECONDS, *reply_intake.LOSSES, *reply_intake.STEPS)  # may leave
+NO_KEY = (
+    "the server asks for secure sums, and this node has no signing key: make one with `feddraw site key FILE`, and "
+    "name it with key=… in the --node-config"
+)
 SUMS = {"train": (FIRST, MOVES), "evaluate": (COUNTS,)}  # those that a site takes part in
 
 
-class Signer(Protocol):
-    """The node that a site's part is played on."""
+class SecureNode:
+    """A node with its key and the keys of all sites, and what of its app's answers may leave it in clear."""
 
-    key: Ed25519PrivateKey
-    directory: Directory | None
-    fewest: int  # clients that must be in a sum
+    def __init__(self, context: Context, received: RecordDict) -> None:
+        node = context.node_config
+        if not node.get("key"):
+            raise UserError(NO_KEY)
+        self.key = read_key(Path(str(node["key"])))
+        self.directory: Directory | None = read_directory(Path(str(node["sites"]))) if node.get("sites") else None
+        self.fewest = int(node.get("fewest", FEWEST))  # clients that must be in a sum
+        self._frozen = str(job_orders.found(received).get(frozen_layers.KEY, ""))  # digest of layers that are sent once
+        self._context = context
+        self._listed = {*LISTED, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
+
+    def name(self, content: RecordDict) -> str:
+        """What this site is called in sums: by the directory, else by its app, its settings, or its number."""
+        about = content.get("client")
+        own = about.get("name") if isinstance(about, ConfigRecord) else self._context.node_config.get("client")
+        if self.directory is None:
+            return reply_intake.one_line(own) if own else reply_intake.reply_of(self._context.node_id, content).name
+        name = name_in(self.directory, self.key.public_key())
+        if own and reply_intake.one_line(own) not in (name, f"node {self._context.node_id}"):
+            raise UserError(f"this site calls itself {reply_intake.one_line(own)}, but its key is that of {name}")
+        return name
 
     def in_clear(self, content: RecordDict) -> RecordDict:
-        """What may leave of an app's answer."""
+        """What may leave of an app's answer: who it is, and single numbers under listed names. Never a tensor."""
+        who, about = ConfigRecord({"name": self.name(content)}), reply_intake.about_client(content)
+        number, labelled = about.get("number"), about.get("labelled")
+        if isinstance(number, int):
+            who["number"] = number
+        if isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled):
+            who["labelled"] = labelled
+        if about.get(frozen_layers.KEY) == self._frozen:
+            who[frozen_layers.KEY] = self._frozen
+        metrics = MetricRecord()
+        for record in reply_intake.of_kind(content, MetricRecord).values():
+            for name, value in record.items():
+                if self.lists(name) and name not in metrics and isinstance(value, int | float):
+                    metrics[name] = value if math.isfinite(value) else math.nan
+        return RecordDict({"client": who, "metrics": metrics})
 
     def lists(self, metric: str) -> bool:
         """Whether a metric of this name may leave."""
+        return metric in self._listed
 
 
-class Sitting:
+class SiteRound:
     """A site's part in one round of one run; every call answers one message."""
 
-    def __init__(self, node: Signer, vault: Vault, kind: str, order: Order) -> None:
+    def __init__(self, node: SecureNode, vault: Vault, kind: str, order: Order) -> None:
         self._node, self._vault, self._kind, self._order = node, vault, kind, order
         self._received = ""  # the fingerprint of what came to train on
         if not set(order.sums) <= set(SUMS.get(kind, ())):
@@ -97,7 +137,7 @@ class Sitting:
             sent = to_model(arrays, layout_of_arrays(arrays, heads_of(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
             frozen = str(job_orders.found(content).get("frozen", ""))
-            self._received = fingerprint_of(sent, arrays_to_vectors(broadcast), frozen)
+            self._received = fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
             return sent
 
     def begin(self, sent: Model | None, received: str, content: RecordDict) -> RecordDict:
@@ -120,12 +160,11 @@ class Sitting:
         """The app's answer as a server would read it, with listed metrics only."""
         with reading():
             size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
-            sends = dict(self._order.settings["sends"])
+            format = reply_intake.ReplyFormat(dict(self._order.settings["sends"]), size, arrays)
         if not self._node.lists(size):
             raise UserError(f"the server weighs by {reply_intake.one_line(size)}: list it in this node's metrics=…")
         reply = reply_intake.reply_of(0, content)
-        kinds: dict[str, Any] = {"sends": sends, "size_key": size, "arrays_key": arrays}
-        found, refused, _ = reply_intake.decode([reply], {reply.name: 0}, sent, **kinds)
+        found, refused, _ = reply_intake.decode([reply], {reply.name: 0}, sent, format)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
@@ -160,9 +199,9 @@ class Sitting:
         return found
 
     def _keys(self, sum: str, attempt: int) -> bytes:
-        about = (self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
+        about = About(self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
         node = self._node
-        member = Member(*about, self._state.name, node.key, node.directory, least=node.fewest)
+        member = Member(about, self._state.name, node.key, node.directory, least=node.fewest)
         content = member.advertise()
         self._state.members[sum], self._state.attempts[sum] = member.to_bytes().decode(), attempt
         return content
@@ -184,7 +223,7 @@ class Sitting:
         return answer(shares, announced=said)
 
     def _mask(self, member: Member, shares: dict[str, bytes]) -> RecordDict:
-        agreed = digest_of(self._order.told)
+        agreed = digest_of_told(self._order.told)
         masked = member.mask(shares, self._words(), in_place=True, agreed=agreed)
         self._state.agreed[self._order.sum] = agreed.hex()
         self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them

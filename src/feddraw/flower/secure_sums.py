@@ -8,10 +8,11 @@ were asked to open it, because a second sum over other clients would show the di
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -20,9 +21,8 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.flower.records import Refused, unpack
-from feddraw.flower.replies_as_they_come import answers
 from feddraw.flower.reply_intake import one_line
-from feddraw.flower.secure_messages import RECORD, Order, digest_of, pairs_in, reading
+from feddraw.flower.secure_messages import RECORD, Order, digest_of_told, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
 from feddraw.secure.protocol import Collector, SecureSumFailed, Session
@@ -32,7 +32,9 @@ from feddraw.secure.signing_keys import Directory
 log = logging.getLogger("flwr")
 
 ATTEMPTS = 3  # of one sum, in all
+SHORTEST, LONGEST = 0.1, 2.0  # seconds between two looks for answers, growing while none comes
 
+Found = TypeVar("Found")
 Told = Mapping[str, str]  # to all clients, the same
 Take = Callable[[str, RecordDict], None]
 Read = Callable[[str, str], Any]  # what a client says in clear about what it adds, by its name and text
@@ -63,7 +65,7 @@ class Circle:
             for name, pairs in contents.items()
         ]
         taken = set[str]()
-        for message in answers(self.grid, messages, self.timeout):
+        for message in self._answers(messages):
             name = names.get(message.metadata.src_node_id, "")  # of a node that is gone, the SuperLink's own comes
             if not name or name in taken:
                 continue
@@ -71,20 +73,45 @@ class Circle:
                 self._refuse(name, f"its app failed: {message.error.reason or 'no reason given'}")
             elif message.metadata.group_id != group:
                 self._refuse(name, f"it answers '{message.metadata.group_id}', not '{group}'")
-            elif self.take(name, partial(take, name, message.content)):
-                taken.add(name)
+            else:
+                with self.refusing(name):
+                    take(name, message.content)
+                    taken.add(name)
         for name in contents.keys() - taken:
             self.reasons.setdefault(name, "")
 
-    def take(self, name: str, work: Callable[[], None]) -> bool:
-        """Whether what came from a client could be used."""
+    def _answers(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Each answer once, as they come, so that the server need not hold all of them at the same time.
+
+        It ends when all are there or the time is over; a node that is gone answers with an error.
+        """
+        waiting = {identity for identity in self.grid.push_messages(messages) if identity}
+        deadline, pause = time.monotonic() + self.timeout, SHORTEST
+        while waiting and time.monotonic() < deadline:
+            found = list(self.grid.pull_messages(waiting))
+            waiting -= {message.metadata.reply_to_message_id for message in found}
+            if not found:
+                time.sleep(pause)
+            pause = SHORTEST if found else min(LONGEST, 1.5 * pause)
+            while found:
+                yield found.pop(0)
+
+    @contextmanager
+    def refusing(self, name: str) -> Iterator[None]:
+        """Around the use of what came from a client: it is refused if that cannot be used."""
         try:
             with reading():
-                work()
+                yield
         except (UserError, Refused) as error:
             self._refuse(name, str(error))
-            return False
-        return True
+
+    def read_each(self, read: Callable[[str], Found]) -> dict[str, Found]:
+        """What is read of each client that is there; one of which it cannot be read is refused."""
+        found: dict[str, Found] = {}
+        for name in self.there:
+            with self.refusing(name):
+                found[name] = read(name)
+        return found
 
     def _refuse(self, name: str, why: str) -> None:
         self.reasons.setdefault(name, one_line(why, 200))
@@ -124,9 +151,9 @@ class SecureSums:
             order = replace(self._order, sum=sum, attempt=attempt)
             if attempt:
                 keys = self._fresh_keys(order, asked)
-            trial = _Attempt(self._circle, order, asked, self._directory)
+            trial = _Attempt(self._circle, order, asked, self._directory, read)
             try:
-                return trial.open(keys, told, read, settle, approve)
+                return trial.open(keys, told, settle, approve)
             except SecureSumFailed as failure:
                 asked = [name for name in asked if name in self._circle.there]
                 if trial.opening or attempt + 1 == ATTEMPTS or len(asked) < FEWEST:
@@ -147,41 +174,42 @@ class SecureSums:
 class _Attempt:
     """One sum, one attempt: a message to every client and its answer for each stage."""
 
-    def __init__(self, circle: Circle, order: Order, asked: Sequence[str], directory: Directory | None) -> None:
+    def __init__(
+        self, circle: Circle, order: Order, asked: Sequence[str], directory: Directory | None, read: Read
+    ) -> None:
         session = Session(order.run, order.round, f"{circle.kind}: {order.sum}", order.attempt, tuple(asked))
         self._circle, self._order, self._collector = circle, order, Collector(session, directory)
         self._announced: dict[str, Any] = {}
-        self._read: Read = lambda name, text: text
+        self._read = read
         self.opening = False  # clients were asked for the shares that open the sum
 
     def open(
-        self,
-        keys: Mapping[str, bytes],
-        told: Told,
-        read: Read,
-        settle: Settle | None,
-        approve: Callable[[Sequence[str]], None],
+        self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Callable[[Sequence[str]], None]
     ) -> OpenedSum:
-        collector, self._read = self._collector, read
+        collector = self._collector
         for name, content in keys.items():
-            self._circle.take(name, partial(collector.take_advertised, name, content))
+            with self._circle.refusing(name):
+                collector.take_advertised(name, content)
         advertised = collector.advertised
-        self._ask("shares", {name: advertised for name, content in advertised.items() if content}, told)
+        sent = [name for name, content in advertised.items() if content]
+        self._ask("shares", dict.fromkeys(sent, advertised), self._take_shares, told)
         if settle is not None:
             told = settle({name: self._announced[name] for name in collector.sharers})
-        collector.agreed = digest_of(told)
-        self._ask("values", {name: collector.shares_for(name) for name in collector.sharers}, told)
+        collector.agreed = digest_of_told(told)
+        shares = {name: collector.shares_for(name) for name in collector.sharers}
+        self._ask("values", shares, self._take_values, told)
         approve(collector.survivors)
-        self._ask("survivors", {name: {} for name in collector.survivors})
+        self._ask("survivors", {name: {} for name in collector.survivors}, self._take_signature)
         signatures, self.opening = collector.signatures, True
-        self._ask("opening", dict.fromkeys(signatures, signatures))
+        self._ask("opening", dict.fromkeys(signatures, signatures), self._take_revealed)
         return OpenedSum(collector.total(), collector.survivors, self._announced)
 
-    def _ask(self, stage: str, contents: Mapping[str, Mapping[str, bytes]], told: Told | None = None) -> None:
-        """Ask, and take what comes; what cannot be taken is refused by name."""
+    def _ask(
+        self, stage: str, contents: Mapping[str, Mapping[str, bytes]], take: Take, told: Told | None = None
+    ) -> None:
         survivors = self._collector.survivors if stage in ("survivors", "opening") else ()
         order = replace(self._order, stage=stage, told=told or {}, survivors=survivors)
-        self._circle.ask(order, contents, getattr(self, f"_take_{stage}"))
+        self._circle.ask(order, contents, take)
 
     def _take_shares(self, name: str, content: RecordDict) -> None:
         said = self._read(name, str(content.config_records[RECORD]["announced"]))
@@ -192,8 +220,8 @@ class _Attempt:
         words = unpack(content.array_records[WORDS][WORDS])
         self._collector.take_masked(name, words, pairs_in(content)["seal"])
 
-    def _take_survivors(self, name: str, content: RecordDict) -> None:
+    def _take_signature(self, name: str, content: RecordDict) -> None:
         self._collector.take_signature(name, pairs_in(content)["signature"])
 
-    def _take_opening(self, name: str, content: RecordDict) -> None:
+    def _take_revealed(self, name: str, content: RecordDict) -> None:
         self._collector.take_revealed(name, pairs_in(content)["shares"])

@@ -137,8 +137,7 @@ class Signatures:
             raise Refused(
                 f"the signature of {app} {version} expired at {newest.expires}: ask the operator for a new one"
             )
-        later = [other for other in statements if other.app == app and other.signed > newest.signed]
-        if later:
-            latest = max(later, key=lambda statement: statement.signed)
+        latest = max((one for one in statements if one.app == app), key=lambda statement: statement.signed)
+        if latest.signed > newest.signed:
             raise Refused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")
         return newest

@@ -119,10 +119,11 @@ def last_counted(content: RecordDict, name: str) -> int | None:
 def read_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
     ordered = job_orders.found(content)
+    config: Mapping[str, Any] = next(iter(content.config_records.values()), {})
     if site.policy is not None:
         _agree(site.policy, ordered.get("policy", {}))
     try:
-        round = int(ordered.get("round", _config(content).get("server-round", 1) - 1))
+        round = int(ordered.get("round", config.get("server-round", 1) - 1))
         seed = int(ordered.get("client-seed") or seed_of(int(ordered.get("seed", 0)), round, site.seed_number))
         rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
@@ -151,10 +152,6 @@ def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
             metrics |= to_metrics(part, counts, not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
     return RecordDict({"metrics": MetricRecord(metrics), "client": announcement(site)})
-
-
-def _config(content: RecordDict) -> Mapping[str, Any]:
-    return next(iter(content.config_records.values()), {})
 
 
 def _vectors(content: RecordDict, name: str) -> dict[str, Vector]:

@@ -201,7 +201,7 @@ class MethodStrategy(FedAvg):
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
-            result = Counting(self._through or self, done).start(grid, first, left, *arguments)
+            result = Counting(self._through or self, done).go_on(grid, first, left, *arguments)
         elif self._through is not None:
             result = self._through.start(grid, first, left, *arguments)
         else:
@@ -435,25 +435,17 @@ class MethodStrategy(FedAvg):
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
-    def _in_clear(
-        self, round: int, answers: list[reply_intake.Reply]
-    ) -> tuple[RoundResult, dict[str, str], dict[str, float]]:
+    def _in_clear(self, round: int, answers: list[reply_intake.Reply]) -> Outcome:
         """The round from the clients' models."""
         assert self.model is not None
         assert self.state is not None
         self._narrow(answers)
         known = {name: number for number, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
-        updates, refused, self._room = reply_intake.decode(
-            answers,
-            known,
-            self.model,
-            sends=self.method.sends,
-            size_key=self.weighted_by_key,
-            arrays_key=self.arrayrecord_key,
-            keep=not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies,
-            room=self._room,
-        )
+        format = reply_intake.ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key)
+        keep = not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies
+        given = (answers, known, self.model, format)
+        updates, refused, self._room = reply_intake.decode(*given, keep=keep, room=self._room)
         self._point_out_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
@@ -468,10 +460,9 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         assert self.state is not None
         table = self._table(answers, self._asked)
-        order = secure.order(self.run, round)
-        this = (self.rounds, self.model, self.state, self._everyone)
+        this = (self.rounds, self.model, self.state, self._everyone, self.weighted_by_key)
         frozen = self._frozen.order.get(FROZEN, "")
-        result, refused = secure.train(order, table, str(server_round), *this, self.weighted_by_key, frozen)
+        result, refused = secure.train(self.run, round, table, str(server_round), *this, frozen)
         self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
         return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
 
@@ -611,8 +602,8 @@ class MethodStrategy(FedAvg):
         """All sites' counts as those of one site."""
         answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
         table = self._table(self.roster.recognize(answers)[0], self._evaluating)
-        order = secure.order(self.run, self._count(server_round) - 1)
-        found = secure.count(order, table, str(server_round), len(self.findings), self.weighted_by_key)
+        this = (self.run, self._count(server_round) - 1, table, str(server_round))
+        found = secure.count(*this, len(self.findings), self.weighted_by_key)
         return [] if found is None else [found]
 
 
@@ -641,7 +632,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
     """
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:
-        for name, value in _metrics(content).items():
+        for name, value in reply_intake.all_metrics(content).items():
             given.setdefault(name, []).append((_weight(content, size_key), value))
     means = MetricRecord()
     for name, column in given.items():
@@ -657,13 +648,5 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
 
 
 def _weight(content: RecordDict, size_key: str) -> float:
-    size = _metrics(content).get(size_key, 0.0)
+    size = reply_intake.all_metrics(content).get(size_key, 0.0)
     return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0
-
-
-def _metrics(content: RecordDict) -> dict[str, Any]:
-    """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
-    found: dict[str, Any] = {}
-    for metrics in reply_intake.of_kind(content, MetricRecord).values():
-        found = dict(metrics.items()) | found
-    return found

@@ -111,7 +111,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             model = FLModelUtils.from_shareable(shareable, fl_ctx)
         except Exception as error:  # whatever FLARE stumbles over in what a site sent
             model = FLModel(params={}, meta={})
-            self._refused[name] = f"no model: {_short(error)}"
+            self._refused[name] = _short(f"no model: {error}")
         model.meta = dict(model.meta or {}) | {"client_name": name}  # by FLARE's word, not the site's
         self.accept_model(model)
         return name not in self._refused
@@ -133,7 +133,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self._stop_without_extras()
         classifier = self._layout(sent).classifier
         self._clients += sorted(self._models.keys() - set(self._clients))
-        updates = [one for name in sorted(self._models) if (one := self._update(name, sent)) is not None]
+        sound = sorted(self._models.keys() - self._refused.keys())
+        updates = [one for name in sound if (one := self._update(name, sent)) is not None]
         given: dict[str, Any] = {"method": self._table, "state": self._state, "clients": self._clients}
         limits: dict[str, Any] = {"gate": self._gate, "policy": self._policy}
         result = aggregate(sent, updates, round=round, rounds=self.rounds, classifier=classifier, **given, **limits)
@@ -166,8 +167,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """A client's update, or nothing if its model cannot be read."""
         model = self._models[name]
         try:
-            if name in self._refused:
-                raise ValueError(self._refused[name])
             if not self._has_size(model):
                 raise ValueError(f"no size: {self._line_to_add()}")
             size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))

@@ -34,10 +34,7 @@ class Member:
 
     def __init__(
         self,
-        run: str,
-        round: int,
-        sum: str,
-        attempt: int,
+        about: About,
         name: str,
         signing_key: Ed25519PrivateKey,
         directory: Directory | None,
@@ -47,7 +44,7 @@ class Member:
     ) -> None:
         if directory is None:
             warnings.warn(NO_DIRECTORY, stacklevel=2)
-        self.about, self.name = About(run, round, sum, attempt), name
+        self.about, self.name = about, name
         self._key, self._directory, self._rng = signing_key, directory, rng
         self._least = max(FEWEST, least)  # clients that must be in a sum
         self._stage = STAGES[0]
@@ -209,10 +206,10 @@ class Member:
             state: dict[str, Any] = json.loads(content)
             if state["purpose"] != PURPOSE or state["stage"] not in STAGES:
                 raise ValueError
-            run, round_, sum_, attempt = state["about"]
+            about = About(*state["about"])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it was said when the member was made
-                member = cls(run, round_, sum_, attempt, state["name"], signing_key, directory, least=state["least"])
+                member = cls(about, state["name"], signing_key, directory, least=state["least"])
             member._stage = state["stage"]
             own = state["secrets"]
             member._secrets = Secrets(*map(bytes.fromhex, own)) if own else None

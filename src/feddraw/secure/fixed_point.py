@@ -21,20 +21,13 @@ FRACTION_BITS = 40
 _BLOCK = 1 << 16  # values at a time: what is worked on stays in the processor's cache
 
 
-def largest_word(clients: int) -> int:
-    """The largest size of one client's integer: `clients` of them stay below 2^63."""
-    if clients < 1:
-        raise UserError(f"a sum needs at least one client, not {clients}")
-    return (2**63 - 1) // clients
-
-
-def limit(clients: int, bits: int = FRACTION_BITS) -> float:
-    """The largest size of a value that each of so many clients can send without overflow."""
-    whole = largest_word(clients)
+def limit(clients: int) -> float:
+    """The largest size of a value that each of so many clients can send: their integers stay below 2^63 together."""
+    whole = (2**63 - 1) // clients
     size = float(whole)
     if int(size) > whole:  # float64 has 53 bits and may have rounded up
         size = math.nextafter(size, 0.0)
-    return math.ldexp(size, -bits)
+    return math.ldexp(size, -FRACTION_BITS)
 
 
 def encode(values: NDArray[Any], clients: int, out: Words | None = None) -> Words:
@@ -63,7 +56,7 @@ def _check(scaled: NDArray[np.float64], largest: float, clients: int) -> None:
         )
 
 
-def decode(words: Words) -> NDArray[np.float64]:
-    """The real numbers of a sum of integers."""
-    found = words.view(np.int64).astype(np.float64)
-    return np.multiply(found, math.ldexp(1.0, -FRACTION_BITS), out=found)
+def decode(words: Words, *, in_place: bool = False) -> NDArray[np.float64]:
+    """The real numbers of a sum of integers, in the memory of the words if that is asked for."""
+    out = words.view(np.float64) if in_place else np.empty(len(words))
+    return np.multiply(words.view(np.int64), math.ldexp(1.0, -FRACTION_BITS), out=out)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 BLOCK = 1 << 15  # words: a block and its stream together are half a megabyte
@@ -22,7 +22,7 @@ _SLACK = 15  # bytes that update_into wants beside its output
 class Mask:
     """A stream and whether it is added or taken away."""
 
-    key: bytes
+    key: bytes  # 32 bytes
     plus: bool
 
     @property
@@ -35,16 +35,11 @@ def apply(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
     block = min(BLOCK, len(words))
     zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + _SLACK)
     drawn = np.frombuffer(stream, "<u8", block)
-    running = [(_cipher(mask.key), np.add if mask.plus else np.subtract) for mask in masks]
+    ciphers = [Cipher(algorithms.AES(mask.key), modes.CTR(bytes(16))).encryptor() for mask in masks]
+    running = [(cipher, np.add if mask.plus else np.subtract) for cipher, mask in zip(ciphers, masks, strict=True)]
     for start in range(0, len(words), BLOCK):
         part = words[start : start + BLOCK]
         nothing, mine = zeros[: 8 * len(part)], drawn[: len(part)]
         for cipher, combine in running:
             cipher.update_into(nothing, stream)
             combine(part, mine, out=part)
-
-
-def _cipher(key: bytes) -> CipherContext:
-    if len(key) != 32:
-        raise ValueError("a mask's key has 32 bytes")
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()

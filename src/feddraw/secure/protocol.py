@@ -8,7 +8,6 @@ round. With K clients asked, up to K - t may fall silent, at whatever stages; t 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from secrets import token_bytes
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,7 +18,7 @@ from feddraw.secure.server_half import Collector
 from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
 from feddraw.secure.signing_keys import Directory
 
-__all__ = ["Collector", "LocalSum", "Member", "Refused", "SecureSumFailed", "Session", "run_locally", "threshold"]
+__all__ = ["Collector", "LocalSum", "Member", "Refused", "SecureSumFailed", "Session", "threshold"]
 
 STAGES = 5
 
@@ -40,13 +39,11 @@ class LocalSum:
         *,
         agreed: bytes = b"",
         approve: Callable[[Sequence[str]], None] = lambda survivors: None,
-        rng: Callable[[int], bytes] = token_bytes,
     ) -> None:
         self._silent, self._agreed, self._approve = drops or {}, agreed, approve
         self.collector = Collector(session, directory)
         self.collector.agreed = agreed
-        facts = (session.run, session.round, session.sum, session.attempt)
-        self._members = {name: Member(*facts, name, keys[name], directory, rng=rng) for name in session.members}
+        self._members = {name: Member(session, name, keys[name], directory) for name in session.members}
         for name in self._active(0, session.members):
             self.collector.take_advertised(name, self._members[name].advertise())
         advertised = self.collector.advertised
@@ -77,20 +74,3 @@ class LocalSum:
         for name in self._active(4, signatures):
             self.collector.take_revealed(name, self._members[name].reveal(survivors, signatures))
         return self.collector.total()
-
-
-def run_locally(
-    session: Session,
-    keys: Mapping[str, Ed25519PrivateKey],
-    directory: Directory | None,
-    words_of: Mapping[str, NDArray[np.uint64]],
-    drops: Mapping[str, int] | None = None,
-    *,
-    in_place: bool = False,
-    rng: Callable[[int], bytes] = token_bytes,
-) -> NDArray[np.uint64]:
-    """The sum of the clients' words through all stages; with `in_place` the given words are masked where they are."""
-    local = LocalSum(session, keys, directory, drops, rng=rng)
-    for name in local.collector.sharers:
-        local.add(name, words_of[name] if in_place else words_of[name].copy())
-    return local.total()

@@ -30,7 +30,7 @@ class Collector:
         self._stage = 0
         self._messages: dict[str, bytes] = {}  # of the first stage, by client
         self._keys: dict[str, Advert] = {}
-        self._context = Context.of(session.about, {})
+        self._context = Context.of(session, {})
         self._shares: dict[str, dict[str, bytes]] = {}  # by sender, then receiver
         self._summed: set[str] = set()
         self._sum: NDArray[np.uint64] | None = None
@@ -42,7 +42,7 @@ class Collector:
 
     def take_advertised(self, name: str, content: bytes) -> None:
         self._expect(0, name, self.session.members, self._keys)
-        self._keys[name] = read_advert(self.session.about, name, content, self._directory)
+        self._keys[name] = read_advert(self.session, name, content, self._directory)
         self._messages[name] = content
 
     @property
@@ -50,7 +50,7 @@ class Collector:
         """For every client that sent its keys: the keys of all who were asked, empty where none came."""
         if self._close(0, len(self._keys)):
             sent = {name: self._messages.get(name, b"") for name in self.session.members}
-            self._context = Context.of(self.session.about, sent)
+            self._context = Context.of(self.session, sent)
         return dict(self._context.advertised)
 
     # ------------------------------------------------------------------------------------------ 1: shares
@@ -157,7 +157,7 @@ class Collector:
             except ValueError:
                 secret = b""
             if not self._is_secret_of(name, secret):
-                raise SecureSumFailed(f"{self.session.about}: the shares of {name} do not fit: wrong ones were sent")
+                raise SecureSumFailed(f"{self.session}: the shares of {name} do not fit: wrong ones were sent")
             found[name] = secret
         return found
 
@@ -165,7 +165,7 @@ class Collector:
         if not secret:
             return False
         if name in self._summed:
-            return commitment(self.session.about, name, secret) == self._keys[name].commitment
+            return commitment(self.session, name, secret) == self._keys[name].commitment
         return public_half(secret) == self._keys[name].masking
 
     # ------------------------------------------------------------------------------------------ checks
@@ -175,20 +175,20 @@ class Collector:
         what = STAGES[stage]
         if stage != self._stage:
             when = "too late" if stage < self._stage else "too early"
-            raise Refused(f"{self.session.about}: the {what} of {name} came {when}")
+            raise Refused(f"{self.session}: the {what} of {name} came {when}")
         if name not in senders:
-            raise Refused(f"{self.session.about}: {name} was not asked for {what}")
+            raise Refused(f"{self.session}: {name} was not asked for {what}")
         if name in taken:
-            raise Refused(f"{self.session.about}: {name} sent {what} twice")
+            raise Refused(f"{self.session}: {name} sent {what} twice")
 
     def _close(self, stage: int, found: int) -> bool:
         """Whether the stage was still open; too few clients end the sum."""
         if self._stage < stage:
-            raise Refused(f"{self.session.about}: the {STAGES[stage]} are not there yet")
+            raise Refused(f"{self.session}: the {STAGES[stage]} are not there yet")
         if found < max(self.session.threshold, FEWEST):
             asked = len(self.session.members)
             raise SecureSumFailed(
-                f"{self.session.about} failed: {STAGES[stage]} came from {found} of {asked} clients, "
+                f"{self.session} failed: {STAGES[stage]} came from {found} of {asked} clients, "
                 f"{self.session.threshold} are needed"
             )
         if self._stage > stage:

@@ -8,7 +8,6 @@ who was asked and all their keys. So a message that was made for anything else n
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from feddraw.errors import RunFailed, UserError
 
 PURPOSE = "feddraw secure sum 1"
 FEWEST = 3  # with two, each learns the other's part from the sum
+LENGTH_BYTES = 4  # before each field of a message
 
 
 class Refused(UserError):
@@ -56,13 +56,9 @@ class About:
 
 
 @dataclass(frozen=True)
-class Session:
-    """One masked sum of those who were asked for it, one attempt."""
+class Session(About):
+    """One masked sum, one attempt, with all who were asked for it."""
 
-    run: str
-    round: int
-    sum: str
-    attempt: int
     members: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -70,10 +66,6 @@ class Session:
             raise UserError("a secure sum needs clients of different names")
         if len(self.members) < FEWEST:
             raise UserError(f"a secure sum needs at least {FEWEST} clients, not {len(self.members)}")
-
-    @property
-    def about(self) -> About:
-        return About(self.run, self.round, self.sum, self.attempt)
 
     @property
     def threshold(self) -> int:
@@ -118,22 +110,19 @@ class Context:
 
 
 def pack(*fields: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    return b"".join(len(field).to_bytes(LENGTH_BYTES, "little") + field for field in fields)
 
 
-def unpack(content: bytes, count: int | None = None) -> list[bytes]:
+def unpack(content: bytes, count: int) -> list[bytes]:
     """The fields of a message, all of it and nothing beside it."""
     fields, position = [], 0
     while position < len(content):
-        if position + 4 > len(content):
+        start = position + LENGTH_BYTES
+        position = start + int.from_bytes(content[position:start], "little")
+        if position > len(content):
             raise Refused("a message of a secure sum is cut off")
-        (length,) = struct.unpack_from("<I", content, position)
-        position += 4
-        if position + length > len(content):
-            raise Refused("a message of a secure sum is cut off")
-        fields.append(content[position : position + length])
-        position += length
-    if count is not None and len(fields) != count:
+        fields.append(content[start:position])
+    if len(fields) != count:
         raise Refused(f"a message of a secure sum has {len(fields)} fields instead of {count}")
     return fields
 

@@ -84,9 +84,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     return read_private(path, ask, SITE)
 
 
-def read_public(path: Path, made_by: str = OPERATOR) -> Ed25519PublicKey:
-    """A public key, one line that begins with ssh-ed25519."""
-    return _public(small_file(path).strip(), str(path), made_by)
+def read_public(path: Path) -> Ed25519PublicKey:
+    """An operator's public key, one line that begins with ssh-ed25519."""
+    return _public(small_file(path).strip(), str(path), OPERATOR)
 
 
 def _public(line: bytes, where: str, made_by: str) -> Ed25519PublicKey:

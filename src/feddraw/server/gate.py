@@ -50,7 +50,7 @@ class Verdict:
     """What the gate found: why an update is refused (empty: it is accepted), and how far the client moved."""
 
     reason: str
-    distance: float
+    distance: float = math.nan
     note: str = ""  # about an update that counts
     keep: float = 1.0  # share of the move that is left after clipping
     beside: Mapping[str, float] = field(default_factory=dict)  # lengths of the long vectors beside the model
@@ -76,19 +76,19 @@ def check_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max
     """The same without the parameters' values, which a server reads only once, when it sums them."""
     reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
     if reason:
-        return Verdict(reason, math.nan)
+        return Verdict(reason)
     beside = {name: _length(update.extra[name]) for name in sends}
     if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
-        return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}", math.nan)
+        return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
     long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
-    return Verdict(_statistics(update.model, sent), math.nan, beside={name: beside[name] for name in long})
+    return Verdict(_statistics(update.model, sent), beside={name: beside[name] for name in long})
 
 
 def with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict:
     """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
-    return Verdict(f"parameters are not finite ({_first_bad(update.model)})", math.nan)
+    return Verdict(f"parameters are not finite ({_first_bad(update.model)})")
 
 
 def _form(update: Update, sent: Model) -> str:
@@ -174,8 +174,12 @@ def check_each(
     times = Counter(update.client for update in updates)
     found = {}
     for update in updates:
-        refused = _sender(client := update.client, times, clients)
-        found[client] = Verdict(refused, math.nan) if refused else check_contents(update, sent, sends, gate.max_size)
+        if not 0 <= update.client < clients:
+            found[update.client] = Verdict("not a client of this federation")
+        elif times[update.client] > 1:
+            found[update.client] = Verdict(f"answered {times[update.client]} times in one round")
+        else:
+            found[update.client] = check_contents(update, sent, sends, gate.max_size)
     return found
 
 
@@ -191,12 +195,6 @@ def accept_by_distance(
     found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
     return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**checked, **found}
-
-
-def _sender(client: int, times: Mapping[int, int], clients: int) -> str:
-    if not 0 <= client < clients:
-        return "not a client of this federation"
-    return f"answered {times[client]} times in one round" if times[client] > 1 else ""
 
 
 def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
@@ -229,13 +227,11 @@ def _compared(verdict: Verdict, median: float, medians: Mapping[str, float], gat
 def _clipped(update: Update, sent: Model, keep: float) -> Update:
     if keep == 1.0:
         return update
-    params, buffers = (
-        _between(sent.params, update.model.params, keep),
-        _between(sent.buffers, update.model.buffers, keep),
-    )
-    return replace(update, model=replace(update.model, params=params, buffers=buffers))
 
+    def cut(origin: Vector, end: Vector) -> Vector:
+        start = origin.astype(np.float64)
+        return (start + keep * (end - start)).astype(origin.dtype)
 
-def _between(origin: Vector, end: Vector, share: float) -> Vector:
-    start = origin.astype(np.float64)
-    return (start + share * (end - start)).astype(origin.dtype)
+    model = update.model
+    params, buffers = cut(sent.params, model.params), cut(sent.buffers, model.buffers)
+    return replace(update, model=replace(model, params=params, buffers=buffers))

@@ -62,31 +62,25 @@ class PieceEntry:
     clause: str = ""
 
 
-def remarks_of(
+def with_remarks(
+    verdicts: Mapping[int, Verdict],
     sizes: Mapping[int, float],
     limited_sizes: Mapping[int, tuple[float, str]],
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
-) -> dict[int, list[str]]:
-    """By client, what the policy changed about its size and its weight."""
+) -> dict[int, Verdict]:
+    """The verdicts; the gate's notes are followed by what the policy changed about a client's size and its weight."""
     limited = aggregate.weights.limited if aggregate is not None else None
-    found: dict[int, list[str]] = {}
-    for index, update in enumerate(accepted):
-        client = update.client
+    found = dict(verdicts)
+    for index, client in enumerate(update.client for update in accepted):
+        notes = [verdicts[client].note]
         if client in limited_sizes:
             size, setting = limited_sizes[client]
-            found.setdefault(client, []).append(f"says {sizes[client]} images, {size} count (policy.{setting})")
-        if limited is not None and (said := remark(limited, index)):
-            found.setdefault(client, []).append(said)
+            notes.append(f"says {sizes[client]} images, {size} count (policy.{setting})")
+        if limited is not None:
+            notes.append(remark(limited, index))
+        found[client] = replace(verdicts[client], note="; ".join(filter(None, notes)))
     return found
-
-
-def with_remarks(verdicts: dict[int, Verdict], remarks: Mapping[int, list[str]]) -> dict[int, Verdict]:
-    """The verdicts with these remarks after those of the gate."""
-    if not remarks:
-        return verdicts
-    notes = {c: "; ".join(filter(None, [verdicts[c].note, *said])) for c, said in remarks.items()}
-    return {c: replace(verdict, note=notes.get(c, verdict.note)) for c, verdict in verdicts.items()}
 
 
 def ledger_of(

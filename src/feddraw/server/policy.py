@@ -56,7 +56,19 @@ class Policy:
     @cached_property
     def shares(self) -> dict[str, float]:
         """The fixed shares, by client."""
-        return _shares_of(self.fixed)
+        found: dict[str, float] = {}
+        for item in filter(str.strip, self.fixed.split(",")):
+            name, _, number = (part.strip() for part in item.rpartition("="))
+            try:
+                share = float(number)
+            except ValueError:
+                share = math.nan
+            if not (name and 0 <= share <= 1) or name in found:
+                raise UserError(
+                    f"policy.fixed must read like 'North=0.3, South=0.2' (each client once), not '{self.fixed}'"
+                )
+            found[name] = share
+        return found
 
     # ------------------------------------------------------------------------------------------ before the first round
 
@@ -100,11 +112,13 @@ class Policy:
         """Of the clients that report too many images: the number that counts, and the setting that limits it."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
         if self.max_size_times and len(sizes) >= FEWEST:
-            limits["max_size_times"] = times_median(self.max_size_times, list(sizes.values()))
+            limit = self.max_size_times * float(np.median(list(sizes.values())))
+            whole = all(size == int(size) for size in sizes.values())
+            limits["max_size_times"] = max(1.0, round(limit)) if whole else limit
         if not limits:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
-        return {client: (plain(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
+        return {client: (int_if_whole(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
 
     # ------------------------------------------------------------------------------------------ weights
 
@@ -238,27 +252,5 @@ def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
         )
 
 
-def _shares_of(text: str) -> dict[str, float]:
-    """'North=0.3, South=0.2' as a dict."""
-    found: dict[str, float] = {}
-    for item in filter(str.strip, text.split(",")):
-        name, _, number = item.rpartition("=")
-        try:
-            share = float(number)
-        except ValueError:
-            share = math.nan
-        if not (name.strip() and 0 <= share <= 1) or name.strip() in found:
-            raise UserError(f"policy.fixed must read like 'North=0.3, South=0.2' (each client once), not '{text}'")
-        found[name.strip()] = share
-    return found
-
-
-def times_median(times: float, sizes: Sequence[float]) -> float:
-    """This many medians; rounded to whole images if all sizes are whole numbers."""
-    limit = times * float(np.median(sizes))
-    return max(1.0, round(limit)) if all(size == int(size) for size in sizes) else limit
-
-
-def plain(size: float) -> float:
-    """An int if the number is whole."""
+def int_if_whole(size: float) -> float:
     return int(size) if size == int(size) else size

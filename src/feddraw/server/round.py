@@ -13,7 +13,7 @@ from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy,
 from feddraw.errors import UserError
 from feddraw.server.findings import among_labelling, with_unweighted_rows
 from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
-from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, remarks_of, with_remarks
+from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, with_remarks
 from feddraw.server.policy import Policy
 from feddraw.server.streaming import Stream
 
@@ -98,9 +98,8 @@ def aggregate_round(
         aggregate = method.aggregate(cohort, state, bound) if accepted else None
     if aggregate is not None:
         aggregate = with_unweighted_rows(aggregate, cohort, method, state)
-    verdicts = with_remarks(verdicts, remarks_of(sizes, limited, accepted, aggregate))
-    ledger = ledger_of(round, clients, range(len(clients)) if asked is None else asked, updates, verdicts, aggregate)
-    return result_of(method, cohort, state, aggregate, ledger, accepted, clients)
+    everyone = range(len(clients)) if asked is None else asked
+    return result_of(method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,18 +160,16 @@ def aggregate_stream(
         received.append(replace(resized, model=model))  # its own is gone with the next one
     verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
     aggregate = stream.aggregate(state) if stream.updates else None
-    verdicts = with_remarks(verdicts, remarks_of(sizes, limited, stream.updates, aggregate))
-    ledger = ledger_of(round, clients, sizes, received, verdicts, aggregate)
-    return result_of(method, cohort, state, aggregate, ledger, stream.updates, clients)
+    return result_of(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
 
 
 def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
     """What can be said of an update before the others are there."""
     if update.client not in sizes:
-        return Verdict("not a client of this federation, or not asked", math.nan)
+        return Verdict("not a client of this federation, or not asked")
     verdict = check_update(update, model, method.sends, gate.max_size)
     if not verdict.reason and update.size != sizes[update.client]:
-        return Verdict(f"size {update.size} where {sizes[update.client]} was announced", math.nan)
+        return Verdict(f"size {update.size} where {sizes[update.client]} was announced")
     return verdict
 
 
@@ -185,11 +182,17 @@ def result_of(
     cohort: Cohort,
     state: State,
     aggregate: Aggregate | None,
-    ledger: tuple[LedgerEntry, ...],
-    accepted: Sequence[Update],
     clients: Sequence[str],
+    asked: Collection[int],
+    received: Sequence[Update],
+    verdicts: Mapping[int, Verdict],
+    sizes: Mapping[int, float],  # that clients say they have
+    limited: Mapping[int, tuple[float, str]],  # those that the policy limits (`Policy.limited_sizes`)
 ) -> RoundResult:
-    """The new model, or the one that was sent where no update was accepted."""
+    """The new model, or the one that was sent where no update was accepted, and who counted how much."""
+    accepted = [update for update in received if not verdicts[update.client].reason]
+    verdicts = with_remarks(verdicts, sizes, limited, accepted, aggregate)
+    ledger = ledger_of(cohort.round, clients, asked, received, verdicts, aggregate)
     model, loss = cohort.model, math.nan
     if aggregate is not None:
         model, state = aggregate.model, aggregate.state

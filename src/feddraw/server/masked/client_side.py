@@ -129,13 +129,13 @@ class Contribution:
             return own
         if announcement.proposed.get(self.name) != own:
             raise UserError("the server passes on another weight than this client proposed")
-        right, given = limited(self.method, announcement, self.sent.layout), announcement.weights
+        right, given = weights_under_policy(self.method, announcement, self.sent.layout), announcement.weights
         if given.keys() != right.keys() or not all(np.allclose(given[n], right[n], 0, AGREEMENT) for n in right):
             raise UserError("the server's weights are not those that the policy gives: this client takes no part")
         return given[self.name]
 
 
-def limited(method: Method, announcement: Announcement, layout: Layout) -> dict[str, Numbers]:
+def weights_under_policy(method: Method, announcement: Announcement, layout: Layout) -> dict[str, Numbers]:
     """What the policy makes of the weights that the clients propose, by name; clients and server compute the same."""
     weights, names = limited_weights(method, announcement, layout)
     outputs = outputs_of(method, layout, announcement.facts())

@@ -7,9 +7,10 @@ study under `secure = true` shows what a federation under it would give, to the 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,14 +29,6 @@ from feddraw.server.round import RoundResult
 
 FIRST, MOVES = "first", "moves"  # the names of the sums
 Drops = Mapping[str, tuple[str, int]]  # by client, the sum and the stage (0 to 4) from which on it is silent
-
-
-class Sum(Protocol):
-    """One sum of the clients' words."""
-
-    def add(self, name: str, words: Words) -> bool: ...
-
-    def total(self) -> Words: ...
 
 
 @dataclass(eq=False)
@@ -59,7 +52,7 @@ class MaskedRounds:
         parties = [party_of(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
         return announce(sent, self.section, round, rounds, parties, policy)
 
-    def new_sum(self, sum: str, announcement: Announcement) -> Sum:
+    def new_sum(self, sum: str, announcement: Announcement) -> LocalSum:
         """A masked sum of all who were asked, also those that have fallen silent: how many may is of all."""
         names = tuple(party.name for party in announcement.parties)
         session = Session(self.run, announcement.round, sum, 0, names)
@@ -120,15 +113,20 @@ class _Work:
 
     def _contribution(self, update: Update) -> Contribution | None:
         """What a client can add, if it takes part."""
-        name = self.rounds.clients[update.client]
-        try:
+        name, found = self.rounds.clients[update.client], None
+        with self._refusing(name):
             given = (self.method, self.told, name, self.model, update, self.gate)
             found = Contribution(*given, received=self.told.sent)  # in one process all get the same
+            self.present.append(name)
+        return found
+
+    @contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """A client whose part cannot be used is left out, and the reason kept."""
+        try:
+            yield
         except UserError as error:
             self.refused[name] = str(error)
-            return None
-        self.present.append(name)
-        return found
 
     def _as_they_come(self, updates: Iterable[Update]) -> tuple[dict[str, Announced], Words]:
         """Each is masked, added and forgotten before the next is looked at."""
@@ -139,40 +137,33 @@ class _Work:
                 self._add(sum, mine, announced)
         return announced, sum.total()
 
-    def _add(self, sum: Sum, mine: Contribution, announced: dict[str, Announced]) -> None:
-        said = self._proposal(mine)
-        try:
+    def _add(self, sum: LocalSum, mine: Contribution, announced: dict[str, Announced]) -> None:
+        said, words = self._proposal(mine), None
+        with self._refusing(mine.name):  # a move may be too long for the sum
             words = mine.words(self.told)
-        except UserError as error:  # a move that is too long for the sum
-            self.refused[mine.name] = str(error)
-            return
-        if said is not None and sum.add(mine.name, words):
+        if said is not None and words is not None and sum.add(mine.name, words):
             announced[mine.name] = said
 
     def _proposal(self, mine: Contribution) -> Announced | None:
         """How a client weighs itself, if its size allows that."""
-        try:
+        found = None
+        with self._refusing(mine.name):
             said = mine.weigh(self.told)
             check_announced(self.method, self.told, self.model.layout, mine.name, said)
-        except UserError as error:
-            self.refused[mine.name] = str(error)
-            return None
-        return said
+            found = said
+        return found
 
     def _first(self, waiting: list[Contribution], state: State) -> tuple[list[Contribution], State, Parts]:
         """The first of two sums, and who is in it."""
         sum = self.rounds.new_sum(FIRST, self.told)
-        there = [mine for mine in waiting if self._is_in_first(sum, mine)]
-        informed = inform(self.method, self.told, state, sum.total(), [mine.name for mine in there])
-        self.told = informed.announcement
-        return there, informed.state, informed.parts
-
-    def _is_in_first(self, sum: Sum, mine: Contribution) -> bool:
-        try:
-            return sum.add(mine.name, mine.first(self.told))
-        except UserError as error:
-            self.refused[mine.name] = str(error)
-            return False
+        there = []
+        for mine in waiting:
+            with self._refusing(mine.name):
+                if sum.add(mine.name, mine.first(self.told)):
+                    there.append(mine)
+        names = [mine.name for mine in there]
+        self.told, parts, state = inform(self.method, self.told, state, sum.total(), names)
+        return there, state, parts
 
     def _together(self, waiting: list[Contribution]) -> tuple[dict[str, Announced], Words]:
         """Under a policy all say first how they weigh themselves."""

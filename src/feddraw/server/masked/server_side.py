@@ -32,11 +32,11 @@ from feddraw.secure import fixed_point
 from feddraw.secure.fixed_point import FRACTION_BITS, Words
 from feddraw.server.findings import with_unweighted_rows
 from feddraw.server.gate import Gate, Verdict, compare_with_median
-from feddraw.server.ledger import ledger_of, remarks_of, with_remarks
 from feddraw.server.masked.announcement import Announced, Announcement, Numbers
-from feddraw.server.masked.client_side import limited, limited_weights
+from feddraw.server.masked.client_side import limited_weights, weights_under_policy
 from feddraw.server.masked.cohort import MaskedCohort
 from feddraw.server.masked.word_layout import Form, as_weights, outputs_of, too_small
+from feddraw.server.policy import int_if_whole
 from feddraw.server.round import RoundResult, result_of
 
 ROUNDING = 1e-9  # of weights that two machines compute
@@ -48,20 +48,13 @@ class Untrue(UserError):
     """What clients said in clear does not fit the sum: nobody counts."""
 
 
-@dataclass(frozen=True, eq=False)
-class Informed:
-    """What came of the first of two sums."""
-
-    announcement: Announcement  # with what all are told
-    parts: Parts  # for the ledger
-    state: State
-
-
-def inform(method: Method, announcement: Announcement, state: State, total: Words, summed: Sequence[str]) -> Informed:
-    """What all clients are told of the first sum, which is over some of them."""
+def inform(
+    method: Method, announcement: Announcement, state: State, total: Words, summed: Sequence[str]
+) -> tuple[Announcement, Parts, State]:
+    """What comes of the first of two sums, which is over some clients: what all are told, and parts for the ledger."""
     facts, places = announcement.facts(), [announcement.place(name) for name in summed]
     told, parts, weighting = method.weighting.inform(fixed_point.decode(total), facts, places, state["weighting"])
-    return Informed(replace(announcement, told=tuple(told.tolist())), parts, state | {"weighting": weighting})
+    return replace(announcement, told=tuple(told.tolist())), parts, state | {"weighting": weighting}
 
 
 def limit(
@@ -69,7 +62,7 @@ def limit(
 ) -> Announcement:
     """With the weights that the policy makes of those that clients propose."""
     proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
-    return replace(proposed, weights=limited(method, proposed, layout))
+    return replace(proposed, weights=weights_under_policy(method, proposed, layout))
 
 
 def check_announced(
@@ -96,13 +89,6 @@ def check_announced(
             raise UserError(f"it weighs itself {weight:.6g}, and its size allows from {low:.6g} to {high:.6g}")
 
 
-def _believed(method: Method, announcement: Announcement, layout: Layout, name: str, announced: Announced) -> None:
-    try:
-        check_announced(method, announcement, layout, name, announced)
-    except UserError as error:
-        raise Untrue(f"{name} is in the sum with what it must not say: {error}") from None
-
-
 def open_round(
     method: Method,
     announcement: Announcement,
@@ -122,46 +108,43 @@ def open_round(
     the first of two sums explains. Without a total, or where it is not true, the model stays as it was.
     """
     numbers = {name: number for number, name in enumerate(clients)}
-    asked = [numbers[party.name] for party in announcement.parties]
     names = sorted(announced, key=lambda name: numbers[name])
     said = {numbers[party.name]: party.size for party in announcement.parties}
-    sizes = dict(zip(asked, announcement.sizes.tolist(), strict=True))
-    resized = announcement.limits().limited_sizes(said)
+    limited = announcement.limits().limited_sizes(said)
     facts = announcement.facts()
-    updates = [_update(numbers[name], announced[name], sent, facts, announcement.place(name), sizes) for name in names]
-    verdicts = {
-        update.client: Verdict("", announced[name].distance) for update, name in zip(updates, names, strict=True)
-    }
+    updates = [_update(numbers[name], announced[name], sent, facts, announcement.place(name)) for name in names]
+    verdicts = {numbers[name]: Verdict("", announced[name].distance) for name in names}
     blank = Cohort(announcement.round, announcement.rounds, sent, updates, len(clients))
     aggregate, why = None, "the secure sum failed"
     try:
         if total is not None and updates:
             for name in names:
-                _believed(method, announcement, sent.layout, name, announced[name])
+                try:
+                    check_announced(method, announcement, sent.layout, name, announced[name])
+                except UserError as error:
+                    raise Untrue(f"{name} is in the sum with what it must not say: {error}") from None
             opened = _Opened(method, announcement, facts, blank, names, [announced[name] for name in names])
             aggregate = opened.aggregate(total, state, parts or {})
     except Untrue as error:
         why = str(error)
     if aggregate is None:
-        verdicts = {client: Verdict(why, math.nan) for client in verdicts}
+        verdicts = {client: Verdict(why) for client in verdicts}
     else:
         verdicts |= compare_with_median(verdicts, gate or Gate())
     for name, reason in (refused or {}).items():
         if name not in announced:
-            updates.append(Update(numbers[name], sent, sizes[numbers[name]], 0, {"loss": math.nan}))
-            verdicts[numbers[name]] = Verdict(reason, math.nan)
-    counted = [update for update in updates if not verdicts[update.client].reason]
-    verdicts = with_remarks(verdicts, remarks_of(said, resized, counted, aggregate))
-    ledger = ledger_of(announcement.round, clients, asked, updates, verdicts, aggregate)
-    return result_of(method, blank, state, aggregate, ledger, counted, clients)
+            size = float(facts.sizes[announcement.place(name)])
+            updates.append(Update(numbers[name], sent, size, 0, {"loss": math.nan}))
+            verdicts[numbers[name]] = Verdict(reason)
+    return result_of(method, blank, state, aggregate, clients, said, updates, verdicts, said, limited)
 
 
-def _update(client: int, one: Announced, sent: Model, facts: Facts, place: int, sizes: Mapping[int, float]) -> Update:
+def _update(client: int, one: Announced, sent: Model, facts: Facts, place: int) -> Update:
     """What a client said in clear, with the sent model in place of its own."""
     extra = {name: np.array([value]) for name, value in one.numbers.items()}
     labelled = None if facts.labelled is None else facts.labelled[place]
-    size = sizes[client]
-    return Update(client, sent, int(size) if size == int(size) else size, one.steps, one.metrics, extra, labelled)
+    size = int_if_whole(float(facts.sizes[place]))
+    return Update(client, sent, size, one.steps, one.metrics, extra, labelled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +169,7 @@ class _Opened:
         weights = self._weights(own, form, parts)
         terms = fixed_point.decode(total[spans["terms"]]) / sums[0]
         multiplied = np.full(len(own), terms[0]) if form.terms else method.server.factors(self.cohort)
-        values = _decoded(total)
+        values = fixed_point.decode(total, in_place=True)
         if not form.terms:
             self._check_length(values[spans["params"]], own, multiplied)
         means = {name: values[spans[f"extra.{name}"]] for name in form.extras}
@@ -260,12 +243,6 @@ class _Opened:
             if entry.kind == "counter" and entry.name.endswith(COUNTER):
                 found[entry.span] += steps
         return found
-
-
-def _decoded(words: Words) -> Vector:
-    """The real numbers, in the words' own memory."""
-    values = words.view(np.float64)
-    return np.multiply(words.view(np.int64), math.ldexp(1.0, -FRACTION_BITS), out=values)
 
 
 def _buffers(sent: Model, change: Vector) -> Vector:

@@ -45,15 +45,11 @@ class Form:
             outputs_of(method, layout, facts),
         )
 
-    @property
-    def weights(self) -> int:
-        return 1 + len(self.outputs)
-
     def spans(self) -> dict[str, slice]:
         """Where each part lies; an extra vector under its name behind "extra."."""
         extras = {f"extra.{name}": length for name, length in self.extras.items()}
         lengths = {"params": self.params, "buffers": self.buffers, **extras}
-        lengths |= {"terms": 2 * self.terms, "weights": self.weights}
+        lengths |= {"terms": 2 * self.terms, "weights": 1 + len(self.outputs)}
         ends = np.cumsum([0, *lengths.values()]).tolist()
         return {name: slice(*pair) for name, pair in zip(lengths, pairwise(ends), strict=True)}
 
