@@ -21,7 +21,7 @@ from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import federate
-from feddraw.system.workers import belong_to_parent, start_worker
+from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.build import build
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, Rows, batches, one_thread
@@ -102,10 +102,7 @@ class BareProcesses:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        for pipe, process in self._started:
-            pipe.close()
-            process.terminate()
-            process.join()
+        stop_workers(self._started)
 
 
 def _serve_bare(pipe: Connection, workload: Workload, half: int) -> None:

@@ -27,7 +27,7 @@ from feddraw.core import Asked, Job, Local, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.system.shared_memory import Attached, Handle, Shared
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import Trainer, memory_of, shortage_told
 from feddraw.training.devices import Place, allot
 from feddraw.training.loop import Examples, Loss, predict
@@ -80,11 +80,10 @@ class Processes(EngineWithMemory):
         self._reserve()
         self.steps_taken = self._arrays["steps_taken"]
         plan = self._plan()
-        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        self._workers: dict[Connection, SpawnProcess] = {}
         self._devices: dict[Connection, str] = {}
         for place in places or [Place(trainer.training.device)] * workers:
-            pipe, process = start_worker(serve, plan, place)
-            self._workers.append((process, pipe))
+            pipe, self._workers[pipe] = start_worker(serve, plan, place)
             self._devices[pipe] = place.device
 
     # ------------------------------------------------------------------------------------------ what is shared
@@ -170,11 +169,7 @@ class Processes(EngineWithMemory):
         return self._arrays["scores"][: len(rows)].copy()
 
     def close(self) -> None:
-        for process, pipe in self._workers:
-            pipe.close()
-            process.terminate()
-        for process, _ in self._workers:
-            process.join()
+        stop_workers(self._workers.items())
         self._workers.clear()
         self.steps_taken = np.zeros(len(self.trainer.shards), np.int64)  # the shared one goes
         self._arrays.clear()
@@ -195,7 +190,7 @@ class Processes(EngineWithMemory):
         while taken < len(requests):
             limit = min(len(requests), taken + window) if window else len(requests)
             for depth in (1, 2):
-                for _, pipe in self._workers:
+                for pipe in self._workers:
                     ahead = depth == 1 or len(waiting) > 8 * len(self._workers)
                     if len(busy.get(pipe, ())) < depth and waiting and waiting[0] < limit and ahead:
                         self._send(pipe, requests[waiting[0]])
@@ -211,7 +206,7 @@ class Processes(EngineWithMemory):
         self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]], waiting: deque[int]
     ) -> dict[int, dict[str, Any]]:
         """Wait for replies, by number of their request; a worker that has died ends the run."""
-        sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
+        sentinels = {process.sentinel: pipe for pipe, process in self._workers.items()}
         ready = wait([*busy, *sentinels])
         replies = {}
         for pipe in [p for p in ready if isinstance(p, Connection)]:
@@ -225,9 +220,9 @@ class Processes(EngineWithMemory):
             if others:
                 busy[pipe] = others
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
-            process, pipe = sentinels[sentinel]  # type: ignore[index]
+            pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
-                raise RunFailed(self._why_worker_died(process, requests[busy[pipe][0]] if pipe in busy else None))
+                raise self._death(pipe, requests[busy[pipe][0]] if pipe in busy else None)
         return replies
 
     def _let_go(self, pipe: Connection, failure: str) -> None:
@@ -237,23 +232,19 @@ class Processes(EngineWithMemory):
         if not left:
             raise RunFailed(failure)
         warnings.warn(f"{device} has no memory for {left + 1} workers: going on with {left}", stacklevel=2)
-        process = self._process(pipe)
-        self._workers.remove((process, pipe))
-        pipe.close()
-        process.terminate()
-        process.join()
+        stop_workers([(pipe, self._workers.pop(pipe))])
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
         try:
             pipe.send_bytes(json.dumps(request).encode())
         except OSError:
-            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
+            raise self._death(pipe, request) from None
 
     def _receive(self, pipe: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
+            raise self._death(pipe, request) from None
         if "mistake" in reply:
             raise UserError(reply["mistake"])
         if "error" in reply:
@@ -262,12 +253,10 @@ class Processes(EngineWithMemory):
             raise RunFailed(f"{self._task(request)} failed: {reply['error']}")
         return reply
 
-    def _process(self, pipe: Connection) -> SpawnProcess:
-        return next(process for process, other in self._workers if other is pipe)
-
-    def _why_worker_died(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
-        how, advice = cause_of_death(process)
-        return f"a worker {how} while {self._task(request)}{advice}"
+    def _death(self, pipe: Connection, request: Mapping[str, Any] | None) -> RunFailed:
+        """What a worker died of, and of what request."""
+        how, advice = cause_of_death(self._workers[pipe])
+        return RunFailed(f"a worker {how} while {self._task(request)}{advice}")
 
     def _task(self, request: Mapping[str, Any] | None) -> str:
         if request is None:

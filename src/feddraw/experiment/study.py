@@ -36,7 +36,7 @@ from feddraw.results.outcome_settings import without_execution
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_file
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.devices import Place, allot, forget_cached
 
 PLAN = "plan.json"
@@ -522,11 +522,8 @@ class _WorkerPool:
         left = sum(other.device == place.device for other in self._places.values()) - 1
         if not left:
             return Event("failed", planned.name, shortage)
-        process = self._processes.pop(pipe)
         del self._places[pipe]
-        pipe.close()
-        process.terminate()
-        process.join()
+        stop_workers([(pipe, self._processes.pop(pipe))])
         self._waiting.append(planned)
         return Event("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
 
@@ -537,11 +534,7 @@ class _WorkerPool:
         return Event("failed", planned.name, f"its worker {how}{advice}")
 
     def stop(self) -> None:
-        for pipe, process in self._processes.items():
-            pipe.close()
-            process.terminate()
-        for process in self._processes.values():
-            process.join()
+        stop_workers(self._processes.items())
 
 
 # ---------------------------------------------------------------------------------------------------- the worker

@@ -72,20 +72,20 @@ def _kind(method: Method) -> str:
 
 
 def rehearse(
-    experiments: Sequence[Experiment], findings: int, devices: Sequence[str], seconds: float = SECONDS
+    experiments: Sequence[Experiment], findings: int, devices: Sequence[str], seconds: float
 ) -> list[Rehearsed]:
     """What each experiment costs with a worker at once on each of the devices: the mean over these."""
     tables = [complete(experiment).table() for experiment in experiments]
     team = [start_worker(serve, json.dumps([tables, findings, device, seconds])) for device in devices]
-    found = [[Rehearsed(**one) for one in said["rehearsed"]] for said in answers(team)]
-    return [_mean([one[place] for one in found]) for place in range(len(experiments))]
+    return [_over_devices(one) for one in zip(*answers(team), strict=True)]
 
 
-def _mean(found: Sequence[Rehearsed]) -> Rehearsed:
+def _over_devices(found: Sequence[Mapping[str, Any]]) -> Rehearsed:
+    """Mean times, the smallest batch and the most memory."""
     step, client, image = (
-        statistics.fmean(getattr(one, name) for one in found) for name in ("step", "client", "evaluated_image")
+        statistics.fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image")
     )
-    return Rehearsed(step, min(one.batch for one in found), client, image, max(one.memory for one in found))
+    return Rehearsed(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
 
 
 def serve(pipe: Connection, request: str) -> None:
@@ -95,7 +95,7 @@ def serve(pipe: Connection, request: str) -> None:
     tables, findings, device, seconds = json.loads(request)
     experiments = [Experiment.of(table).with_settings({"training.device": device}) for table in tables]
     try:
-        said: dict[str, Any] = {"rehearsed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
+        said: dict[str, Any] = {"timed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
     except (UserError, RunFailed) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())

@@ -68,9 +68,9 @@ def _depth(table: Any) -> int:
     return depth
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
-    text = read_text(path, limit)
+    text = read_text(path, MAX_JSON)
     found = parse_json(text)
     if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_text(found)):
         raise UserError(f"{path} is not valid JSON with a name for every value")

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -55,9 +55,7 @@ def in_workers(
                 if reply is not None:
                     yield reply
     finally:
-        for process in running.values():
-            process.terminate()
-            process.join()
+        stop_workers(running.items())
 
 
 def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[Connection, SpawnProcess]:
@@ -68,6 +66,15 @@ def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[Connecti
     process.start()
     there.close()  # or the pipe would not tell when the worker is gone
     return here, process
+
+
+def stop_workers(workers: Collection[tuple[Connection, SpawnProcess]]) -> None:
+    """End workers, whatever they are doing, and wait until they have ended."""
+    for pipe, process in workers:
+        pipe.close()
+        process.terminate()
+    for _, process in workers:
+        process.join()
 
 
 def belong_to_parent() -> None:
