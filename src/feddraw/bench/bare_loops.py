@@ -16,6 +16,7 @@ from torch import nn
 
 from feddraw.bench import peer_task
 from feddraw.bench.ratios import timed
+from feddraw.bench.server_step import names_of
 from feddraw.catalog import installed
 from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
@@ -138,10 +139,6 @@ class PlainLoop:
             nn.utils.clip_grad_norm_(self._module.parameters(), 5.0, foreach=False)
             self._optimizer.step()
             return time.perf_counter() - start
-
-
-def names_of(clients: int) -> list[str]:
-    return [f"C{number + 1}" for number in range(clients)]
 
 
 def one_round(engine: Engine, model: Model, method: Method, clients: int) -> float:

@@ -26,8 +26,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from feddraw.bench import peer_task
-from feddraw.bench.bare_loops import names_of, one_round
+from feddraw.bench.bare_loops import one_round
 from feddraw.bench.ratios import Ratio, Session, Timed, ratio
+from feddraw.bench.server_step import names_of
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
@@ -208,9 +209,8 @@ def measure(session: Session, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
         if not SCRIPTS.is_dir():
-            raise RunFailed(
-                "its script comes with the source only: run feddraw bench from a checkout (benchmarks/peers)"
-            )
+            where = "run feddraw bench from a checkout (benchmarks/peers)"
+            raise RunFailed(f"its script comes with the source only: {where}")
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
         found["left_out"] = {key: rival.note for key in peer_task.TASKS if key not in rival.settings}

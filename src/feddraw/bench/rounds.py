@@ -12,17 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import (
-    CORES,
-    BareProcesses,
-    PlainLoop,
-    Workload,
-    bare_loop,
-    names_of,
-    one_round,
-    workloads,
-)
+from feddraw.bench.bare_loops import CORES, BareProcesses, PlainLoop, Workload, bare_loop, one_round, workloads
 from feddraw.bench.ratios import Session, Timed, ratio, timed
+from feddraw.bench.server_step import names_of
 from feddraw.core import Correction
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial

@@ -24,20 +24,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from feddraw.bench.ratios import Session, interval, ratio
-from feddraw.bench.server_memory import child, peak
-from feddraw.bench.server_step import CLIENTS, WIDE
+from feddraw.bench.server_memory import child
+from feddraw.bench.server_step import CLIENTS, WIDE, names_of
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure import fixed_point, masks
 from feddraw.secure.protocol import Collector, Member
 from feddraw.secure.protocol import Session as Sum
 from feddraw.secure.signing_keys import directory_line, new_key
+from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
 COUNTS = (10, 30)  # clients, for the server's memory
+ROUNDS = 3  # over a SuperLink
 
 
 def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class Made:
 
     @staticmethod
     def of(clients: int) -> Made:
-        names = [f"C{number + 1}" for number in range(clients)]
+        names = names_of(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
         about = ("bench", 0, "moves", 0)
@@ -150,7 +152,7 @@ class Made:
 
 def server_memory(clients: int, parameters: int) -> dict[str, float]:
     """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
-    made, before = Made.of(clients), peak()
+    made, before = Made.of(clients), peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
     for name, member in made.members.items():
         words[:] = 1
@@ -162,7 +164,7 @@ def server_memory(clients: int, parameters: int) -> dict[str, float]:
         made.collector.take_revealed(name, made.members[name].reveal(made.collector.survivors, signatures))
     if not (made.collector.total() == clients).all():
         raise RunFailed("the sum is wrong")
-    return {"megabytes": peak(), "megabytes_before": before}
+    return {"megabytes": peak_memory() / 2**20, "megabytes_before": before / 2**20}
 
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -272,7 +274,7 @@ def _superlink(session: Session, parameters: int) -> dict[str, Any]:
         return {"missing": (str(error).splitlines() or ["it failed"])[0]}
 
 
-def superlink(session: Session, parameters: int, rounds: int = 3) -> dict[str, Any]:
+def superlink(session: Session, parameters: int) -> dict[str, Any]:
     """The same over a SuperLink with a node for each client, all on this machine."""
     script = EXAMPLES / "local_federation.py"
     if not script.is_file():
@@ -288,17 +290,17 @@ def superlink(session: Session, parameters: int, rounds: int = 3) -> dict[str, A
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(PROJECT)
         nodes = keyed(folder)
-        for place, (way, kept) in enumerate({"plain": ("partition-id",), "secure": tuple(nodes[0])}.items()):
-            session.progress("secure: rounds over a SuperLink", place, 2)
+        ways = [("plain", ("partition-id",)), ("secure", tuple(nodes[0]))]
+        for way, kept in session.each("secure: rounds over a SuperLink", ways):
             with local.federation(folder / way, secure=False) as made:
                 for number, node in enumerate(nodes):
                     made.supernode(f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept))
-                said = f"rounds={rounds} secure={json.dumps(way == 'secure')} parameters={parameters}"
+                said = f"rounds={ROUNDS} secure={json.dumps(way == 'secure')} parameters={parameters}"
                 made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
             seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
-        session.progress("secure: rounds over a SuperLink", 2, 2)
+
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
-    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": rounds - 1}
+    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": ROUNDS - 1}
 
 
 if __name__ == "__main__":

@@ -18,15 +18,19 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.server.round import aggregate_round
 
 CLIENTS = 10
-WIDE, LAYERS, CLASSES = 6_900_000, 364, 5  # about DenseNet121: seven million numbers in as many tensors
+WIDE, LAYERS, FEATURES, CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
 
 
-def network(parameters: int = WIDE, layers: int = LAYERS, features: int = 1024) -> Model:
-    """A model of so many tensors, the last two of which are the classifier's."""
-    length = parameters // layers
-    entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(layers)]
-    entries.append(Entry("classifier.weight", "param", (CLASSES, features), layers * length))
-    entries.append(Entry("classifier.bias", "param", (CLASSES,), layers * length + CLASSES * features))
+def names_of(clients: int) -> list[str]:
+    return [f"C{number + 1}" for number in range(clients)]
+
+
+def network(parameters: int = WIDE) -> Model:
+    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are the classifier's."""
+    length = parameters // LAYERS
+    entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
+    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), LAYERS * length))
+    entries.append(Entry("classifier.bias", "param", (CLASSES,), LAYERS * length + CLASSES * FEATURES))
     params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
     return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
 
@@ -88,7 +92,7 @@ class Floor:
 
 def step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
-    names, state = [f"C{number + 1}" for number in range(CLIENTS)], method.init(sent)
+    names, state = names_of(CLIENTS), method.init(sent)
     return timed(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
 
 
@@ -112,19 +116,11 @@ def naive(updates: Sequence[Update]) -> float:
 
 def flower(updates: Sequence[Update]) -> Timed:
     """Flower's own weighted sum, from the records that its messages carry."""
-    from flwr.app import ArrayRecord, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-    records = [
-        RecordDict(
-            {"arrays": ArrayRecord(_arrays(update.model)), "metrics": MetricRecord({"num-examples": update.size})}
-        )
-        for update in updates
-    ]
+    records = []
+    for update in updates:
+        arrays = ArrayRecord({name: Array(array) for name, array in update.model.arrays().items()})
+        records.append(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": update.size})}))
     return lambda: timed(lambda: aggregate_arrayrecords(records, "num-examples"))
-
-
-def _arrays(model: Model) -> Any:
-    from flwr.app import Array
-
-    return {name: Array(array) for name, array in model.arrays().items()}

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class Examination:
     def table(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
-            "checks": [check.table() for check in self.checks],
+            "checks": [asdict(check) for check in self.checks],
             "speeds": [speed.table() for speed in self.speeds],
             "studies": {name: one.table() for name, one in self.costs.items()},
             "broken": [check.what for check in self.broken],
@@ -133,9 +133,8 @@ class _Doctor:
         for name in self._names:
             yield attempted(name, lambda name=name: self._surveyed_one(name))  # type: ignore[misc]
         if not torch.cuda.is_available() and torch.version.cuda:
-            yield Check(
-                "GPU", "note", f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
-            )
+            said = f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
+            yield Check("GPU", "note", said)
         elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
             yield Check("GPU", "note", "torch finds none: everything is trained on the processor")
 
@@ -144,11 +143,9 @@ class _Doctor:
         self._surveyed[name] = about
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
-            with_it = software(tf32=False)
-            words = (
-                f"{about['name']}, compute capability {about['capability']}, driver {with_it['driver'] or 'unknown'}"
-            )
-            return Check(name, "ok", f"{words}, CUDA {with_it['cuda']}, cuDNN {with_it['cudnn']}, {memory}", about)
+            using = software(tf32=False)
+            words = f"{about['name']}, compute capability {about['capability']}, driver {using['driver'] or 'unknown'}"
+            return Check(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
         machine = self._found.machine
         processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
         return Check(name, "ok", f"{processor}, {memory}", about)
@@ -194,15 +191,11 @@ class _Doctor:
     def _right(self, name: str, team: Team) -> Iterator[Check]:
         errors = team.ask("sums", patience=self._patience(name))[0]
         worst = max(errors, key=lambda one: errors[one])
-        yield Check(
-            f"{name} sums",
-            within(errors[worst], EXACT),
-            f"largest relative error {errors[worst]:.1e} ({worst})",
-            errors,
-        )
-        here = {
-            task.title: team.ask("training", task, *TRIED, patience=self._patience(name))[0] for task in self._compared
-        }
+        said = f"largest relative error {errors[worst]:.1e} ({worst})"
+        yield Check(f"{name} sums", within(errors[worst], EXACT), said, errors)
+        here = {}
+        for task in self._compared:
+            here[task.title] = team.ask("training", task, *TRIED, patience=self._patience(name))[0]
         self._digests = set(here[SMALL.title]["digests"][:1])
         same = all(len(set(one["digests"])) == 1 for one in here.values())
         inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
@@ -215,10 +208,8 @@ class _Doctor:
         apart = {title: relative(here[title], self._reference[title]) for title in here if title in self._reference}
         if apart:
             worst = max(apart, key=lambda one: apart[one])
-            state = within(apart[worst], ALIKE)
-            yield Check(
-                f"{name} against cpu", state, f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})", apart
-            )
+            said = f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})"
+            yield Check(f"{name} against cpu", within(apart[worst], ALIKE), said, apart)
 
     @property
     def _compared(self) -> list[Task]:

@@ -143,9 +143,7 @@ def iterate(
 
 def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
     """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-    if folder is None:
-        return False
-    return folder.begin(wanted, resume=resume, defaults=unnamed_defaults()) == "finished"
+    return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
 
 
 def _rounds(

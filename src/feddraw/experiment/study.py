@@ -58,6 +58,10 @@ class Planned:
         """The experiment with every default written out."""
         return complete(self.experiment)
 
+    def is_finished(self, out: Path) -> bool:
+        """Whether its folder in `out` has all files; one that holds another run is refused."""
+        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True, defaults=unnamed_defaults())
+
     @property
     def key(self) -> str:
         """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
@@ -342,10 +346,9 @@ def conduct(
 
 def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
     """Whether there is nothing to do for a run, or nothing that can be done."""
-    folder = RunFolder(out / planned.name)
     try:
-        refuse_link(folder.path)
-        if folder.begin(planned.complete.table(), resume=True, defaults=unnamed_defaults()) == "finished":
+        refuse_link(out / planned.name)
+        if planned.is_finished(out):
             row = row_of(planned, out)
             for table in tables:
                 table.add([row])
@@ -364,12 +367,18 @@ def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Pla
     mistakes: dict[str, str] = {}
     unusable = {}
     for planned in runs:
-        name, key = planned.complete.section("data")[0], data_key(planned.complete)
-        if key not in mistakes and name != "phantom" and ":" not in name:
+        key = data_key(planned.complete)
+        if key not in mistakes and is_file_data(planned):
             mistakes[key] = _mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
+
+
+def is_file_data(planned: Planned) -> bool:
+    """Whether its images lie in files, and are prepared before the first run."""
+    name = planned.complete.section("data")[0]
+    return name != "phantom" and ":" not in name
 
 
 def _mistake(experiment: Experiment, progress: Progress | None) -> str:

@@ -8,9 +8,7 @@ once, each on its own device, because cores share memory and caches.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import builder, initial_model
 from feddraw.experiment.run_time_estimate import Work, answers
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.system.workers import belong_to_parent, start_worker
+from feddraw.system.workers import belong_to_parent, peak_memory, start_worker
 from feddraw.training.build import build
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.loop import Examples, one_thread, predict
@@ -210,8 +208,7 @@ class _Stage:
         device = self.trainer.network.device
         if device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(device))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
+        return peak_memory()
 
 
 def _job(method: Method, model: Model) -> Job:
