@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +20,7 @@ from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.study import Event, SameCause, conduct, read_study
 from feddraw.experiment.study_preflight import preflight, survey
 from feddraw.experiment.timed_steps import _rehearsed
+from feddraw.system.workers import peak_memory
 
 SCALE = 0.002
 MATRIX = f"""

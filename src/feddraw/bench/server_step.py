@@ -50,7 +50,7 @@ def measure(session: Session, parameters: int = WIDE) -> dict[str, Any]:
     sent = network(parameters)
     updates = answers(sent, CLIENTS)
     works: dict[str, Timed] = {
-        "floor": Floor(updates),
+        "floor": floor(updates),
         "fedavg": partial(step, fedavg(), sent, updates),
         "feddraw": partial(step, feddraw(), sent, updates),
         "sum": partial(summed, fedavg(), sent, updates),
@@ -74,20 +74,15 @@ def measure(session: Session, parameters: int = WIDE) -> dict[str, Any]:
     }
 
 
-class Floor:
+def floor(updates: Sequence[Update]) -> Timed:
     """Reading the updates once and doing next to nothing, with as many threads as our sums take.
 
     In few long calls: threads that return to Python often wait for one another, and the floor would be no floor.
     """
-
-    def __init__(self, updates: Sequence[Update]) -> None:
-        threads = min(8, os.cpu_count() or 1)
-        rows = [update.model.params.view(np.int32) for update in updates]
-        self._pieces = [piece for row in rows for piece in np.array_split(row, threads)]
-        self._threads = ThreadPoolExecutor(threads)
-
-    def __call__(self) -> float:
-        return timed(lambda: list(self._threads.map(np.bitwise_or.reduce, self._pieces)))
+    count = min(8, os.cpu_count() or 1)
+    rows = [update.model.params.view(np.int32) for update in updates]
+    pieces, threads = [piece for row in rows for piece in np.array_split(row, count)], ThreadPoolExecutor(count)
+    return lambda: timed(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
 
 
 def step(method: Method, sent: Model, updates: Sequence[Update]) -> float:

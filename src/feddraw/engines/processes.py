@@ -100,12 +100,9 @@ class Processes(EngineWithMemory):
         self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
-        self._handles["images"] = self._shared.publish(examples.images)
-        self._handles["targets"] = self._shared.publish(examples.targets)
-        if examples.groups is not None:
-            self._handles["groups"] = self._shared.publish(examples.groups)
-        if examples.patients is not None:
-            self._handles["patients"] = self._shared.publish(examples.patients)
+        for name in ("images", "targets", "groups", "patients"):
+            if (array := getattr(examples, name)) is not None:
+                self._handles[name] = self._shared.publish(array)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.core import Job, Memory, Method, Model
+from feddraw.core import Job, Memory, Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import builder, initial_model
@@ -186,8 +186,9 @@ class _Stage:
         self.trainer.shards = [np.arange(min(self.images, steps * batch), dtype=np.intp)]
         self.trainer.training = replace(self.training, batch_size=batch, steps=steps)
         began = self.clock()
+        job = Job(1, 15, 0, 0, self.model, self.method.broadcast(self.method.init(self.model)))
         with shortage_told(self.trainer):
-            _, self.memory_of_client = self.trainer.work(_job(self.method, self.model), self.memory_of_client)
+            _, self.memory_of_client = self.trainer.work(job, self.memory_of_client)
         return self.clock() - began
 
     def evaluate(self, images: int) -> float:
@@ -209,7 +210,3 @@ class _Stage:
         if device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(device))
         return peak_memory()
-
-
-def _job(method: Method, model: Model) -> Job:
-    return Job(1, 15, 0, 0, model, method.broadcast(method.init(model)))
