@@ -22,6 +22,7 @@ from feddraw.catalog import installed
 from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import initial_model
+from feddraw.experiment.settings import PRESETS
 from feddraw.federation import federate
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.build import build
@@ -58,6 +59,12 @@ WORKLOADS = {
     "densenet121": Workload(
         "DenseNet121, 64 px, 4 clients × 1 step of 32", "densenet121", 64, 4, 1, 32, (("weights", "none"),)
     ),
+}
+
+
+# How the paper trains, whatever the network.
+PAPER_TRAINING = {
+    name.removeprefix("training."): value for name, value in PRESETS["paper"].items() if name.startswith("training.")
 }
 
 

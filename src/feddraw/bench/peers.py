@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -91,10 +91,8 @@ def ours(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_of(task)
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(task.clients))
-    try:
+    with closing(engine):
         yield partial(one_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
-    finally:
-        engine.close()
 
 
 # ---------------------------------------------------------------------------------------------------- theirs
@@ -191,12 +189,9 @@ def descendants(process: int) -> list[int]:
 
 @contextmanager
 def running_peer(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterator[PeerProcess]:
-    with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
-        peer = PeerProcess(rival, python, task, Path(folder))
-        try:
-            yield peer
-        finally:
-            peer.close()
+    temporary = tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True)
+    with temporary as folder, closing(PeerProcess(rival, python, task, Path(folder))) as peer:
+        yield peer
 
 
 # ---------------------------------------------------------------------------------------------------- side by side

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,8 @@ def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
     method = feddraw()
     trainer = workload.trainer(method.local)
     model, clients = initial_model(trainer.build, 0), workload.clients
-    workers, script = Processes(trainer, CORES, names_of(clients)), BareProcesses(workload)
-    try:
+    engine = Processes(trainer, CORES, names_of(clients))
+    with closing(engine) as workers, closing(BareProcesses(workload)) as script:
         works: dict[str, Timed] = {
             "bare": partial(bare_loop, trainer, model),
             "two bare": script,
@@ -44,9 +45,6 @@ def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
             "workers": partial(one_round, workers, model, method, clients),
         }
         samples = session.interleave(f"rounds: {workload.title}", works)
-    finally:
-        workers.close()
-        script.close()
     return {
         "title": workload.title,
         "overhead_serial": ratio(samples["serial"], samples["bare"]),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import Workload
+from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import initial_model
@@ -50,8 +50,7 @@ class Task:
     def trainer(self, device: str, batch: int = LARGEST) -> Trainer:
         """As the paper trains, on random images."""
         trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(Local())
-        how = replace(trainer.training, augment=True, clip=5.0, label_smoothing=0.05, weight_decay=5e-3, lr=1e-5)
-        trainer.training = replace(how, device=device)
+        trainer.training = replace(trainer.training, **PAPER_TRAINING, device=device)
         return trainer
 
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +50,10 @@ def writable(what: str, folder: Path) -> Check:
 
 def shared_memory() -> Check:
     """What workers exchange models through."""
-    shared = Shared()
-    try:
+    with closing(Shared()) as shared:
         array, _ = shared.empty((SHARED,), np.uint8)
         array[:] = 1  # a full file system kills the process, or refuses, only now
         del array
-    finally:
-        shared.close()
     place = Path("/dev/shm")
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     if 0 < free < 1e9:

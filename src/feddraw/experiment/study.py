@@ -210,28 +210,23 @@ def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
 def row_of(planned: Planned, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
-    with as_written(folder.path):
-        return _row(planned, folder, read_json(folder.metrics), read_jsonl(folder.rounds))
-
-
-def _row(
-    planned: Planned, folder: RunFolder, found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
-    own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
     row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
-    row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
-    if found.get("diverged"):
-        row["diverged"] = found["diverged"]["round"]
-    row["validation_auc"] = found["validation"]["auc"]["macro"]
-    for kind in ("auc", "gm"):
-        row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
-    row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
-    row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
-    row |= _seen_by_round(rounds)
-    row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
-    row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
-    row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
+    with as_written(folder.path):
+        found, rounds = read_json(folder.metrics), read_jsonl(folder.rounds)
+        curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
+        own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
+        row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
+        if found.get("diverged"):
+            row["diverged"] = found["diverged"]["round"]
+        row["validation_auc"] = found["validation"]["auc"]["macro"]
+        for kind in ("auc", "gm"):
+            row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
+        row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
+        row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
+        row |= _seen_by_round(rounds)
+        row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
+        row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
+        row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
 
 
@@ -240,12 +235,9 @@ def _seen_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     curves = [line.get("test", {}).get("sites", {}) for line in rounds]
     if not all(curves):
         return {}
-    words = [" ".join([site, *(_number_text(one[site]) for one in curves)]) for site in curves[0]]
+    areas = {site: [math.nan if one[site] is None else one[site] for one in curves] for site in curves[0]}
+    words = [" ".join([site, *(f"{area:.6f}" for area in own)]) for site, own in areas.items()]
     return {"auc_by_site_by_round": "; ".join(words)}
-
-
-def _number_text(value: float | None) -> str:
-    return "nan" if value is None else f"{value:.6f}"
 
 
 class ResultTable:

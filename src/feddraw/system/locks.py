@@ -48,13 +48,12 @@ def lock_folder(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror}") from None
     try:
-        flock(handle)
-    except OSError as error:
-        os.close(handle)
-        busy = isinstance(error, BlockingIOError)
-        reason = f"another process is running in {path}" if busy else f"cannot lock {path}: {error.strerror}"
-        raise UserError(reason) from None
-    try:
+        try:
+            flock(handle)
+        except BlockingIOError:
+            raise UserError(f"another process is running in {path}") from None
+        except OSError as error:
+            raise UserError(f"cannot lock {path}: {error.strerror}") from None
         yield
     finally:
         os.close(handle)
