@@ -70,9 +70,9 @@ def _steps(session: Session, workload: Workload) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         works: dict[str, Timed] = {
-            "plain": partial(_alone, plain_step(trainer, rows)),
+            "plain": partial(_timed_on_one_thread, plain_step(trainer, rows)),
             "ours": _our_step(trainer, rows),
-            "augment": partial(_alone, lambda: augment(images, generator)),
+            "augment": partial(_timed_on_one_thread, lambda: augment(images, generator)),
             "read": _reading(trainer.examples, workload.batch, Path(folder)),
         }
         samples = session.interleave(f"steps: {workload.title}", works, 2 * session.blocks)
@@ -90,7 +90,7 @@ def _our_step(trainer: Trainer, rows: Rows) -> Timed:
     """Our loop, one step at a time, with the same clipping."""
     network, training = Network(*trainer.build()), replace(trainer.training, clip=5.0)
     arguments = (training, Correction(), 0, trainer.smoothed_loss, make_optimizer(network, trainer.training))
-    return partial(_alone, lambda: fit(network, trainer.examples, rows, *arguments))
+    return partial(_timed_on_one_thread, lambda: fit(network, trainer.examples, rows, *arguments))
 
 
 def _reading(examples: Examples, batch: int, folder: Path) -> Timed:
@@ -105,6 +105,6 @@ def _reading(examples: Examples, batch: int, folder: Path) -> Timed:
     return read
 
 
-def _alone(work: Callable[[], object]) -> float:
+def _timed_on_one_thread(work: Callable[[], object]) -> float:
     with one_thread():
         return timed(work)

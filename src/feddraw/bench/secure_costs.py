@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from feddraw.bench.ratios import Session, interval, ratio
 from feddraw.bench.server_memory import child
@@ -63,7 +64,7 @@ def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = CO
 def masking(session: Session, parameters: int) -> dict[str, Any]:
     """A client's words, its masks and its seal ÷ the bare time of making as many key streams and adding them."""
     moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
-    words, bare = np.empty(parameters, np.uint64), Bare(parameters)
+    words, added = np.empty(parameters, np.uint64), np.zeros(parameters, np.uint64)
     ready = iter(_ready())
 
     def client() -> float:
@@ -72,7 +73,7 @@ def masking(session: Session, parameters: int) -> dict[str, Any]:
         return _busy(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _busy(bare),
+        "bare": lambda: _busy(lambda: add_bare_streams(added)),
         "masks": client,
         "words": lambda: _busy(lambda: fixed_point.encode(moves, CLIENTS, words)),
         "seal": lambda: _busy(lambda: sealer.seal(words)),
@@ -98,41 +99,36 @@ def _busy(work: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-class Bare:
+def add_bare_streams(words: NDArray[np.uint64]) -> None:
     """As many AES-CTR streams as a client has masks, each added to the words, block by block, and nothing else."""
-
-    def __init__(self, parameters: int) -> None:
-        self._words = np.zeros(parameters, np.uint64)
-
-    def __call__(self) -> None:
-        block = masks.BLOCK
-        zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
-        drawn = np.frombuffer(stream, "<u8", block)
-        ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
-        for start in range(0, len(self._words), block):
-            part = self._words[start : start + block]
-            for cipher in ciphers:
-                cipher.update_into(zeros[: 8 * len(part)], stream)
-                np.add(part, drawn[: len(part)], out=part)
+    block = masks.BLOCK
+    zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
+    drawn = np.frombuffer(stream, "<u8", block)
+    ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
+    for start in range(0, len(words), block):
+        part = words[start : start + block]
+        for cipher in ciphers:
+            cipher.update_into(zeros[: 8 * len(part)], stream)
+            np.add(part, drawn[: len(part)], out=part)
 
 
 def _ready() -> Iterable[tuple[Member, Mapping[str, bytes]]]:
     """Clients that have everyone's shares and are about to mask."""
     while True:
-        made = Made.of(CLIENTS)
+        made = ReadySum.of(CLIENTS)
         for name, member in made.members.items():
             yield member, made.collector.shares_for(name)
 
 
 @dataclass(frozen=True)
-class Made:
+class ReadySum:
     """One sum whose clients have exchanged keys and shares."""
 
     members: dict[str, Member]
     collector: Collector
 
     @staticmethod
-    def of(clients: int) -> Made:
+    def of(clients: int) -> ReadySum:
         names = names_of(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
@@ -144,7 +140,7 @@ class Made:
         advertised = collector.advertised
         for name, member in members.items():
             collector.take_shares(name, member.share(advertised))
-        return Made(members, collector)
+        return ReadySum(members, collector)
 
 
 # ---------------------------------------------------------------------------------------------------- memory
@@ -152,7 +148,7 @@ class Made:
 
 def server_memory(clients: int, parameters: int) -> dict[str, float]:
     """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
-    made, before = Made.of(clients), peak_memory()
+    made, before = ReadySum.of(clients), peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
     for name, member in made.members.items():
         words[:] = 1

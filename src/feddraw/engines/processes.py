@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from feddraw.core import Asked, Job, Local, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
-from feddraw.system.shared_memory import Attached, Handle, Shared
+from feddraw.system.shared_memory import Handle, Shared, attach
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import Trainer, memory_of, shortage_told
 from feddraw.training.devices import Place, allot
@@ -124,7 +124,7 @@ class Processes(EngineWithMemory):
         self._publish(jobs[0].model)
         self.steps_taken[:] = 0
         broadcast = self._broadcast(jobs[0])
-        inbox = Inbox.of(self.layout, self._arrays)
+        inbox = Inbox(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
@@ -294,16 +294,15 @@ def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
 
 class _Worker:
     def __init__(self, plan: Plan) -> None:
-        self._attached = Attached()
-        self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
-        rows, ends = (self._attached.open(handle) for handle in plan.shards)
+        self._arrays = {name: attach(handle) for name, handle in plan.arrays.items()}
+        rows, ends = map(attach, plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
         examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
         self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         self.trainer.steps_taken = self._arrays["steps_taken"]
         layout = self.trainer.network.layout
-        self._inbox = Inbox.of(layout, self._arrays)
+        self._inbox = Inbox(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
         self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}
@@ -311,7 +310,7 @@ class _Worker:
     def train(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for name, handle in request["broadcast"].items():
             if name not in self._broadcast:
-                self._broadcast[name] = self._attached.open(Handle(**handle | {"shape": tuple(handle["shape"])}))
+                self._broadcast[name] = attach(Handle(**handle | {"shape": tuple(handle["shape"])}))
         job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
         update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))

@@ -102,12 +102,12 @@ def iterate(
     wanted = experiment.table()
     if experiment.tensorboard:
         check_installed()
-    looked = partial(_finished, folder, wanted, resume)
-    if looked():  # before the data are opened, which may take long
+    finished = partial(_finished, folder, wanted, resume)
+    if finished():  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
-        if looked():  # another process may have used the folder in the meantime
+        if finished():  # another process may have used the folder in the meantime
             return
         checkpoint = None
         if folder is not None:

@@ -227,12 +227,12 @@ class RunFolder:
             arrays = {name: np.ascontiguousarray(array) for name, array in one.arrays().items()}
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
-            self._keep(predictions, dataset)
+            self._write_predictions(predictions, dataset)
         diverged = first_divergence(read_jsonl(self.rounds))
         document = _without_nothing({**scores, "diverged": diverged})
         write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
-    def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
+    def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
         about = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}

@@ -28,9 +28,8 @@ def read_text(path: Path, limit: int) -> str:
     """A file of text that is not larger than it should be; what is no regular file is not opened."""
     try:
         if not path.is_file():
-            raise UserError(
-                f"cannot read {path}: {'it is not a file' if path.exists() else 'No such file or directory'}"
-            )
+            why = "it is not a file" if path.exists() else "No such file or directory"
+            raise UserError(f"cannot read {path}: {why}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
