@@ -37,11 +37,9 @@ EVALUATED = 512  # images that are timed, of a larger set
 class Estimate:
     """What a run costs, in seconds."""
 
-    opening: float  # from the data to the first step
     step: float  # one training step
-    client: float  # what a client's work takes beside its steps
     evaluated_image: float
-    whole: float  # the run
+    whole: float  # the run, with what comes before its first step
 
 
 def measure(experiments: Sequence[Experiment], workers: int | Sequence[Place]) -> list[Estimate]:
@@ -98,9 +96,7 @@ def timed(setup: Setup, opening: float = 0.0) -> Estimate:
     """Time a few steps and an evaluation of what has been prepared; its trainer is of no use afterwards."""
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
-    work = Work.of(setup)
-    whole = opening + step * work.steps + client * work.jobs + image * work.evaluated
-    return Estimate(opening, step, client, image, whole)
+    return Estimate(step, image, opening + Work.of(setup).seconds(step, client, image))
 
 
 @dataclass(frozen=True)
@@ -110,6 +106,10 @@ class Work:
     steps: float  # of training; a batch that is not full counts by its share
     jobs: int  # clients that are asked, in all rounds
     evaluated: int  # images
+
+    def seconds(self, step: float, client: float, evaluated_image: float) -> float:
+        """From those of a step, of a client's work beside its steps, and of an evaluated image."""
+        return step * self.steps + client * self.jobs + evaluated_image * self.evaluated
 
     @staticmethod
     def of(task: Task) -> Work:

@@ -490,8 +490,11 @@ class _WorkerPool:
             begun = list(self._next(pipe, admit))  # the worker goes on while we read what it wrote
             yield self._finished(planned)
             yield from begun
+        elif "full" in said:
+            yield self._let_go(pipe, planned, said["full"])
         else:
-            yield self._failed(pipe, planned, said)
+            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
+            yield Event("failed", planned.name, said["failed"] + where)
 
     def _finished(self, planned: Planned) -> Event:
         try:
@@ -499,18 +502,10 @@ class _WorkerPool:
         except UserError as mistake:
             return Event("failed", planned.name, str(mistake))
 
-    def _failed(self, pipe: Connection, planned: Planned, said: Mapping[str, Any]) -> Event:
-        if "full" in said:
-            return self._let_go(pipe, planned, said["full"])
-        where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
-        return Event("failed", planned.name, said["failed"] + where)
-
     def _logged(self, planned: Planned, trace: str) -> str:
         """Where the traceback was written, or why it could not be."""
         log = self.out / "failures.log"
         try:
-            with reporting(log):
-                make_folder(self.out)
             with lock_file(log):
                 append(log, f"{planned.name}\n{trace}\n")
         except (UserError, RunFailed) as trouble:

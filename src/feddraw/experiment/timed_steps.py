@@ -50,7 +50,7 @@ class Rehearsed:
     memory: int  # bytes of the process, or of a GPU, at its highest
 
     def seconds(self, work: Work) -> float:
-        return self.step * work.steps + self.client * work.jobs + self.evaluated_image * work.evaluated
+        return work.seconds(self.step, self.client, self.evaluated_image)
 
 
 def profile(experiment: Experiment) -> str:

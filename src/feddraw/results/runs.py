@@ -84,9 +84,6 @@ class Ledger:
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
 
-    def by_client(self, name: str) -> dict[str, list[float]]:
-        return {client: self[name][:, i].tolist() for i, client in enumerate(self.clients)}
-
     def common(self, name: str) -> list[float]:
         """By round, the number that all clients share, such as gamma; NaN where there is none."""
         return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in self[name]]
