@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -176,7 +176,7 @@ class Examined:
             return int(torch.cuda.max_memory_reserved(self.device))
         return peak_memory()
 
-    def factors(self, methods: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    def factors(self, methods: Sequence[tuple[str, Iterable[tuple[str, Any]]]]) -> dict[str, Any]:
         """How much longer a step takes under each method than plain training, on a small network."""
         return {"factors": step_factors([combined_method(name, dict(settings)) for name, settings in methods])}
 

@@ -262,7 +262,6 @@ class _Doctor:
         methods = list(dict.fromkeys(cost.method_of(run) for runs in studies.values() for run in runs))
         if methods and self._left > 5:
             self._say("what methods add to a step")
-            asked = [(name, dict(settings)) for name, settings in methods]
             with suppress(TooSlow):  # then all are taken to cost the same
-                answer = team.ask("factors", asked, patience=max(15.0, self._left / 4))[0]
+                answer = team.ask("factors", methods, patience=max(15.0, self._left / 4))[0]
                 self._factors = dict(zip(methods, answer["factors"], strict=True))

@@ -117,7 +117,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
             if known in header and any((sheet.parent / file).is_file() for file in beside):
                 run = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {run}")
-    made = expanded(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
+    made = with_class_columns(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
     if made:
         own = images or str(sheets[0].parent)
         return survey_made(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
@@ -214,7 +214,7 @@ def classes_of(folder: Path) -> Iterator[dict[str, str]]:
             yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
-def expanded(sheet: Sheet) -> str:
+def with_class_columns(sheet: Sheet) -> str:
     """The table with one column per class, where it has one column of class names; empty where it needs no change."""
     place = place_by_name(sheet.header, LABELS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]

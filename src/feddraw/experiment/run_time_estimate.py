@@ -42,9 +42,8 @@ class Estimate:
     whole: float  # the run, with what comes before its first step
 
 
-def measure(experiments: Sequence[Experiment], workers: int | Sequence[Place]) -> list[Estimate]:
-    """An estimate for each experiment, with so many runs at once, or one at each place; these share their data."""
-    places = [Place()] * workers if isinstance(workers, int) else workers
+def measure(experiments: Sequence[Experiment], places: Sequence[Place]) -> list[Estimate]:
+    """An estimate for each experiment, with a run at each place at once; these share their data."""
     request = json.dumps([experiment.table() for experiment in experiments])
     found = answers([start_worker(serve, request, place) for place in places])
     return [_mean(one) for one in zip(*found, strict=True)]
