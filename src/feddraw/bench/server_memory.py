@@ -1,9 +1,9 @@
 """What a server holds at its peak while updates stream in, each number of clients in a process of its own.
 
-    python -m feddraw.bench.server_memory CLIENTS ROWS
+    python -m feddraw.bench.server_memory CLIENTS [ROWS]
 
-ROWS are those of the engine's inbox: one for the serial engine, three for two workers. The clients are made of nothing
-but their answers, so that the process is a server's alone; it does not import torch.
+ROWS are those of the engine's inbox: one, as for the serial engine, or three for two workers. The clients are made of
+nothing but their answers, so that the process is a server's alone; it does not import torch.
 """
 
 from __future__ import annotations
@@ -83,4 +83,4 @@ def serve(clients: int, rows: int, model: Model) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]), network())))
+    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1, network())))

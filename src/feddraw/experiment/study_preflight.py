@@ -73,7 +73,8 @@ class Survey:
     @property
     def left(self) -> list[Planned]:
         """Runs that have to be carried out and can be."""
-        return [planned for planned in self.runs if planned.name not in self.finished | self.stopped]
+        apart = self.finished | self.stopped
+        return [planned for planned in self.runs if planned.name not in apart]
 
     def said(self) -> list[str]:
         """Each obstacle in a line."""
