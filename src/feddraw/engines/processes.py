@@ -203,7 +203,7 @@ class Processes(EngineWithMemory):
         self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]], waiting: deque[int]
     ) -> dict[int, dict[str, Any]]:
         """Wait for replies, by number of their request; a worker that has died ends the run."""
-        sentinels = {process.sentinel: pipe for pipe, process in self._workers.items()}
+        sentinels = {process.sentinel: (process, pipe) for pipe, process in self._workers.items()}
         ready = wait([*busy, *sentinels])
         replies = {}
         for pipe in [p for p in ready if isinstance(p, Connection)]:
@@ -217,9 +217,9 @@ class Processes(EngineWithMemory):
             if others:
                 busy[pipe] = others
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
-            pipe = sentinels[sentinel]  # type: ignore[index]
+            process, pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
-                raise self._death(pipe, requests[busy[pipe][0]] if pipe in busy else None)
+                raise self._death(process, requests[busy[pipe][0]] if pipe in busy else None)
         return replies
 
     def _let_go(self, pipe: Connection, failure: str) -> None:
@@ -235,24 +235,23 @@ class Processes(EngineWithMemory):
         try:
             pipe.send_bytes(json.dumps(request).encode())
         except OSError:
-            raise self._death(pipe, request) from None
+            raise self._death(self._workers[pipe], request) from None
 
     def _receive(self, pipe: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise self._death(pipe, request) from None
+            raise self._death(self._workers[pipe], request) from None
         if "mistake" in reply:
             raise UserError(reply["mistake"])
         if "error" in reply:
-            if "traceback" in reply:
-                print(reply["traceback"], file=sys.stderr)
+            print(reply["traceback"], file=sys.stderr)
             raise RunFailed(f"{self._task(request)} failed: {reply['error']}")
         return reply
 
-    def _death(self, pipe: Connection, request: Mapping[str, Any] | None) -> RunFailed:
-        """What a worker died of, and of what request."""
-        how, advice = cause_of_death(self._workers[pipe])
+    def _death(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> RunFailed:
+        """How a worker ended, and at what."""
+        how, advice = cause_of_death(process)
         return RunFailed(f"a worker {how} while {self._task(request)}{advice}")
 
     def _task(self, request: Mapping[str, Any] | None) -> str:
