@@ -125,7 +125,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
 
 
 def survey_made(sheet: Path, images: str, content: str, original: Path | None = None) -> Survey:
-    """The same for a table that we make, from another or from a folder's classes; it is not written yet."""
+    """As `survey`, for a table that we make from another or from a folder's classes and have not written yet."""
     with TemporaryDirectory() as folder:
         passing = Path(folder) / sheet.name
         passing.write_text(content, encoding="utf-8")
