@@ -117,6 +117,7 @@ def test_a_server_of_many_streams_in_little_memory():
     few, many = (server_memory.serve(clients, 1, server_memory.network(40_000)) for clients in (2, 20))
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
+    assert server_memory.child("feddraw.bench.server_memory", "2")["seconds"] > 0  # as docs/howto.md calls it
 
 
 def test_mistakes_are_one_line(tmp_path):

@@ -54,7 +54,7 @@ def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> N
 
 
 def test_what_a_method_adds_to_a_step_is_measured() -> None:
-    plain, moon = Examined("cpu").factors([("uniform", {}), ("moon", {})])["factors"]
+    plain, moon = Examined("cpu").factors([("uniform", ()), ("moon", ())])["factors"]
     assert 1 <= plain < moon  # two more networks see each image
 
 

@@ -128,7 +128,7 @@ def test_a_killed_worker_is_noticed_at_once_and_named_with_its_client() -> None:
     try:
         loop = federate(setup.initial, setup.method, engine, setup.clients, rounds=50, seed=0)
         next(loop)
-        threading.Timer(0.05, os.kill, (engine._workers[0][0].pid, signal.SIGKILL)).start()
+        threading.Timer(0.05, os.kill, (next(iter(engine._workers.values())).pid, signal.SIGKILL)).start()
         with pytest.raises(RunFailed, match=r"a worker was killed \(SIGKILL\) while"):
             list(loop)
     finally:
@@ -144,7 +144,7 @@ def test_a_worker_ends_when_its_parent_is_gone(in_tmp: Path) -> None:
         "if __name__ == '__main__':\n"
         "    setup = prepare(small())\n"
         "    engine = Processes(setup.trainer, 2, setup.clients)\n"
-        "    print(*[p.pid for p, _ in engine._workers], flush=True)\n"
+        "    print(*[p.pid for p in engine._workers.values()], flush=True)\n"
         "    time.sleep(60)\n"
     )
     Path("parent.py").write_text(code)

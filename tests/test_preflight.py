@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +20,7 @@ from feddraw.experiment.settings import Experiment, complete
 from feddraw.experiment.study import Event, SameCause, conduct, read_study
 from feddraw.experiment.study_preflight import preflight, survey
 from feddraw.experiment.timed_steps import _rehearsed
+from feddraw.system.workers import peak_memory
 
 SCALE = 0.002
 MATRIX = f"""
@@ -244,3 +248,10 @@ def test_causes_are_the_same_but_for_names_and_numbers_and_a_success_is_a_new_st
     for _ in range(9):
         patient.note(Event("failed", "a", "no memory"))
     assert not patient.hopeless
+
+
+def test_a_process_is_counted_with_its_own_memory_not_its_parents() -> None:
+    held = np.ones(1 << 25)  # 256 MB
+    code = "from feddraw.system.workers import peak_memory; print(peak_memory())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 1 << 20 < int(said.stdout) < held.nbytes < peak_memory()

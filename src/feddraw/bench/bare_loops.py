@@ -6,6 +6,7 @@ These are the only gradients outside `training`, and no client's data comes here
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,12 +17,14 @@ from torch import nn
 
 from feddraw.bench import peer_task
 from feddraw.bench.ratios import timed
+from feddraw.bench.server_step import names_of
 from feddraw.catalog import installed
 from feddraw.core import Local, Method, Model
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import initial_model
+from feddraw.experiment.settings import PRESETS
 from feddraw.federation import federate
-from feddraw.system.workers import belong_to_parent, start_worker
+from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.build import build
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, Rows, batches, one_thread
@@ -56,6 +59,12 @@ WORKLOADS = {
     "densenet121": Workload(
         "DenseNet121, 64 px, 4 clients × 1 step of 32", "densenet121", 64, 4, 1, 32, (("weights", "none"),)
     ),
+}
+
+
+# How the paper trains, whatever the network.
+PAPER_TRAINING = {
+    name.removeprefix("training."): value for name, value in PRESETS["paper"].items() if name.startswith("training.")
 }
 
 
@@ -102,10 +111,7 @@ class BareProcesses:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        for pipe, process in self._started:
-            pipe.close()
-            process.terminate()
-            process.join()
+        stop_workers(self._started)
 
 
 def _serve_bare(pipe: Connection, workload: Workload, half: int) -> None:
@@ -121,30 +127,22 @@ def _serve_bare(pipe: Connection, workload: Workload, half: int) -> None:
         pass  # the bench has closed the pipe
 
 
-class PlainLoop:
-    """Training steps as peers' examples write them: plain layout, an optimiser that goes through the layers one by one,
+def plain_step(trainer: Trainer, rows: Rows) -> Callable[[], None]:
+    """A training step as peers' examples write it: plain layout, an optimiser that goes through the layers one by one,
     gradients clipped likewise."""
+    module = trainer.build()[0]
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False, fused=False)
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._module, self._trainer = trainer.build()[0], trainer
-        self._optimizer = torch.optim.Adam(self._module.parameters(), lr=1e-3, foreach=False, fused=False)
+    def step() -> None:
+        images, targets = trainer.examples.batch(rows)
+        module.train()
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(module(images.contiguous()), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), 5.0, foreach=False)
+        optimizer.step()
 
-    def __call__(self, rows: Rows) -> float:
-        """Seconds of one step."""
-        with one_thread():
-            start = time.perf_counter()
-            images, targets = self._trainer.examples.batch(rows)
-            self._module.train()
-            self._optimizer.zero_grad()
-            loss = nn.functional.binary_cross_entropy_with_logits(self._module(images.contiguous()), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._module.parameters(), 5.0, foreach=False)
-            self._optimizer.step()
-            return time.perf_counter() - start
-
-
-def names_of(clients: int) -> list[str]:
-    return [f"C{number + 1}" for number in range(clients)]
+    return step
 
 
 def one_round(engine: Engine, model: Model, method: Method, clients: int) -> float:

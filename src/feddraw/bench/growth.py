@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddraw.bench.ratios import Session, timed
-from feddraw.bench.server_memory import child, peak
+from feddraw.bench.server_memory import child
+from feddraw.bench.server_step import names_of
+from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,11 +38,9 @@ def measure(session: Session) -> dict[str, Any]:
     kinds = {name: values[:2] if session.quick else values for name, values in GROWING.items()}
     points = [(name, way, value) for name, values in kinds.items() for way in WAYS for value in values]
     found: dict[str, Any] = {name: {way: [] for way in WAYS} for name in kinds}
-    for place, (name, way, value) in enumerate(points):
-        session.progress("growth: time and memory of the serial engine", place, len(points))
+    for name, way, value in session.each("growth: time and memory of the serial engine", points):
         wanted = USUAL | {name: value, "stream": WAYS[way]}
         found[name][way].append({"value": value} | child("feddraw.bench.growth", json.dumps(wanted)))
-    session.progress("growth: time and memory of the serial engine", len(points), len(points))
     return found
 
 
@@ -58,13 +58,13 @@ def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> di
     examples, build = Examples(*peer_task.pictures(20 * clients, pixels)), partial(peer_task.build, hidden, pixels)
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
-    model, names = initial_model(build, 0), [f"C{number + 1}" for number in range(clients)]
+    model, names = initial_model(build, 0), names_of(clients)
     sizes = [20] * clients if stream else None
     engine = Serial(trainer)
     next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))  # torch is slow at first
     loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
     seconds = timed(lambda: [None for _ in loop])
-    return {"seconds": seconds, "megabytes": peak(), "parameters": len(model.params)}
+    return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
 
 
 # ---------------------------------------------------------------------------------------------------- the figure

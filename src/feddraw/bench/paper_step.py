@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.bare_loops import Workload
+from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
 from feddraw.bench.ratios import Session, interval, timed
 from feddraw.catalog import installed
 from feddraw.core import Correction
@@ -23,7 +23,7 @@ def measure(session: Session, step: Workload = STEP) -> dict[str, Any]:
         return {"missing": "MONAI is not installed"}
     trainer = step.trainer(feddraw().local)
     network, rows = trainer.network, np.arange(step.batch)
-    training = replace(trainer.training, augment=True, clip=5.0, label_smoothing=0.05, weight_decay=5e-3, lr=1e-5)
+    training = replace(trainer.training, **PAPER_TRAINING)
     arguments = (training, Correction(), 0, trainer.smoothed_loss, make_optimizer(network, training))
     with one_thread():
         works = {

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from feddraw.bench import peer_task
-from feddraw.bench.bare_loops import names_of, one_round
+from feddraw.bench.bare_loops import one_round
 from feddraw.bench.ratios import Ratio, Session, Timed, ratio
+from feddraw.bench.server_step import names_of
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
@@ -90,10 +91,8 @@ def ours(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
     trainer = trainer_of(task)
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(task.clients))
-    try:
+    with closing(engine):
         yield partial(one_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
-    finally:
-        engine.close()
 
 
 # ---------------------------------------------------------------------------------------------------- theirs
@@ -190,12 +189,9 @@ def descendants(process: int) -> list[int]:
 
 @contextmanager
 def running_peer(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterator[PeerProcess]:
-    with tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True) as folder:
-        peer = PeerProcess(rival, python, task, Path(folder))
-        try:
-            yield peer
-        finally:
-            peer.close()
+    temporary = tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True)
+    with temporary as folder, closing(PeerProcess(rival, python, task, Path(folder))) as peer:
+        yield peer
 
 
 # ---------------------------------------------------------------------------------------------------- side by side
@@ -208,9 +204,8 @@ def measure(session: Session, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
         if not SCRIPTS.is_dir():
-            raise RunFailed(
-                "its script comes with the source only: run feddraw bench from a checkout (benchmarks/peers)"
-            )
+            where = "run feddraw bench from a checkout (benchmarks/peers)"
+            raise RunFailed(f"its script comes with the source only: {where}")
         found["version"] = _version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
         found["left_out"] = {key: rival.note for key in peer_task.TASKS if key not in rival.settings}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
 
+Item = TypeVar("Item")
 Progress = Callable[[str, int, int], None]
 Timed = Callable[[], float]  # does its work and says how many seconds it took
 Samples = dict[str, list[float]]  # name to seconds, a number a block
@@ -40,12 +41,17 @@ class Session:
         """Seconds of each work in every block, after one of each to warm up; the order rotates."""
         blocks, names = blocks or self.blocks, list(works)
         samples: Samples = {name: [] for name in names}
-        for block in range(blocks + 1):
-            self.progress(what, block, blocks + 1)
+        for block in self.each(what, range(blocks + 1)):
             for name in names[block % len(names) :] + names[: block % len(names)]:
                 samples[name].append(works[name]())
-        self.progress(what, blocks + 1, blocks + 1)
         return {name: seconds[1:] for name, seconds in samples.items()}
+
+    def each(self, what: str, items: Sequence[Item]) -> Iterator[Item]:
+        """The items, with a word about how many are done."""
+        for done, item in enumerate(items):
+            self.progress(what, done, len(items))
+            yield item
+        self.progress(what, len(items), len(items))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:

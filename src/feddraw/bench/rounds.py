@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import (
-    CORES,
-    BareProcesses,
-    PlainLoop,
-    Workload,
-    bare_loop,
-    names_of,
-    one_round,
-    workloads,
-)
+from feddraw.bench.bare_loops import CORES, BareProcesses, Workload, bare_loop, one_round, plain_step, workloads
 from feddraw.bench.ratios import Session, Timed, ratio, timed
+from feddraw.bench.server_step import names_of
 from feddraw.core import Correction
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
@@ -43,8 +36,8 @@ def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
     method = feddraw()
     trainer = workload.trainer(method.local)
     model, clients = initial_model(trainer.build, 0), workload.clients
-    workers, script = Processes(trainer, CORES, names_of(clients)), BareProcesses(workload)
-    try:
+    engine = Processes(trainer, CORES, names_of(clients))
+    with closing(engine) as workers, closing(BareProcesses(workload)) as script:
         works: dict[str, Timed] = {
             "bare": partial(bare_loop, trainer, model),
             "two bare": script,
@@ -52,9 +45,6 @@ def _rounds(session: Session, workload: Workload) -> dict[str, Any]:
             "workers": partial(one_round, workers, model, method, clients),
         }
         samples = session.interleave(f"rounds: {workload.title}", works)
-    finally:
-        workers.close()
-        script.close()
     return {
         "title": workload.title,
         "overhead_serial": ratio(samples["serial"], samples["bare"]),
@@ -80,10 +70,10 @@ def _steps(session: Session, workload: Workload) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         works: dict[str, Timed] = {
-            "plain": partial(PlainLoop(trainer), rows),
-            "ours": partial(_Step(trainer), rows),
-            "augment": partial(_alone, lambda: augment(images, generator)),
-            "read": _Reading(trainer.examples, workload.batch, Path(folder)),
+            "plain": partial(_timed_on_one_thread, plain_step(trainer, rows)),
+            "ours": _our_step(trainer, rows),
+            "augment": partial(_timed_on_one_thread, lambda: augment(images, generator)),
+            "read": _reading(trainer.examples, workload.batch, Path(folder)),
         }
         samples = session.interleave(f"steps: {workload.title}", works, 2 * session.blocks)
     seconds = float(np.median(samples["ours"]))
@@ -96,32 +86,25 @@ def _steps(session: Session, workload: Workload) -> dict[str, Any]:
     }
 
 
-class _Step:
+def _our_step(trainer: Trainer, rows: Rows) -> Timed:
     """Our loop, one step at a time, with the same clipping."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._network, self._trainer = Network(*trainer.build()), trainer
-        self._optimizer = make_optimizer(self._network, trainer.training)
-        self._training = replace(trainer.training, clip=5.0)
-
-    def __call__(self, rows: Rows) -> float:
-        arguments = (self._training, Correction(), 0, self._trainer.smoothed_loss, self._optimizer)
-        return _alone(lambda: fit(self._network, self._trainer.examples, rows, *arguments))
+    network, training = Network(*trainer.build()), replace(trainer.training, clip=5.0)
+    arguments = (training, Correction(), 0, trainer.smoothed_loss, make_optimizer(network, trainer.training))
+    return partial(_timed_on_one_thread, lambda: fit(network, trainer.examples, rows, *arguments))
 
 
-class _Reading:
+def _reading(examples: Examples, batch: int, folder: Path) -> Timed:
     """A batch of random rows from a file that is mapped to memory, as prepared images are."""
+    np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
+    images, rng = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False), np.random.default_rng(0)
 
-    def __init__(self, examples: Examples, batch: int, folder: Path) -> None:
-        self._rng, self._batch = np.random.default_rng(0), batch
-        np.save(folder / "images.npy", np.resize(examples.images, (5000, *examples.images.shape[1:])))
-        self._images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
+    def read() -> float:
+        rows = rng.choice(len(images), batch, replace=False)
+        return timed(lambda: np.sum(images[rows]))
 
-    def __call__(self) -> float:
-        rows = self._rng.choice(len(self._images), self._batch, replace=False)
-        return timed(lambda: np.sum(self._images[rows]))
+    return read
 
 
-def _alone(work: Callable[[], object]) -> float:
+def _timed_on_one_thread(work: Callable[[], object]) -> float:
     with one_thread():
         return timed(work)

@@ -34,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool, timeout: float = 900) -> list[float]:
+def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool) -> list[float]:
     """Of each round, from the first message to the new model."""
     ends = [time.perf_counter()]
     strategy = FedDRAW(
@@ -44,7 +44,7 @@ def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool,
         secure=secure,
         on_round=lambda _: ends.append(time.perf_counter()),
     )
-    strategy.start(grid, to_arrays(network(parameters)), rounds, timeout)
+    strategy.start(grid, to_arrays(network(parameters)), rounds, timeout=900)
     if any(len(done.weights) < CLIENTS for done in strategy.history):
         raise RuntimeError(f"not all clients counted: {strategy.history[-1].ledger}")
     return np.diff(ends).tolist()

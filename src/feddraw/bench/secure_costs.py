@@ -22,22 +22,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from feddraw.bench.ratios import Session, interval, ratio
-from feddraw.bench.server_memory import child, peak
-from feddraw.bench.server_step import CLIENTS, WIDE
+from feddraw.bench.server_memory import child
+from feddraw.bench.server_step import CLIENTS, WIDE, names_of
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure import fixed_point, masks
 from feddraw.secure.protocol import Collector, Member
 from feddraw.secure.protocol import Session as Sum
 from feddraw.secure.signing_keys import directory_line, new_key
+from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
 COUNTS = (10, 30)  # clients, for the server's memory
+ROUNDS = 3  # over a SuperLink
 
 
 def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = CO
 def masking(session: Session, parameters: int) -> dict[str, Any]:
     """A client's words, its masks and its seal ÷ the bare time of making as many key streams and adding them."""
     moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
-    words, bare = np.empty(parameters, np.uint64), Bare(parameters)
+    words, added = np.empty(parameters, np.uint64), np.zeros(parameters, np.uint64)
     ready = iter(_ready())
 
     def client() -> float:
@@ -70,7 +73,7 @@ def masking(session: Session, parameters: int) -> dict[str, Any]:
         return _busy(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _busy(bare),
+        "bare": lambda: _busy(lambda: add_bare_streams(added)),
         "masks": client,
         "words": lambda: _busy(lambda: fixed_point.encode(moves, CLIENTS, words)),
         "seal": lambda: _busy(lambda: sealer.seal(words)),
@@ -96,42 +99,37 @@ def _busy(work: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-class Bare:
+def add_bare_streams(words: NDArray[np.uint64]) -> None:
     """As many AES-CTR streams as a client has masks, each added to the words, block by block, and nothing else."""
-
-    def __init__(self, parameters: int) -> None:
-        self._words = np.zeros(parameters, np.uint64)
-
-    def __call__(self) -> None:
-        block = masks.BLOCK
-        zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
-        drawn = np.frombuffer(stream, "<u8", block)
-        ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
-        for start in range(0, len(self._words), block):
-            part = self._words[start : start + block]
-            for cipher in ciphers:
-                cipher.update_into(zeros[: 8 * len(part)], stream)
-                np.add(part, drawn[: len(part)], out=part)
+    block = masks.BLOCK
+    zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + 15)
+    drawn = np.frombuffer(stream, "<u8", block)
+    ciphers = [Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(CLIENTS)]
+    for start in range(0, len(words), block):
+        part = words[start : start + block]
+        for cipher in ciphers:
+            cipher.update_into(zeros[: 8 * len(part)], stream)
+            np.add(part, drawn[: len(part)], out=part)
 
 
 def _ready() -> Iterable[tuple[Member, Mapping[str, bytes]]]:
     """Clients that have everyone's shares and are about to mask."""
     while True:
-        made = Made.of(CLIENTS)
+        made = ReadySum.of(CLIENTS)
         for name, member in made.members.items():
             yield member, made.collector.shares_for(name)
 
 
 @dataclass(frozen=True)
-class Made:
+class ReadySum:
     """One sum whose clients have exchanged keys and shares."""
 
     members: dict[str, Member]
     collector: Collector
 
     @staticmethod
-    def of(clients: int) -> Made:
-        names = [f"C{number + 1}" for number in range(clients)]
+    def of(clients: int) -> ReadySum:
+        names = names_of(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
         sum = Sum("bench", 0, "moves", 0, tuple(names))
@@ -142,7 +140,7 @@ class Made:
         advertised = collector.advertised
         for name, member in members.items():
             collector.take_shares(name, member.share(advertised))
-        return Made(members, collector)
+        return ReadySum(members, collector)
 
 
 # ---------------------------------------------------------------------------------------------------- memory
@@ -150,7 +148,7 @@ class Made:
 
 def server_memory(clients: int, parameters: int) -> dict[str, float]:
     """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
-    made, before = Made.of(clients), peak()
+    made, before = ReadySum.of(clients), peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
     for name, member in made.members.items():
         words[:] = 1
@@ -162,7 +160,7 @@ def server_memory(clients: int, parameters: int) -> dict[str, float]:
         made.collector.take_revealed(name, made.members[name].reveal(made.collector.survivors, signatures))
     if not (made.collector.total() == clients).all():
         raise RunFailed("the sum is wrong")
-    return {"megabytes": peak(), "megabytes_before": before}
+    return {"megabytes": peak_memory() / 2**20, "megabytes_before": before / 2**20}
 
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -272,7 +270,7 @@ def _superlink(session: Session, parameters: int) -> dict[str, Any]:
         return {"missing": (str(error).splitlines() or ["it failed"])[0]}
 
 
-def superlink(session: Session, parameters: int, rounds: int = 3) -> dict[str, Any]:
+def superlink(session: Session, parameters: int) -> dict[str, Any]:
     """The same over a SuperLink with a node for each client, all on this machine."""
     script = EXAMPLES / "local_federation.py"
     if not script.is_file():
@@ -288,17 +286,17 @@ def superlink(session: Session, parameters: int, rounds: int = 3) -> dict[str, A
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(PROJECT)
         nodes = keyed(folder)
-        for place, (way, kept) in enumerate({"plain": ("partition-id",), "secure": tuple(nodes[0])}.items()):
-            session.progress("secure: rounds over a SuperLink", place, 2)
+        ways = [("plain", ("partition-id",)), ("secure", tuple(nodes[0]))]
+        for way, kept in session.each("secure: rounds over a SuperLink", ways):
             with local.federation(folder / way, secure=False) as made:
                 for number, node in enumerate(nodes):
                     made.supernode(f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept))
-                said = f"rounds={rounds} secure={json.dumps(way == 'secure')} parameters={parameters}"
+                said = f"rounds={ROUNDS} secure={json.dumps(way == 'secure')} parameters={parameters}"
                 made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
             seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
-        session.progress("secure: rounds over a SuperLink", 2, 2)
+
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
-    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": rounds - 1}
+    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": ROUNDS - 1}
 
 
 if __name__ == "__main__":

@@ -1,31 +1,30 @@
 """What a server holds at its peak while updates stream in, each number of clients in a process of its own.
 
-    python -m feddraw.bench.server_memory CLIENTS ROWS
+    python -m feddraw.bench.server_memory CLIENTS [ROWS]
 
-ROWS are those of the engine's inbox: one for the serial engine, three for two workers. The clients are made of nothing
-but their answers, so that the process is a server's alone; it does not import torch.
+ROWS are those of the engine's inbox: one, as for the serial engine, or three for two workers. The clients are made of
+nothing but their answers, so that the process is a server's alone; it does not import torch.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from feddraw.bench.ratios import Session, timed
-from feddraw.bench.server_step import network
+from feddraw.bench.server_step import names_of, network
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Rows, Scores
 from feddraw.errors import RunFailed
 from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
+from feddraw.system.workers import peak_memory
 
 COUNTS = (10, 100, 1000)
 INBOXES = {"serial": 1, "two workers": 3}  # updates that there is room for
@@ -36,10 +35,8 @@ def measure(session: Session, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for engine, rows in INBOXES.items():
         what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
-        for place, clients in enumerate(counts):
-            session.progress(what, place, len(counts))
+        for clients in session.each(what, counts):
             peaks[str(clients)] = child("feddraw.bench.server_memory", str(clients), str(rows))
-        session.progress(what, len(counts), len(counts))
         most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
         found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
     return found
@@ -51,15 +48,6 @@ def child(module: str, *arguments: str) -> Any:
     if done.returncode:
         raise RunFailed(f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
     return json.loads(done.stdout)
-
-
-def peak() -> float:
-    """Megabytes that this process has held at its most."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # a child's ru_maxrss begins at what its parent held
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Answers:
@@ -88,11 +76,11 @@ class Answers:
 
 def serve(clients: int, rows: int, model: Model) -> dict[str, float]:
     """One round of FedDRAW over so many clients."""
-    names, sizes = [f"C{number + 1}" for number in range(clients)], [100] * clients
-    rounds = federate(model, feddraw(), Answers(rows), names, rounds=15, seed=0, sizes=sizes)
+    engine, sizes = Answers(rows), [100] * clients
+    rounds = federate(model, feddraw(), engine, names_of(clients), rounds=15, seed=0, sizes=sizes)
     seconds = timed(lambda: next(rounds))
-    return {"megabytes": peak(), "seconds": seconds}
+    return {"megabytes": peak_memory() / 2**20, "seconds": seconds}
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]), network())))
+    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1, network())))

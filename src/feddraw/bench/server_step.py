@@ -18,15 +18,19 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.server.round import aggregate_round
 
 CLIENTS = 10
-WIDE, LAYERS, CLASSES = 6_900_000, 364, 5  # about DenseNet121: seven million numbers in as many tensors
+WIDE, LAYERS, FEATURES, CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
 
 
-def network(parameters: int = WIDE, layers: int = LAYERS, features: int = 1024) -> Model:
-    """A model of so many tensors, the last two of which are the classifier's."""
-    length = parameters // layers
-    entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(layers)]
-    entries.append(Entry("classifier.weight", "param", (CLASSES, features), layers * length))
-    entries.append(Entry("classifier.bias", "param", (CLASSES,), layers * length + CLASSES * features))
+def names_of(clients: int) -> list[str]:
+    return [f"C{number + 1}" for number in range(clients)]
+
+
+def network(parameters: int = WIDE) -> Model:
+    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are the classifier's."""
+    length = parameters // LAYERS
+    entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
+    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), LAYERS * length))
+    entries.append(Entry("classifier.bias", "param", (CLASSES,), LAYERS * length + CLASSES * FEATURES))
     params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
     return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
 
@@ -46,7 +50,7 @@ def measure(session: Session, parameters: int = WIDE) -> dict[str, Any]:
     sent = network(parameters)
     updates = answers(sent, CLIENTS)
     works: dict[str, Timed] = {
-        "floor": Floor(updates),
+        "floor": floor(updates),
         "fedavg": partial(step, fedavg(), sent, updates),
         "feddraw": partial(step, feddraw(), sent, updates),
         "sum": partial(summed, fedavg(), sent, updates),
@@ -70,25 +74,20 @@ def measure(session: Session, parameters: int = WIDE) -> dict[str, Any]:
     }
 
 
-class Floor:
+def floor(updates: Sequence[Update]) -> Timed:
     """Reading the updates once and doing next to nothing, with as many threads as our sums take.
 
     In few long calls: threads that return to Python often wait for one another, and the floor would be no floor.
     """
-
-    def __init__(self, updates: Sequence[Update]) -> None:
-        threads = min(8, os.cpu_count() or 1)
-        rows = [update.model.params.view(np.int32) for update in updates]
-        self._pieces = [piece for row in rows for piece in np.array_split(row, threads)]
-        self._threads = ThreadPoolExecutor(threads)
-
-    def __call__(self) -> float:
-        return timed(lambda: list(self._threads.map(np.bitwise_or.reduce, self._pieces)))
+    count = min(8, os.cpu_count() or 1)
+    rows = [update.model.params.view(np.int32) for update in updates]
+    pieces, threads = [piece for row in rows for piece in np.array_split(row, count)], ThreadPoolExecutor(count)
+    return lambda: timed(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
 
 
 def step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
-    names, state = [f"C{number + 1}" for number in range(CLIENTS)], method.init(sent)
+    names, state = names_of(CLIENTS), method.init(sent)
     return timed(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
 
 
@@ -112,19 +111,11 @@ def naive(updates: Sequence[Update]) -> float:
 
 def flower(updates: Sequence[Update]) -> Timed:
     """Flower's own weighted sum, from the records that its messages carry."""
-    from flwr.app import ArrayRecord, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-    records = [
-        RecordDict(
-            {"arrays": ArrayRecord(_arrays(update.model)), "metrics": MetricRecord({"num-examples": update.size})}
-        )
-        for update in updates
-    ]
+    records = []
+    for update in updates:
+        arrays = ArrayRecord({name: Array(array) for name, array in update.model.arrays().items()})
+        records.append(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": update.size})}))
     return lambda: timed(lambda: aggregate_arrayrecords(records, "num-examples"))
-
-
-def _arrays(model: Model) -> Any:
-    from flwr.app import Array
-
-    return {name: Array(array) for name, array in model.arrays().items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 
 from feddraw.bench.bare_loops import CORES
 from feddraw.bench.ratios import Session, ratio, timed
-from feddraw.data.dataset import Dataset
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
@@ -68,8 +67,7 @@ def _script(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> 
     """What somebody would write: the data once, then one run after the other."""
     belong_to_parent()
     torch.set_num_threads(1)
-    opened = cache(lambda: open_data(Experiment.of(tables[0])))
+    dataset = open_data(Experiment.of(tables[0]))
     for table in tables:
-        dataset: Dataset = opened()
         run(Experiment.of(table), Path(folder) / str(table["seed"]), dataset=dataset)
     pipe.send(True)

@@ -159,7 +159,8 @@ def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, de
 
 def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
-    from feddraw.experiment.study_preflight import is_file_data, survey
+    from feddraw.experiment.study import is_file_data
+    from feddraw.experiment.study_preflight import survey
 
     there = [planned for planned in runs if is_file_data(planned)]
     with console(stderr=True).status("looking") as status:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 State = Literal["ok", "note", "broken"]
@@ -17,9 +17,6 @@ class Check:
     state: State
     said: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
-
-    def table(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def attempted(what: str, look: Callable[[], Check]) -> Check:

@@ -11,13 +11,14 @@ import numpy as np
 from feddraw.doctor.device_trial import Task
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
+from feddraw.scenarios.paper import PAPER
 from feddraw.scenarios.partition import dealt
 from feddraw.training.footprint import CONTEXT
 
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
 EVALUATED = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
 PAPER_METHODS = ("fedavg", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn", "feddraw")
-PAPER_SCENARIOS = (*(f"CHX-{number}" for number in range(1, 8)), *(f"CHM-{number}" for number in range(1, 6)))
+
 PAPER_SEEDS = 5
 
 Method = tuple[str, tuple[tuple[str, Any], ...]]
@@ -95,9 +96,9 @@ def paper() -> list[Experiment]:
     """The runs of studies/paper.toml, for machines that do not have the file."""
     base = Experiment.preset("paper")
     return [
-        base.with_settings({"scenario": scenario, "method": method, "seed": seed})
+        base.with_settings({"scenario": scenario.name, "method": method, "seed": seed})
         for seed in range(PAPER_SEEDS)
-        for scenario in PAPER_SCENARIOS
+        for scenario in PAPER.values()
         for method in PAPER_METHODS
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import Workload
-from feddraw.bench.server_memory import peak
+from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.timed_steps import step_factors
-from feddraw.system.workers import belong_to_parent
+from feddraw.system.workers import belong_to_parent, peak_memory
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.devices import Place, allot, compute_exactly
 from feddraw.training.footprint import step_memory
@@ -51,8 +50,7 @@ class Task:
     def trainer(self, device: str, batch: int = LARGEST) -> Trainer:
         """As the paper trains, on random images."""
         trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(Local())
-        how = replace(trainer.training, augment=True, clip=5.0, label_smoothing=0.05, weight_decay=5e-3, lr=1e-5)
-        trainer.training = replace(how, device=device)
+        trainer.training = replace(trainer.training, **PAPER_TRAINING, device=device)
         return trainer
 
 
@@ -94,18 +92,9 @@ class Examined:
         rng = np.random.default_rng(0)
         a, b = (torch.from_numpy(rng.standard_normal((256, 256))) for _ in range(2))
         x, w = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((4, 8, 20, 20), (8, 8, 3, 3)))
-        exact = {
-            "product": a @ b,
-            "convolution": torch.nn.functional.conv2d(x, w),
-            "mean": x.mean(dim=(0, 2, 3)),
-        }
+        exact = _known_sums(a, b, x, w)
         compute_exactly(self.device, tf32=False)
-        a, b, x, w = (tensor.float().to(self.device) for tensor in (a, b, x, w))
-        here = {
-            "product": a @ b,
-            "convolution": torch.nn.functional.conv2d(x, w),
-            "mean": x.mean(dim=(0, 2, 3)),
-        }
+        here = _known_sums(*(tensor.float().to(self.device) for tensor in (a, b, x, w)))
         return {name: float((here[name].cpu().double() - exact[name]).norm() / exact[name].norm()) for name in exact}
 
     def training(self, task: Task, batch: int, steps: int) -> dict[str, Any]:
@@ -185,9 +174,9 @@ class Examined:
     def _taken(self) -> int:
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(self.device))
-        return int(1e6 * peak())
+        return peak_memory()
 
-    def factors(self, methods: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    def factors(self, methods: Sequence[tuple[str, Iterable[tuple[str, Any]]]]) -> dict[str, Any]:
         """How much longer a step takes under each method than plain training, on a small network."""
         return {"factors": step_factors([combined_method(name, dict(settings)) for name, settings in methods])}
 
@@ -195,6 +184,10 @@ class Examined:
         """Bytes that a worker takes with batches of 64, reckoned."""
         trainer = self._trainer(task)
         return {"reckoned": step_memory(trainer.build, task.pixels, trainer.training)}
+
+
+def _known_sums(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"product": a @ b, "convolution": torch.nn.functional.conv2d(x, w), "mean": x.mean(dim=(0, 2, 3))}
 
 
 def relative(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class Examination:
     def table(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
-            "checks": [check.table() for check in self.checks],
+            "checks": [asdict(check) for check in self.checks],
             "speeds": [speed.table() for speed in self.speeds],
             "studies": {name: one.table() for name, one in self.costs.items()},
             "broken": [check.what for check in self.broken],
@@ -116,7 +116,7 @@ class _Doctor:
         present = [name for name in self._names if name in self._surveyed]
         for number, name in enumerate(present):
             share = self._left / (len(present) - number)
-            report.checks += self._device(name, tasks, studies, share)
+            report.checks += self._examine_device(name, tasks, studies, share)
         free = {name: about["free"] for name, about in self._surveyed.items()}
         usable = cost.usable(cost.extrapolated(report.speeds), free)
         report.costs = {
@@ -131,55 +131,52 @@ class _Doctor:
 
     def _survey(self) -> Iterator[Check]:
         for name in self._names:
-            yield attempted(name, lambda name=name: self._surveyed_one(name))  # type: ignore[misc]
+            yield attempted(name, lambda name=name: self._survey_device(name))  # type: ignore[misc]
         if not torch.cuda.is_available() and torch.version.cuda:
-            yield Check(
-                "GPU", "note", f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
-            )
+            said = f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
+            yield Check("GPU", "note", said)
         elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
             yield Check("GPU", "note", "torch finds none: everything is trained on the processor")
 
-    def _surveyed_one(self, name: str) -> Check:
+    def _survey_device(self, name: str) -> Check:
         about = survey_apart([name])[name]
         self._surveyed[name] = about
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
-            with_it = software(tf32=False)
-            words = (
-                f"{about['name']}, compute capability {about['capability']}, driver {with_it['driver'] or 'unknown'}"
-            )
-            return Check(name, "ok", f"{words}, CUDA {with_it['cuda']}, cuDNN {with_it['cudnn']}, {memory}", about)
+            using = software(tf32=False)
+            words = f"{about['name']}, compute capability {about['capability']}, driver {using['driver'] or 'unknown'}"
+            return Check(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
         machine = self._found.machine
         processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
         return Check(name, "ok", f"{processor}, {memory}", about)
 
     # ------------------------------------------------------------------------------------------ one device
 
-    def _device(
+    def _examine_device(
         self, name: str, tasks: Sequence[Task], studies: Mapping[str, Sequence[Experiment]], share: float
     ) -> Iterator[Check]:
         """Is it right, how fast is one worker, how fast are several; a device that fails is left."""
         until = time.monotonic() + share
-        several = self._several(name)
+        several = self._workers_at_once(name)
         try:
             with Team([Place(name)]) as one:
                 self._say(f"{name}: arithmetic")
-                yield from self._right(name, one)
-                yield from self._fast(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
+                yield from self._check_results(name, one)
+                yield from self._time_networks(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
                 if name == "cpu":
                     self._measure_methods(one, studies)
             if several > 1:
                 with Team([Place(name)] * several) as team:
                     answers = team.ask("training", SMALL, *TRIED, patience=self._patience(name))
                     yield self._repeated(name, {answer["digests"][0] for answer in answers} | self._digests, several)
-                    yield from self._fast(name, team, tasks, until)
+                    yield from self._time_networks(name, team, tasks, until)
         except TooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
             yield Check(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
         except RunFailed as failure:
             yield Check(f"{name} at work", "broken", str(failure))
 
-    def _several(self, name: str) -> int:
+    def _workers_at_once(self, name: str) -> int:
         """How many workers are tried at once: one a core, or as a GPU's memory holds."""
         about = self._surveyed[name]
         if about["type"] == "cpu":
@@ -191,18 +188,14 @@ class _Doctor:
         """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""
         return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGS
 
-    def _right(self, name: str, team: Team) -> Iterator[Check]:
+    def _check_results(self, name: str, team: Team) -> Iterator[Check]:
         errors = team.ask("sums", patience=self._patience(name))[0]
         worst = max(errors, key=lambda one: errors[one])
-        yield Check(
-            f"{name} sums",
-            within(errors[worst], EXACT),
-            f"largest relative error {errors[worst]:.1e} ({worst})",
-            errors,
-        )
-        here = {
-            task.title: team.ask("training", task, *TRIED, patience=self._patience(name))[0] for task in self._compared
-        }
+        said = f"largest relative error {errors[worst]:.1e} ({worst})"
+        yield Check(f"{name} sums", within(errors[worst], EXACT), said, errors)
+        here = {}
+        for task in self._compared:
+            here[task.title] = team.ask("training", task, *TRIED, patience=self._patience(name))[0]
         self._digests = set(here[SMALL.title]["digests"][:1])
         same = all(len(set(one["digests"])) == 1 for one in here.values())
         inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
@@ -215,10 +208,8 @@ class _Doctor:
         apart = {title: relative(here[title], self._reference[title]) for title in here if title in self._reference}
         if apart:
             worst = max(apart, key=lambda one: apart[one])
-            state = within(apart[worst], ALIKE)
-            yield Check(
-                f"{name} against cpu", state, f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})", apart
-            )
+            said = f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})"
+            yield Check(f"{name} against cpu", within(apart[worst], ALIKE), said, apart)
 
     @property
     def _compared(self) -> list[Task]:
@@ -230,7 +221,7 @@ class _Doctor:
         words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
         return Check(f"{name} processes", "ok" if same else "note", words)
 
-    def _fast(self, name: str, team: Team, tasks: Sequence[Task], until: float) -> Iterator[Check]:
+    def _time_networks(self, name: str, team: Team, tasks: Sequence[Task], until: float) -> Iterator[Check]:
         """Time each network as long as there is time."""
         missed = []
         for task in tasks:
@@ -271,7 +262,6 @@ class _Doctor:
         methods = list(dict.fromkeys(cost.method_of(run) for runs in studies.values() for run in runs))
         if methods and self._left > 5:
             self._say("what methods add to a step")
-            asked = [(name, dict(settings)) for name, settings in methods]
             with suppress(TooSlow):  # then all are taken to cost the same
-                answer = team.ask("factors", asked, patience=max(15.0, self._left / 4))[0]
+                answer = team.ask("factors", methods, patience=max(15.0, self._left / 4))[0]
                 self._factors = dict(zip(methods, answer["factors"], strict=True))

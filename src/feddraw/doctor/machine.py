@@ -7,33 +7,36 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from feddraw.data import cache
 from feddraw.doctor.checks import Check, attempted
+from feddraw.system.files import nearest_place
 from feddraw.system.shared_memory import Shared
 
 PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
 PREPARED = (191_027 + 234 + 112_120) * PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
 SHARED = 1 << 26  # bytes of shared memory that are tried
+DISK_SECONDS = 5.0  # for writing and reading
 
 
-def check_machine(seconds: float = 5.0) -> list[Check]:
+def check_machine() -> list[Check]:
     looks: dict[str, Callable[[], Check]] = {
         "results folder": lambda: writable("results folder", Path.cwd()),
         "cache folder": lambda: writable("cache folder", cache.root()),
         "temporary folder": lambda: writable("temporary folder", Path(tempfile.gettempdir())),
         "shared memory": shared_memory,
-        "cache's disk": lambda: disk(cache.root(), seconds),
+        "cache's disk": lambda: disk(cache.root(), DISK_SECONDS),
     }
     return [attempted(what, look) for what, look in looks.items()]
 
 
 def writable(what: str, folder: Path) -> Check:
     """Whether files can be made in a folder, or in the nearest that is there."""
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    there = nearest_place(folder)
     hint = "; FEDDRAW_CACHE names another" if what == "cache folder" else ""
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".feddraw-"):
@@ -47,13 +50,10 @@ def writable(what: str, folder: Path) -> Check:
 
 def shared_memory() -> Check:
     """What workers exchange models through."""
-    shared = Shared()
-    try:
+    with closing(Shared()) as shared:
         array, _ = shared.empty((SHARED,), np.uint8)
         array[:] = 1  # a full file system kills the process, or refuses, only now
         del array
-    finally:
-        shared.close()
     place = Path("/dev/shm")
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     if 0 < free < 1e9:
@@ -64,7 +64,7 @@ def shared_memory() -> Check:
 
 def disk(root: Path, seconds: float) -> Check:
     """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
-    folder = next(path for path in (root, *root.parents) if path.is_dir())
+    folder = nearest_place(root)
     free = shutil.disk_usage(folder).free
     if free < 10 * IMAGES * PIXELS**2:
         return Check("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
@@ -82,9 +82,9 @@ def disk(root: Path, seconds: float) -> Check:
 
 def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count = time.perf_counter(), 0
+    began, count, header = time.perf_counter(), 0, cache.array_header((IMAGES, PIXELS, PIXELS))
     with file.open("wb") as out:
-        out.write(cache.array_header((IMAGES, PIXELS, PIXELS)))
+        out.write(header)
         while count < IMAGES // BATCH:
             out.write(block.tobytes())
             count += 1
@@ -95,7 +95,7 @@ def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], s
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading asks the disk
         written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
-        out.truncate(len(cache.array_header((IMAGES, PIXELS, PIXELS))) + IMAGES * PIXELS**2)
+        out.truncate(len(header) + IMAGES * PIXELS**2)
     return written, count * BATCH
 
 

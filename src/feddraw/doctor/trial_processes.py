@@ -8,7 +8,7 @@ from typing import Any
 
 from feddraw.doctor.device_trial import serve
 from feddraw.errors import RunFailed
-from feddraw.system.workers import cause_of_death, start_worker
+from feddraw.system.workers import cause_of_death, start_worker, stop_workers
 from feddraw.training.devices import Place
 
 
@@ -27,11 +27,7 @@ class Team:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for pipe, process in self._members:
-            pipe.close()
-            process.terminate()
-        for _, process in self._members:
-            process.join()
+        stop_workers(self._members)
 
     def ask(self, question: str, *arguments: Any, patience: float = 60.0) -> list[dict[str, Any]]:
         """All answers, one a process; a process that dies or fails is an error, and so is one that takes too long."""

@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 
 from feddraw.doctor.checks import Check
+from feddraw.results.environment import installed_version
 
 # As in constraints.txt, which an installed package does not have beside it.
 TESTED = {
@@ -36,18 +37,11 @@ def check_versions() -> list[Check]:
     known = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
     same = sys.version_info[:2] in PYTHONS
     found = [Check("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
-    compared = [compare(name, tested, installed(name)) for name, tested in TESTED.items()]
+    compared = [compare(name, tested, installed_version(name)) for name, tested in TESTED.items()]
     others = [check for check in compared if check is not None]
     if others:
         return found + others
     return [*found, Check("packages", "ok", f"the versions that were tested: torch {TESTED['torch']} and the others")]
-
-
-def installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def compare(name: str, tested: str, here: str) -> Check | None:

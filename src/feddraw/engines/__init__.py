@@ -51,8 +51,11 @@ class EngineWithMemory:
 class Inbox:
     """Memory for the updates of a round: one row per client in one matrix of each kind, so that sums need no copy."""
 
-    def __init__(self, layout: Layout, params: Vector, buffers: Vector, counters: Vector, extra: Mapping[str, Vector]):
-        self.layout, self.params, self.buffers, self.counters, self.extra = layout, params, buffers, counters, extra
+    def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """In arrays of these `shapes`; there may be others among them."""
+        self.layout = layout
+        self.params, self.buffers, self.counters = (arrays[name] for name in ("params", "buffers", "counters"))
+        self.extra = {name.removeprefix("extra."): array for name, array in arrays.items() if name.startswith("extra.")}
 
     @staticmethod
     def shapes(layout: Layout, rows: int, sends: Mapping[str, Extent]) -> dict[str, tuple[tuple[int, int], Any]]:
@@ -60,11 +63,6 @@ class Inbox:
         kinds = {"params": ("param", np.float32), "buffers": ("buffer", np.float32), "counters": ("counter", np.int64)}
         shapes = {name: ((rows, layout.length(kind)), dtype) for name, (kind, dtype) in kinds.items()}
         return shapes | {f"extra.{name}": ((rows, layout.extent(e)), np.float32) for name, e in sends.items()}
-
-    @classmethod
-    def of(cls, layout: Layout, arrays: Mapping[str, NDArray[np.generic]]) -> Inbox:
-        extra = {name.removeprefix("extra."): array for name, array in arrays.items() if name.startswith("extra.")}
-        return cls(layout, arrays["params"], arrays["buffers"], arrays["counters"], extra)
 
     def model(self, row: int) -> Model:
         return Model(self.params[row], self.buffers[row], self.counters[row], self.layout)

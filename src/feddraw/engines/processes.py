@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from feddraw.core import Asked, Job, Local, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
-from feddraw.system.shared_memory import Attached, Handle, Shared
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.system.shared_memory import Handle, Shared, attach
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import Trainer, memory_of, shortage_told
 from feddraw.training.devices import Place, allot
 from feddraw.training.loop import Examples, Loss, predict
@@ -80,11 +80,10 @@ class Processes(EngineWithMemory):
         self._reserve()
         self.steps_taken = self._arrays["steps_taken"]
         plan = self._plan()
-        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        self._workers: dict[Connection, SpawnProcess] = {}
         self._devices: dict[Connection, str] = {}
         for place in places or [Place(trainer.training.device)] * workers:
-            pipe, process = start_worker(serve, plan, place)
-            self._workers.append((process, pipe))
+            pipe, self._workers[pipe] = start_worker(serve, plan, place)
             self._devices[pipe] = place.device
 
     # ------------------------------------------------------------------------------------------ what is shared
@@ -101,12 +100,9 @@ class Processes(EngineWithMemory):
         self._make("steps_taken", (clients,), np.int64)
         self._make("query", (len(examples.images),), np.int64)
         self._make("scores", (len(examples.images), examples.targets.shape[1]), np.float32)
-        self._handles["images"] = self._shared.publish(examples.images)
-        self._handles["targets"] = self._shared.publish(examples.targets)
-        if examples.groups is not None:
-            self._handles["groups"] = self._shared.publish(examples.groups)
-        if examples.patients is not None:
-            self._handles["patients"] = self._shared.publish(examples.patients)
+        for name in ("images", "targets", "groups", "patients"):
+            if (array := getattr(examples, name)) is not None:
+                self._handles[name] = self._shared.publish(array)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
@@ -128,7 +124,7 @@ class Processes(EngineWithMemory):
         self._publish(jobs[0].model)
         self.steps_taken[:] = 0
         broadcast = self._broadcast(jobs[0])
-        inbox = Inbox.of(self.layout, self._arrays)
+        inbox = Inbox(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
@@ -170,11 +166,7 @@ class Processes(EngineWithMemory):
         return self._arrays["scores"][: len(rows)].copy()
 
     def close(self) -> None:
-        for process, pipe in self._workers:
-            pipe.close()
-            process.terminate()
-        for process, _ in self._workers:
-            process.join()
+        stop_workers(self._workers.items())
         self._workers.clear()
         self.steps_taken = np.zeros(len(self.trainer.shards), np.int64)  # the shared one goes
         self._arrays.clear()
@@ -195,7 +187,7 @@ class Processes(EngineWithMemory):
         while taken < len(requests):
             limit = min(len(requests), taken + window) if window else len(requests)
             for depth in (1, 2):
-                for _, pipe in self._workers:
+                for pipe in self._workers:
                     ahead = depth == 1 or len(waiting) > 8 * len(self._workers)
                     if len(busy.get(pipe, ())) < depth and waiting and waiting[0] < limit and ahead:
                         self._send(pipe, requests[waiting[0]])
@@ -211,7 +203,7 @@ class Processes(EngineWithMemory):
         self, busy: dict[Connection, list[int]], requests: Sequence[Mapping[str, Any]], waiting: deque[int]
     ) -> dict[int, dict[str, Any]]:
         """Wait for replies, by number of their request; a worker that has died ends the run."""
-        sentinels = {process.sentinel: (process, pipe) for process, pipe in self._workers}
+        sentinels = {process.sentinel: (process, pipe) for pipe, process in self._workers.items()}
         ready = wait([*busy, *sentinels])
         replies = {}
         for pipe in [p for p in ready if isinstance(p, Connection)]:
@@ -227,7 +219,7 @@ class Processes(EngineWithMemory):
         for sentinel in [s for s in ready if not isinstance(s, Connection)]:
             process, pipe = sentinels[sentinel]  # type: ignore[index]
             if not (pipe in busy and pipe.poll()):  # its last words are read first
-                raise RunFailed(self._why_worker_died(process, requests[busy[pipe][0]] if pipe in busy else None))
+                raise self._death(process, requests[busy[pipe][0]] if pipe in busy else None)
         return replies
 
     def _let_go(self, pipe: Connection, failure: str) -> None:
@@ -237,37 +229,30 @@ class Processes(EngineWithMemory):
         if not left:
             raise RunFailed(failure)
         warnings.warn(f"{device} has no memory for {left + 1} workers: going on with {left}", stacklevel=2)
-        process = self._process(pipe)
-        self._workers.remove((process, pipe))
-        pipe.close()
-        process.terminate()
-        process.join()
+        stop_workers([(pipe, self._workers.pop(pipe))])
 
     def _send(self, pipe: Connection, request: Mapping[str, Any]) -> None:
         try:
             pipe.send_bytes(json.dumps(request).encode())
         except OSError:
-            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
+            raise self._death(self._workers[pipe], request) from None
 
     def _receive(self, pipe: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            raise RunFailed(self._why_worker_died(self._process(pipe), request)) from None
+            raise self._death(self._workers[pipe], request) from None
         if "mistake" in reply:
             raise UserError(reply["mistake"])
         if "error" in reply:
-            if "traceback" in reply:
-                print(reply["traceback"], file=sys.stderr)
+            print(reply["traceback"], file=sys.stderr)
             raise RunFailed(f"{self._task(request)} failed: {reply['error']}")
         return reply
 
-    def _process(self, pipe: Connection) -> SpawnProcess:
-        return next(process for process, other in self._workers if other is pipe)
-
-    def _why_worker_died(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> str:
+    def _death(self, process: SpawnProcess, request: Mapping[str, Any] | None) -> RunFailed:
+        """How a worker ended, and at what."""
         how, advice = cause_of_death(process)
-        return f"a worker {how} while {self._task(request)}{advice}"
+        return RunFailed(f"a worker {how} while {self._task(request)}{advice}")
 
     def _task(self, request: Mapping[str, Any] | None) -> str:
         if request is None:
@@ -308,16 +293,15 @@ def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
 
 class _Worker:
     def __init__(self, plan: Plan) -> None:
-        self._attached = Attached()
-        self._arrays = {name: self._attached.open(handle) for name, handle in plan.arrays.items()}
-        rows, ends = (self._attached.open(handle) for handle in plan.shards)
+        self._arrays = {name: attach(handle) for name, handle in plan.arrays.items()}
+        rows, ends = map(attach, plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
         examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
         self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         self.trainer.steps_taken = self._arrays["steps_taken"]
         layout = self.trainer.network.layout
-        self._inbox = Inbox.of(layout, self._arrays)
+        self._inbox = Inbox(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
         self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}
@@ -325,7 +309,7 @@ class _Worker:
     def train(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for name, handle in request["broadcast"].items():
             if name not in self._broadcast:
-                self._broadcast[name] = self._attached.open(Handle(**handle | {"shape": tuple(handle["shape"])}))
+                self._broadcast[name] = attach(Handle(**handle | {"shape": tuple(handle["shape"])}))
         job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
         update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))

@@ -49,5 +49,5 @@ class Serial(EngineWithMemory):
         if self._inbox is None or len(self._inbox.params) != rows:
             layout = self.trainer.network.layout
             shapes = Inbox.shapes(layout, rows, self.trainer.sends)
-            self._inbox = Inbox.of(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+            self._inbox = Inbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
         return self._inbox

@@ -51,10 +51,10 @@ def method_of(planned: Planned) -> str:
     return planned.label["method"]
 
 
-def estimates(runs: Sequence[Planned], workers: int | Sequence[Place]) -> dict[str, Estimate]:
+def estimates(runs: Sequence[Planned], places: Sequence[Place]) -> dict[str, Estimate]:
     """By method, from a few timed steps."""
     methods = grouped((method_of(planned), planned.experiment) for planned in runs)
-    times = measure([experiments[0] for experiments in methods.values()], workers)
+    times = measure([experiments[0] for experiments in methods.values()], places)
     return dict(zip(methods, times, strict=True))
 
 

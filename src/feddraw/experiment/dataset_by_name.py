@@ -44,15 +44,13 @@ def open_dataset(
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
     known = {key: default for key, default in (own | common).items() if key not in CALLERS}
-    any_kind = dict.fromkeys(OF_SEVERAL_KINDS)
-    check(options, known | {key: None for key in any_kind if key in known}, f"data {name}")
+    check(options, known | {key: None for key in OF_SEVERAL_KINDS if key in known}, f"data {name}")
     chosen: dict[str, Any] = {**options, **given}
     if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
     if common:
-        own_common = {key: chosen.pop(key) for key in common if key in chosen}
-        how = Preparation(size=size, progress=progress, look=look, **own_common)
-        dataset = function(how, **chosen)
+        prepared = {key: chosen.pop(key) for key in common if key in chosen}
+        dataset = function(Preparation(size=size, progress=progress, look=look, **prepared), **chosen)
     else:
         counter = {} if progress is None or name != "phantom" else {"progress": _drawing(progress, own | chosen)}
         dataset = function(size=size, **chosen, **counter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +47,12 @@ class Examination:
             not_negative(name, getattr(self, name))
 
 
-def examine(
-    experiment: Experiment, how: Examination, *, dataset: Any = None, progress: Progress | None = None
-) -> Iterator[Heterogeneity]:
+def examine(experiment: Experiment, how: Examination, *, progress: Progress | None = None) -> Iterator[Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
-    setting = prepare(replace(experiment, method=method, stream=False), dataset=dataset, progress=progress)
+    setting = prepare(replace(experiment, method=method, stream=False), progress=progress)
     yield _examined(setting, setting.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
         model = _warmed_up(setting, how.rounds, progress)

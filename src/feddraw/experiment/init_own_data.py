@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import absent
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
-from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, Layout, place_by_name
+from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, place_by_name
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
 from feddraw.errors import UserError
@@ -50,7 +51,6 @@ class Survey:
     sheets: tuple[Path, ...]
     images: Path | None  # the folder that the tables' paths start from; none where it is each table's own
     written: str  # the table itself, where it had to be made
-    layouts: tuple[Layout, ...]
     columns: Mapping[str, str]  # path, split, site, patient: the columns' names, empty where there is none
     table: Table
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
@@ -108,7 +108,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not tables_in(listed[0]):
-            return survey([out.with_suffix(".csv")], str(listed[0]), as_table(classes_of(listed[0])))
+            return survey_made(out.with_suffix(".csv"), str(listed[0]), as_table(classes_of(listed[0])))
         listed = tables_in(listed[0])
     sheets = [find_sheet(path) for path in listed]
     for sheet in sheets:
@@ -117,31 +117,27 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
             if known in header and any((sheet.parent / file).is_file() for file in beside):
                 run = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {run}")
-    made = expanded(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
+    made = with_class_columns(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
     if made:
         own = images or str(sheets[0].parent)
-        return survey([out.with_name(f"{out.stem}-labels.csv")], own, made, sheets[0])
-    return survey(sheets, images, "")
+        return survey_made(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
+    return survey(sheets, images, sheets[0])
 
 
-def survey(sheets: Sequence[Path], images: str, written: str, original: Path | None = None) -> Survey:
-    """Read the tables, and find out what their columns are and which of their files are there."""
-    if written:
-        from tempfile import TemporaryDirectory
-
-        with TemporaryDirectory() as folder:
-            passing = Path(folder) / sheets[0].name
-            passing.write_text(written, encoding="utf-8")
-            return replace(_surveyed([passing], images, original or sheets[0]), sheets=tuple(sheets), written=written)
-    return _surveyed(sheets, images, sheets[0])
+def survey_made(sheet: Path, images: str, content: str, original: Path | None = None) -> Survey:
+    """As `survey`, for a table that we make from another or from a folder's classes and have not written yet."""
+    with TemporaryDirectory() as folder:
+        passing = Path(folder) / sheet.name
+        passing.write_text(content, encoding="utf-8")
+        return replace(survey([passing], images, original or sheet), sheets=(sheet,), written=content)
 
 
-def _surveyed(sheets: Sequence[Path], images: str, named: Path) -> Survey:
+def survey(sheets: Sequence[Path], images: str, named: Path) -> Survey:
+    """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
     images = images or image_folder(sheets)
     root = image_root(sheets, images)
     sources = open_sources(sheets, root, images, {}, "all", False)
     table = read_tables(sheets, root=root, images=images)
-    layouts = tuple(source.layout for source in sources)
     columns = {}
     for kind in ("path", "split", "site", "patient"):
         found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
@@ -154,7 +150,7 @@ def _surveyed(sheets: Sequence[Path], images: str, named: Path) -> Survey:
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     there = (path for path in table.paths if (root / path).is_file())
     pixels = shorter_side(root, there)
-    return Survey(tuple(sheets), root if images else None, "", layouts, columns, table, guesses, missing, pixels)
+    return Survey(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
 
 
 def image_folder(sheets: Sequence[Path]) -> str:
@@ -187,11 +183,9 @@ def candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
 def nothing_found(named: Path, root: Path, table: Table, images: str) -> str:
     """That no image is where it should be, with what was tried."""
     if not table.paths:
-        problems = table.problems[:1]
-        detail = f": {problems[0].where} {problems[0].what}" + (
-            f" ({problems[0].detail})" if problems[0].detail else ""
-        )
-        return f"{named} has no row that can be used{detail}"
+        bad = table.problems[0]
+        detail = f" ({bad.detail})" if bad.detail else ""
+        return f"{named} has no row that can be used: {bad.where} {bad.what}{detail}"
     first = table.paths[0]
     folders = [root] if images else list(candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
@@ -220,7 +214,7 @@ def classes_of(folder: Path) -> Iterator[dict[str, str]]:
             yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
-def expanded(sheet: Sheet) -> str:
+def with_class_columns(sheet: Sheet) -> str:
     """The table with one column per class, where it has one column of class names; empty where it needs no change."""
     place = place_by_name(sheet.header, LABELS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]

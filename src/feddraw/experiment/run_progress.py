@@ -27,13 +27,6 @@ INTERVAL = 1.0  # seconds between two reports
 MOST_GUESSED = 0.95  # share of work that a guess may call done
 
 Item = TypeVar("Item")
-Steps = NDArray[np.int64]
-
-
-def training_cost(setting: Setup, client: int, effort: float) -> int:
-    """Of one client's work in a round."""
-    images, training = len(setting.training_rows[client]), setting.experiment.training
-    return TRAINED * steps_of(images, training, effort) * min(images, training.batch_size)
 
 
 def evaluation_cost(task: Task, *, final: bool) -> int:
@@ -59,8 +52,14 @@ class Meter:
 
     def _training(self, round: int) -> dict[int, int]:
         """What each client's work costs."""
+        rows, training = self._setting.training_rows, self._setting.experiment.training
         efforts = self._setting.efforts(round)
-        return {client: training_cost(self._setting, client, effort) for client, effort in efforts.items()}
+        return {one: self._cost(one, steps_of(len(rows[one]), training, effort)) for one, effort in efforts.items()}
+
+    def _cost(self, client: int, steps: int) -> int:
+        """Of so many training steps of a client."""
+        images, batch = len(self._setting.training_rows[client]), self._setting.experiment.training.batch_size
+        return TRAINED * steps * min(images, batch)
 
     def _evaluation(self, round: int) -> int:
         return evaluation_cost(self._setting, final=round == self._rounds - 1)
@@ -69,7 +68,7 @@ class Meter:
         self._round, self._back = round, set[int]()
         self._costs = self._training(round) if round < self._rounds else {}
         self._evaluating_since: float | None = None
-        self._steps: Steps = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
+        self._steps: NDArray[np.int64] = getattr(self._engine, "steps_taken", np.zeros(0, np.int64))
         self._steps[:] = 0
 
     def came(self, client: int) -> None:
@@ -104,8 +103,7 @@ class Meter:
     def _under_way(self, client: int, cost: int) -> int:
         if client >= len(self._steps):
             return 0
-        images, training = len(self._setting.training_rows[client]), self._setting.experiment.training
-        return min(cost, TRAINED * int(self._steps[client]) * min(images, training.batch_size))
+        return min(cost, self._cost(client, int(self._steps[client])))
 
     def _evaluated(self, done: int) -> int:
         """Guessed from the pace of the training before it."""

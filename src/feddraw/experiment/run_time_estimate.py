@@ -10,9 +10,10 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from feddraw.core import Job, Memory
@@ -22,7 +23,7 @@ from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.run_preparation import Setup, Task, open_data, prepare
 from feddraw.experiment.run_progress import evaluation_cost
 from feddraw.experiment.settings import Experiment
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import shortage_told
 from feddraw.training.devices import Place, allot
 from feddraw.training.loop import steps_of
@@ -36,66 +37,39 @@ EVALUATED = 512  # images that are timed, of a larger set
 class Estimate:
     """What a run costs, in seconds."""
 
-    opening: float  # from the data to the first step
     step: float  # one training step
-    client: float  # what a client's work takes beside its steps
     evaluated_image: float
-    whole: float  # the run
+    whole: float  # the run, with what comes before its first step
 
 
-def measure(experiments: Sequence[Experiment], workers: int | Sequence[Place]) -> list[Estimate]:
-    """An estimate for each experiment, with so many runs at once, or one at each place; these share their data."""
-    places = [Place()] * workers if isinstance(workers, int) else workers
-    found = _timed_at(experiments, places)
-    return [_mean([one[number] for one in found]) for number in range(len(experiments))]
-
-
-def measure_devices(experiments: Sequence[Experiment], places: Sequence[Place]) -> dict[str, list[Estimate]]:
-    """The same by device, all of them at work at the same time."""
-    found = _timed_at(experiments, places)
-    devices = dict.fromkeys(place.device for place in places)
-    by_device = {
-        name: [one for one, place in zip(found, places, strict=True) if place.device == name] for name in devices
-    }
-    return {
-        name: [_mean([one[number] for one in those]) for number in range(len(experiments))]
-        for name, those in by_device.items()
-    }
-
-
-def _timed_at(experiments: Sequence[Experiment], places: Sequence[Place]) -> list[list[Estimate]]:
-    """By place, an estimate for each experiment."""
+def measure(experiments: Sequence[Experiment], places: Sequence[Place]) -> list[Estimate]:
+    """An estimate for each experiment, with a run at each place at once; these share their data."""
     request = json.dumps([experiment.table() for experiment in experiments])
     found = answers([start_worker(serve, request, place) for place in places])
-    return [[Estimate(**one) for one in said["estimates"]] for said in found]
+    return [_mean(one) for one in zip(*found, strict=True)]
 
 
-def answers(team: Sequence[tuple[Connection, Any]]) -> list[dict[str, Any]]:
-    """What each worker says, in JSON; all of them end, and a mistake that one tells is raised."""
+def _mean(found: Sequence[Mapping[str, float]]) -> Estimate:
+    return Estimate(**{name: statistics.fmean(one[name] for one in found) for name in found[0]})
+
+
+def answers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
+    """What each worker has timed, in JSON; all of them end, and a mistake that one tells is raised."""
     try:
         return [_heard(pipe, process) for pipe, process in team]
     finally:
-        for pipe, process in team:
-            pipe.close()
-            process.terminate()
-        for _, process in team:
-            process.join()
+        stop_workers(team)
 
 
-def _heard(pipe: Connection, process: Any) -> dict[str, Any]:
+def _heard(pipe: Connection, process: SpawnProcess) -> list[dict[str, Any]]:
     try:
-        said: dict[str, Any] = json.loads(pipe.recv_bytes())
+        said = json.loads(pipe.recv_bytes())
     except (EOFError, ConnectionResetError):
         how, advice = cause_of_death(process)
         raise RunFailed(f"a worker {how} while timing training steps{advice}") from None
     if "mistake" in said:
         raise UserError(said["mistake"])
-    return said
-
-
-def _mean(found: Sequence[Estimate]) -> Estimate:
-    columns = [asdict(one) for one in found]
-    return Estimate(**{name: statistics.fmean(column[name] for column in columns) for name in columns[0]})
+    return list(said["timed"])
 
 
 def serve(pipe: Connection, request: str, place: Place) -> None:
@@ -106,12 +80,12 @@ def serve(pipe: Connection, request: str, place: Place) -> None:
     experiments = [Experiment.of(table) for table in json.loads(request)]
     try:
         dataset = open_data(experiments[0])
-        said: dict[str, Any] = {"estimates": []}
+        said: dict[str, Any] = {"timed": []}
         for experiment in experiments:
             began = time.perf_counter()
             setup = prepare(on_device(replace(experiment, engine="serial"), place.device), dataset=dataset)
             with shortage_told(setup.trainer):
-                said["estimates"].append(asdict(timed(setup, time.perf_counter() - began)))
+                said["timed"].append(asdict(timed(setup, time.perf_counter() - began)))
     except (UserError, OutOfMemory) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())
@@ -121,9 +95,7 @@ def timed(setup: Setup, opening: float = 0.0) -> Estimate:
     """Time a few steps and an evaluation of what has been prepared; its trainer is of no use afterwards."""
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
-    work = Work.of(setup)
-    whole = opening + step * work.steps + client * work.jobs + image * work.evaluated
-    return Estimate(opening, step, client, image, whole)
+    return Estimate(step, image, opening + Work.of(setup).seconds(step, client, image))
 
 
 @dataclass(frozen=True)
@@ -133,6 +105,10 @@ class Work:
     steps: float  # of training; a batch that is not full counts by its share
     jobs: int  # clients that are asked, in all rounds
     evaluated: int  # images
+
+    def seconds(self, step: float, client: float, evaluated_image: float) -> float:
+        """From those of a step, of a client's work beside its steps, and of an evaluated image."""
+        return step * self.steps + client * self.jobs + evaluated_image * self.evaluated
 
     @staticmethod
     def of(task: Task) -> Work:
@@ -161,9 +137,8 @@ def _time_training(setup: Setup) -> tuple[float, float]:
         learnt = trainer.work(job, remembered)[1]
         return time.perf_counter() - began, learnt
 
-    _, memory = work(
-        1, {}
-    )  # allocates memory, chooses algorithms; some rules do more once they have a round behind them
+    # The first step allocates memory and chooses algorithms; some rules do more once they have a round behind them.
+    _, memory = work(1, {})
     short, _ = work(1, memory)
     count = min(MOST, max(FEWEST, math.ceil(ENOUGH / max(short, 1e-6))))
     step = max((work(1 + count, memory)[0] - short) / count, 1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from feddraw.server.masked.in_process import MaskedRounds
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
+Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # metrics, and every image's scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +102,12 @@ def iterate(
     wanted = experiment.table()
     if experiment.tensorboard:
         check_installed()
-    looked = partial(_finished, folder, wanted, resume)
-    if looked():  # before the data are opened, which may take long
+    finished = partial(_finished, folder, wanted, resume)
+    if finished():  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
     with nullcontext() if folder is None else folder.locked():
-        if looked():  # another process may have used the folder in the meantime
+        if finished():  # another process may have used the folder in the meantime
             return
         checkpoint = None
         if folder is not None:
@@ -142,9 +143,7 @@ def iterate(
 
 def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
     """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-    if folder is None:
-        return False
-    return folder.begin(wanted, resume=resume, defaults=unnamed_defaults()) == "finished"
+    return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
 
 
 def _rounds(
@@ -153,13 +152,13 @@ def _rounds(
     experiment, method = setup.experiment, setup.method
     model, state, start = setup.initial, None, 0
     if checkpoint is not None:
-        model, state, start, engine.memory = (
-            checkpoint.model,
-            checkpoint.state,
-            checkpoint.next_round,
-            checkpoint.memory,
-        )
+        model, state, start = checkpoint.model, checkpoint.state, checkpoint.next_round
+        engine.memory = checkpoint.memory
     keeper = _keeper(setup, folder)
+
+    def evaluate_common(model: Model) -> Evaluated:
+        return setup.evaluator.at_the_end(engine, [model], personal=False)
+
     if folder is not None:
         folder.forget_from(start)
         if checkpoint is not None:
@@ -186,30 +185,21 @@ def _rounds(
         began = time.perf_counter()
         scored, predictions = evaluate(setup, engine, plain.model, final=last)
         keeper.add(plain.round, plain.model, scored)
-        kept = keeper.models(plain.model) if last else {}
-        evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
+        kept = evaluate_kept(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        result = replace(
-            plain,
-            metrics=scored,
-            seconds=seconds,
-            pieces=with_findings(plain.pieces, setup.dataset.findings),
-            kept={name: one.model for name, one in kept.items()},
-        )
+        pieces = with_findings(plain.pieces, setup.dataset.findings)
+        result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)
             folder.save_checkpoint(Checkpoint(result.next_model, result.state, result.round + 1, engine.memory))
             if last:
-                scored = {"round": result.round} | scored
-                folder.finish(result.model, scored, predictions, setup.dataset, result.kept)
+                folder.finish(result.model, {"round": result.round} | scored, predictions, setup.dataset, kept)
         yield result
     if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
         scored, predictions = evaluate(setup, engine, shown, final=True)
-        kept = keeper.models(shown)
-        evaluate_kept(partial(_evaluate_common, setup, engine), kept, scored, predictions)
-        models = {name: one.model for name, one in kept.items()}
-        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, models)
+        kept = evaluate_kept(evaluate_common, keeper.models(shown), scored, predictions)
+        folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
 
 
 def _masked(setup: Setup) -> MaskedRounds:
@@ -230,27 +220,22 @@ def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:
     return Keeper(keep, setup.experiment.rounds, folder)
 
 
-def _evaluate_common(setup: Setup, engine: Engine, model: Model) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    return setup.evaluator.at_the_end(engine, [model], personal=False)
-
-
 def evaluate_kept(
-    evaluate_one: Callable[[Model], tuple[dict[str, Any], dict[str, NDArray[Any]]]],
+    evaluate_one: Callable[[Model], Evaluated],
     kept: Mapping[str, KeptModel],
     scored: dict[str, Any],
     predictions: dict[str, NDArray[Any]],
-) -> None:
+) -> dict[str, Model]:
     """Add the metrics and scores of the kept models to those of the last, each with thresholds of its own."""
     for name, one in kept.items():
         found, scores = evaluate_one(one.model)
         scored.setdefault("models", {})[name] = one.described() | found
         wanted = {key: array for key, array in scores.items() if key.endswith(".scores")}
         predictions.update({f"{name}.{key}": array for key, array in wanted.items()})
+    return {name: one.model for name, one in kept.items()}
 
 
-def evaluate(
-    setup: Setup, engine: Engine, model: Model, *, final: bool
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def evaluate(setup: Setup, engine: Engine, model: Model, *, final: bool) -> Evaluated:
     """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
     models, personal = models_to_evaluate(setup.method, engine, model, len(setup.clients))
     if final:
@@ -259,17 +244,6 @@ def evaluate(
     return setup.evaluator.after_a_round(engine, models, splits), {}
 
 
-class opened_engine:
+def opened_engine(setup: Setup) -> closing[Engine]:
     """The engine that an experiment asks for, closed whatever happens."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-
-    def __enter__(self) -> Engine:
-        setup = self._setup
-        engine: Engine = catalog.find("engines", setup.experiment.engine)(setup, len(setup.places))
-        self._engine = engine
-        return engine
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.close()
+    return closing(catalog.find("engines", setup.experiment.engine)(setup, len(setup.places)))

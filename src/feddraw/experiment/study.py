@@ -36,7 +36,7 @@ from feddraw.results.outcome_settings import without_execution
 from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 from feddraw.system.files import append, make_folder, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_file
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.devices import Place, allot, forget_cached
 
 PLAN = "plan.json"
@@ -57,6 +57,10 @@ class Planned:
     def complete(self) -> Experiment:
         """The experiment with every default written out."""
         return complete(self.experiment)
+
+    def is_finished(self, out: Path) -> bool:
+        """Whether its folder in `out` has all files; one that holds another run is refused."""
+        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True, defaults=unnamed_defaults())
 
     @property
     def key(self) -> str:
@@ -206,28 +210,23 @@ def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
 def row_of(planned: Planned, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
-    with as_written(folder.path):
-        return _row(planned, folder, read_json(folder.metrics), read_jsonl(folder.rounds))
-
-
-def _row(
-    planned: Planned, folder: RunFolder, found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
-    own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
     row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
-    row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
-    if found.get("diverged"):
-        row["diverged"] = found["diverged"]["round"]
-    row["validation_auc"] = found["validation"]["auc"]["macro"]
-    for kind in ("auc", "gm"):
-        row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
-    row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
-    row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
-    row |= _seen_by_round(rounds)
-    row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
-    row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
-    row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
+    with as_written(folder.path):
+        found, rounds = read_json(folder.metrics), read_jsonl(folder.rounds)
+        curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
+        own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
+        row |= {kind: found["test"][kind]["macro"] for kind in ("auc", "gm")}
+        if found.get("diverged"):
+            row["diverged"] = found["diverged"]["round"]
+        row["validation_auc"] = found["validation"]["auc"]["macro"]
+        for kind in ("auc", "gm"):
+            row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
+        row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
+        row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
+        row |= _seen_by_round(rounds)
+        row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
+        row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
+        row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
 
 
@@ -236,12 +235,9 @@ def _seen_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     curves = [line.get("test", {}).get("sites", {}) for line in rounds]
     if not all(curves):
         return {}
-    words = [" ".join([site, *(_number_text(one[site]) for one in curves)]) for site in curves[0]]
+    areas = {site: [math.nan if one[site] is None else one[site] for one in curves] for site in curves[0]}
+    words = [" ".join([site, *(f"{area:.6f}" for area in own)]) for site, own in areas.items()]
     return {"auc_by_site_by_round": "; ".join(words)}
-
-
-def _number_text(value: float | None) -> str:
-    return "nan" if value is None else f"{value:.6f}"
 
 
 class ResultTable:
@@ -342,10 +338,9 @@ def conduct(
 
 def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
     """Whether there is nothing to do for a run, or nothing that can be done."""
-    folder = RunFolder(out / planned.name)
     try:
-        refuse_link(folder.path)
-        if folder.begin(planned.complete.table(), resume=True, defaults=unnamed_defaults()) == "finished":
+        refuse_link(out / planned.name)
+        if planned.is_finished(out):
             row = row_of(planned, out)
             for table in tables:
                 table.add([row])
@@ -364,12 +359,18 @@ def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Pla
     mistakes: dict[str, str] = {}
     unusable = {}
     for planned in runs:
-        name, key = planned.complete.section("data")[0], data_key(planned.complete)
-        if key not in mistakes and name != "phantom" and ":" not in name:
+        key = data_key(planned.complete)
+        if key not in mistakes and is_file_data(planned):
             mistakes[key] = _mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
+
+
+def is_file_data(planned: Planned) -> bool:
+    """Whether its images lie in files, and are prepared before the first run."""
+    name = planned.complete.section("data")[0]
+    return name != "phantom" and ":" not in name
 
 
 def _mistake(experiment: Experiment, progress: Progress | None) -> str:
@@ -489,8 +490,11 @@ class _WorkerPool:
             begun = list(self._next(pipe, admit))  # the worker goes on while we read what it wrote
             yield self._finished(planned)
             yield from begun
+        elif "full" in said:
+            yield self._let_go(pipe, planned, said["full"])
         else:
-            yield self._failed(pipe, planned, said)
+            where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
+            yield Event("failed", planned.name, said["failed"] + where)
 
     def _finished(self, planned: Planned) -> Event:
         try:
@@ -498,18 +502,10 @@ class _WorkerPool:
         except UserError as mistake:
             return Event("failed", planned.name, str(mistake))
 
-    def _failed(self, pipe: Connection, planned: Planned, said: Mapping[str, Any]) -> Event:
-        if "full" in said:
-            return self._let_go(pipe, planned, said["full"])
-        where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
-        return Event("failed", planned.name, said["failed"] + where)
-
     def _logged(self, planned: Planned, trace: str) -> str:
         """Where the traceback was written, or why it could not be."""
         log = self.out / "failures.log"
         try:
-            with reporting(log):
-                make_folder(self.out)
             with lock_file(log):
                 append(log, f"{planned.name}\n{trace}\n")
         except (UserError, RunFailed) as trouble:
@@ -522,11 +518,8 @@ class _WorkerPool:
         left = sum(other.device == place.device for other in self._places.values()) - 1
         if not left:
             return Event("failed", planned.name, shortage)
-        process = self._processes.pop(pipe)
         del self._places[pipe]
-        pipe.close()
-        process.terminate()
-        process.join()
+        stop_workers([(pipe, self._processes.pop(pipe))])
         self._waiting.append(planned)
         return Event("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
 
@@ -537,11 +530,7 @@ class _WorkerPool:
         return Event("failed", planned.name, f"its worker {how}{advice}")
 
     def stop(self) -> None:
-        for pipe, process in self._processes.items():
-            pipe.close()
-            process.terminate()
-        for process in self._processes.values():
-            process.join()
+        stop_workers(self._processes.items())
 
 
 # ---------------------------------------------------------------------------------------------------- the worker

@@ -26,12 +26,13 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
 from feddraw.experiment.run_time_estimate import Work
-from feddraw.experiment.settings import Experiment, unnamed_defaults
+from feddraw.experiment.settings import Experiment
 from feddraw.experiment.study import Planned, data_key
 from feddraw.experiment.study_progress import Tally
 from feddraw.experiment.timed_steps import SECONDS, Rehearsed, profile, rehearse
+from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
-from feddraw.results.folder import RunFolder
+from feddraw.system.files import nearest_place
 from feddraw.system.workers import cores
 from feddraw.training.client import memory_of
 from feddraw.training.devices import survey as survey_devices
@@ -72,7 +73,8 @@ class Survey:
     @property
     def left(self) -> list[Planned]:
         """Runs that have to be carried out and can be."""
-        return [planned for planned in self.runs if planned.name not in self.finished | self.stopped]
+        apart = self.finished | self.stopped
+        return [planned for planned in self.runs if planned.name not in apart]
 
     def said(self) -> list[str]:
         """Each obstacle in a line."""
@@ -88,25 +90,22 @@ def survey(runs: Sequence[Planned], out: Path, say: Say = lambda _: None) -> Sur
     found = Survey(runs)
     for planned in runs:
         with found.noting([planned]):
-            begun = RunFolder(out / planned.name).begin(
-                planned.complete.table(), resume=True, defaults=unnamed_defaults()
-            )
-            found.finished |= {planned.name} if begun == "finished" else set()
-    for key, members in _grouped(found.left, lambda planned: data_key(planned.complete)).items():
+            found.finished |= {planned.name} if planned.is_finished(out) else set()
+    for key, members in grouped((data_key(planned.complete), planned) for planned in found.left).items():
         say(f"opening {members[0].complete.section('data')[0]}")
         with found.noting(members):
             look = Look()
             found.looks[key] = open_data(members[0].complete, look=look), look
     opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
     initial: dict[str, Model] = {}
-    for key, members in _grouped(opened, partial(_model_key, found)).items():
+    for key, members in grouped((_model_key(found, planned), planned) for planned in opened).items():
         say(f"building {members[0].complete.section('model')[0]}")
         with found.noting(members):
             first = members[0].complete
             first.training.available_device()
             build = builder(first, len(found.dataset(first).findings))
             initial[key] = initial_model(partial(build, pretrained=True), first.seed)
-    for members in _grouped(opened, _dealing_key).values():
+    for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
         say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
         with found.noting(members):
             dealt = deal_data(members[0].complete, found.dataset(members[0].complete))
@@ -123,13 +122,6 @@ def _note_work(found: Survey, planned: Planned, dealt: DealtData, initial: Model
         task.method.weighting.check(initial.layout)
         found.folder_bytes[planned.name] = _folder_bytes(task, initial)
     found.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
-
-
-def _grouped(runs: Sequence[Planned], key: Callable[[Planned], str]) -> dict[str, list[Planned]]:
-    groups: dict[str, list[Planned]] = {}
-    for planned in runs:
-        groups.setdefault(key(planned), []).append(planned)
-    return groups
 
 
 def _model_key(found: Survey, planned: Planned) -> str:
@@ -233,7 +225,7 @@ def _timed(
     found: Survey, runs: Sequence[Planned], devices: Sequence[str], seconds: float
 ) -> tuple[dict[str, Rehearsed], dict[str, float]]:
     """What was timed, by the first method of its kind; and seconds by run."""
-    kinds = _grouped(runs, lambda planned: profile(planned.complete))
+    kinds = grouped((profile(planned.complete), planned) for planned in runs)
     firsts = [members[0] for members in kinds.values()]
     findings = len(found.dataset(firsts[0].complete).findings)
     times = rehearse([_plain(planned.complete) for planned in firsts], findings, devices, seconds)
@@ -252,11 +244,8 @@ def _plain(experiment: Experiment) -> Experiment:
 
 def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
     """Folders whose disk has no room for what comes there; two may be on one disk."""
-    disks: dict[int, list[tuple[Path, int]]] = {}
-    for folder, size in needed.items():
-        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        disks.setdefault(there.stat().st_dev, []).append((there, size))
-    for members in disks.values():
+    there = [(nearest_place(folder.absolute()), size) for folder, size in needed.items()]
+    for members in grouped((folder.stat().st_dev, (folder, size)) for folder, size in there).values():
         total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
         if total > free:
             where = " and ".join(str(folder) for folder, _ in members)
@@ -280,9 +269,3 @@ def free_memory() -> float:
     """Bytes of this machine that new processes may take."""
     found = survey_devices(["cpu"])["cpu"]["free"]
     return float(found) if found else math.inf
-
-
-def is_file_data(planned: Planned) -> bool:
-    """Whether its images lie in files, and are prepared before the first run."""
-    name = planned.complete.section("data")[0]
-    return name != "phantom" and ":" not in name

@@ -83,7 +83,7 @@ class Tally:
         now = self._clock()
         done = self._done + sum((r.share - (r.first or 0.0)) * self.cost(n) for n, r in self.running.items())
         usual = sum(map(self.cost, self.running)) / max(1, len(self.running))
-        if done > ENOUGH * usual and (self.finished or done > 0):
+        if done > ENOUGH * usual:
             return (self._spent + sum(now - run.began for run in self.running.values())) / done
         return 1.0 if self._expected else None
 

@@ -8,9 +8,7 @@ once, each on its own device, because cores share memory and caches.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.core import Job, Memory, Method, Model
+from feddraw.core import Job, Memory, Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import builder, initial_model
 from feddraw.experiment.run_time_estimate import Work, answers
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.system.workers import belong_to_parent, start_worker
+from feddraw.system.workers import belong_to_parent, peak_memory, start_worker
 from feddraw.training.build import build
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.loop import Examples, one_thread, predict
@@ -52,7 +50,7 @@ class Rehearsed:
     memory: int  # bytes of the process, or of a GPU, at its highest
 
     def seconds(self, work: Work) -> float:
-        return self.step * work.steps + self.client * work.jobs + self.evaluated_image * work.evaluated
+        return work.seconds(self.step, self.client, self.evaluated_image)
 
 
 def profile(experiment: Experiment) -> str:
@@ -72,20 +70,20 @@ def _kind(method: Method) -> str:
 
 
 def rehearse(
-    experiments: Sequence[Experiment], findings: int, devices: Sequence[str], seconds: float = SECONDS
+    experiments: Sequence[Experiment], findings: int, devices: Sequence[str], seconds: float
 ) -> list[Rehearsed]:
     """What each experiment costs with a worker at once on each of the devices: the mean over these."""
     tables = [complete(experiment).table() for experiment in experiments]
     team = [start_worker(serve, json.dumps([tables, findings, device, seconds])) for device in devices]
-    found = [[Rehearsed(**one) for one in said["rehearsed"]] for said in answers(team)]
-    return [_mean([one[place] for one in found]) for place in range(len(experiments))]
+    return [_over_devices(one) for one in zip(*answers(team), strict=True)]
 
 
-def _mean(found: Sequence[Rehearsed]) -> Rehearsed:
+def _over_devices(found: Sequence[Mapping[str, Any]]) -> Rehearsed:
+    """Mean times, the smallest batch and the most memory."""
     step, client, image = (
-        statistics.fmean(getattr(one, name) for one in found) for name in ("step", "client", "evaluated_image")
+        statistics.fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image")
     )
-    return Rehearsed(step, min(one.batch for one in found), client, image, max(one.memory for one in found))
+    return Rehearsed(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
 
 
 def serve(pipe: Connection, request: str) -> None:
@@ -95,7 +93,7 @@ def serve(pipe: Connection, request: str) -> None:
     tables, findings, device, seconds = json.loads(request)
     experiments = [Experiment.of(table).with_settings({"training.device": device}) for table in tables]
     try:
-        said: dict[str, Any] = {"rehearsed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
+        said: dict[str, Any] = {"timed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
     except (UserError, RunFailed) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())
@@ -188,8 +186,9 @@ class _Stage:
         self.trainer.shards = [np.arange(min(self.images, steps * batch), dtype=np.intp)]
         self.trainer.training = replace(self.training, batch_size=batch, steps=steps)
         began = self.clock()
+        job = Job(1, 15, 0, 0, self.model, self.method.broadcast(self.method.init(self.model)))
         with shortage_told(self.trainer):
-            _, self.memory_of_client = self.trainer.work(_job(self.method, self.model), self.memory_of_client)
+            _, self.memory_of_client = self.trainer.work(job, self.memory_of_client)
         return self.clock() - began
 
     def evaluate(self, images: int) -> float:
@@ -210,9 +209,4 @@ class _Stage:
         device = self.trainer.network.device
         if device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(device))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _job(method: Method, model: Model) -> Job:
-    return Job(1, 15, 0, 0, model, method.broadcast(method.init(model)))
+        return peak_memory()

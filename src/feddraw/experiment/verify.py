@@ -60,14 +60,14 @@ def verify(
         for result in islice(iterate(experiment.with_settings(changes or {}), here.path), wanted):
             if on_round is not None:
                 on_round(result)
-        found = list(_pairs(there, here, wanted, wanted == experiment.rounds))
-        moved = tuple(_moved(there, read_json(here.environment)))
+        found = list(_hashes(there, here, wanted, wanted == experiment.rounds))
+        moved = tuple(_differing_environment(there, read_json(here.environment)))
     equal = tuple((what, one) for what, one, other in found if one == other)
     different = tuple(what for what, one, other in found if one != other)
     return Comparison(wanted, wanted == experiment.rounds, equal, different, moved)
 
 
-def _pairs(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
+def _hashes(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
     """What is compared, with its hash in the one folder and in the other; the earliest round first."""
     parts = [read_toml(folder.settings).get("partition") for folder in (there, here)]
     first, second = (part if isinstance(part, dict) else {} for part in parts)
@@ -96,7 +96,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _moved(there: RunFolder, now: Mapping[str, Any]) -> Iterator[str]:
+def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator[str]:
     """Why bits may differ: other versions, another processor, another GPU or what computes on it."""
     before = read_json(there.environment) if there.environment.is_file() else {}
     packages = before.get("packages")

@@ -31,8 +31,19 @@ class Checkpoint:
     memory: dict[int, Memory]
 
 
+def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
+    arrays: dict[str, NDArray[Any]] = {}
+    document = {
+        "next_round": checkpoint.next_round,
+        "state": extract_arrays(checkpoint.state, "state", arrays),
+        "memory": extract_arrays({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
+    }
+    arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
+    return _signed(document, arrays)
+
+
 def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
-    """Raises whatever it stumbles over in a file that `save_checkpoint` did not write."""
+    """Raises whatever it stumbles over in a file that `checkpoint_bytes` did not write."""
     document, arrays = _parts(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
     for vector, kind, number in zip(
@@ -51,8 +62,14 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     return Checkpoint(model, dict(repack(document["state"], arrays)), document["next_round"], memory)
 
 
+def _signed(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+    """A safetensors file of the arrays, with the document and a digest of all as its metadata."""
+    document["blake2"] = digest(arrays, document)
+    return save(arrays, {"feddraw": json.dumps(document)})
+
+
 def _parts(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The words and the arrays of a file that was signed with its own digest."""
+    """The document and the arrays of a file that `_signed` made."""
     if path.stat().st_size > MAX_CHECKPOINT:
         raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
     with safe_open(path, "np") as file:
@@ -66,9 +83,7 @@ def _parts(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 def tree_bytes(tree: Mapping[str, Any]) -> bytes:
     """Nested dicts of arrays, numbers and words as one safetensors file."""
     arrays: dict[str, NDArray[Any]] = {}
-    document = {"tree": extract_arrays(tree, "tree", arrays)}
-    document["blake2"] = digest(arrays, document)
-    return save(arrays, {"feddraw": json.dumps(document)})
+    return _signed({"tree": extract_arrays(tree, "tree", arrays)}, arrays)
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -89,10 +104,8 @@ def _finite(tree: Any) -> bool:
     """Whether every number in it is one."""
     if isinstance(tree, np.ndarray):
         return tree.dtype.kind != "f" or bool(np.isfinite(tree).all())
-    if isinstance(tree, Mapping):
-        return all(_finite(value) for value in tree.values())
-    if isinstance(tree, list):
-        return all(_finite(value) for value in tree)
+    if isinstance(tree, Mapping | list):
+        return all(map(_finite, tree.values() if isinstance(tree, Mapping) else tree))
     return not isinstance(tree, float) or math.isfinite(tree)
 
 
@@ -107,7 +120,7 @@ def extract_arrays(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any
 
 
 def repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """What `unpack` took apart."""
+    """What `extract_arrays` took apart."""
     if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
         return arrays[tree["array"]]
     return {key: repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree

@@ -15,7 +15,7 @@ def environment() -> dict[str, Any]:
     packages = ("feddraw", "numpy", "scipy", "torch", "monai", "safetensors", "scikit-image")
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := installed_version(name))},
         "commit": _commit(),
         "system": platform.platform(),
         "processor": _processor(),
@@ -23,7 +23,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Empty where the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

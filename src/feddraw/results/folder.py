@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -29,7 +29,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.splits import counts
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
-from feddraw.results.checkpoint import Checkpoint, digest, extract_arrays, model_digest, read_checkpoint
+from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.outcome_settings import without_execution
 from feddraw.results.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
@@ -38,7 +38,7 @@ from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
-from feddraw.system.files import append, make_folder, make_subfolder, refuse_link, reporting, write_whole
+from feddraw.system.files import append, make_folder, make_subfolder, nearest_place, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_folder
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
@@ -66,10 +66,8 @@ class RunFolder:
         self.kept = path / "checkpoint" / "kept.safetensors"
         self._held = False  # whether this object has the folder's lock
 
-    def begin(
-        self, table: Mapping[str, Any], *, resume: bool, defaults: Mapping[str, Any]
-    ) -> Literal["new", "goes on", "finished"]:
-        """Say whether there is something to do; refuse a folder that holds another run, or cannot be written to.
+    def begin(self, table: Mapping[str, Any], *, resume: bool, defaults: Mapping[str, Any]) -> bool:
+        """Whether there is something to do; a folder that holds another run, or cannot be written to, is refused.
 
         Only what it says under `locked` holds: before that another process may still write to the folder.
         """
@@ -83,10 +81,10 @@ class RunFolder:
         if self.settings.is_file():
             self._compare(table, defaults)
         if self.metrics.is_file():
-            return "finished"
+            return False
         self._refuse_links()
         self._check_writable()
-        return "goes on" if self.checkpoint.is_file() else "new"
+        return True
 
     def _compare(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
@@ -94,10 +92,10 @@ class RunFolder:
             without_execution(flat({name: value for name, value in settings.items() if name != "partition"}))
             for settings in (defaults, read_toml(self.settings), table)
         )
-        there, here = defaults | written, wanted
-        for name in sorted(there.keys() | here.keys()):
-            if there.get(name) != here.get(name):
-                had, has = there.get(name, "not set"), here.get(name, "not set")
+        there = defaults | written
+        for name in sorted(there.keys() | wanted.keys()):
+            if there.get(name) != wanted.get(name):
+                had, has = there.get(name, "not set"), wanted.get(name, "not set")
                 raise UserError(f"{self.path} was run with {name} = {had}, not {has}: resume with the same settings")
 
     def _refuse_links(self) -> None:
@@ -107,9 +105,7 @@ class RunFolder:
             refuse_link(path)
 
     def _check_writable(self) -> None:
-        parent = self.path
-        while not parent.exists():
-            parent = parent.parent
+        parent = nearest_place(self.path)
         if not os.access(parent, os.W_OK) or not parent.is_dir():
             raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
 
@@ -139,8 +135,6 @@ class RunFolder:
         devices: Mapping[str, Any] | None = None,
     ) -> None:
         """The settings, and the environment: `parameters` are in all updates together, by which they are summed."""
-        with reporting(self.path):
-            make_folder(self.path, private=True)
         document = toml_values({**table, "partition": _described(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
@@ -196,15 +190,7 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with reporting(self.checkpoint):
             make_subfolder(self.checkpoint.parent, private=True)
-        arrays: dict[str, NDArray[Any]] = {}
-        document = {
-            "next_round": checkpoint.next_round,
-            "state": extract_arrays(checkpoint.state, "state", arrays),
-            "memory": extract_arrays({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
-        }
-        arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
-        document["blake2"] = digest(arrays, document)
-        write_whole(self.checkpoint, save(arrays, {"feddraw": json.dumps(document)}), private=True)
+        write_whole(self.checkpoint, checkpoint_bytes(checkpoint), private=True)
 
     def checkpoint_notes(self) -> dict[str, Any]:
         """What the checkpoint's state says in words and numbers, before its arrays can be read; unchecked."""
@@ -241,12 +227,12 @@ class RunFolder:
             arrays = {name: np.ascontiguousarray(array) for name, array in one.arrays().items()}
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
-            self._keep(predictions, dataset)
+            self._write_predictions(predictions, dataset)
         diverged = first_divergence(read_jsonl(self.rounds))
         document = _without_nothing({**scores, "diverged": diverged})
         write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
-    def _keep(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
+    def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
         tested = "\n".join(dataset.labels.names[dataset.rows["test"]])
         about = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}

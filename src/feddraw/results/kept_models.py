@@ -84,7 +84,7 @@ class Keeper:
 
     def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""
-        changed = self._keep.best and self._is_best(round, model, _auc(metrics.get("validation", {}).get("auc")))
+        changed = self._keep.best and self._take_if_best(round, model, _auc(metrics.get("validation", {}).get("auc")))
         if self._keep.tail and round >= self._rounds - self._keep.tail and round > self._tail.get("last", -1):
             self._add_to_tail(round, model)
             changed = True
@@ -93,7 +93,7 @@ class Keeper:
             content = tree_bytes({"best": self._best, "tail": self._tail})
             write_whole(self._folder.kept, content, private=True)
 
-    def _is_best(self, round: int, model: Model, auc: float) -> bool:
+    def _take_if_best(self, round: int, model: Model, auc: float) -> bool:
         if not math.isfinite(auc) or auc <= self._best.get("auc", -math.inf):
             return False
         vectors = {name: np.array(getattr(model, name)) for name in ("params", "buffers", "counters")}

@@ -28,9 +28,8 @@ def read_text(path: Path, limit: int) -> str:
     """A file of text that is not larger than it should be; what is no regular file is not opened."""
     try:
         if not path.is_file():
-            raise UserError(
-                f"cannot read {path}: {'it is not a file' if path.exists() else 'No such file or directory'}"
-            )
+            why = "it is not a file" if path.exists() else "No such file or directory"
+            raise UserError(f"cannot read {path}: {why}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
@@ -68,9 +67,9 @@ def _depth(table: Any) -> int:
     return depth
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
-    text = read_text(path, limit)
+    text = read_text(path, MAX_JSON)
     found = parse_json(text)
     if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_text(found)):
         raise UserError(f"{path} is not valid JSON with a name for every value")

@@ -39,9 +39,8 @@ REFERENCES = {
 METRICS = {"auc": "AUC", "gm": "GM"}
 MAX_SCORES = 2**30  # bytes of a file of predictions, which is read whole
 RATES = ("sensitivity", "specificity", "thresholds")
-UNTESTED: dict[str, Any] = {
-    metric: {"macro": None, "per_class": {}} for metric in METRICS
-}  # a federation without test images
+# What a federation without test images has of each metric.
+UNTESTED: dict[str, Any] = {metric: {"macro": None, "per_class": {}} for metric in METRICS}
 CLIENT_SPLITS = ("holdout", "test")  # on the client's own images; a model of its own on the common test images
 HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
@@ -84,9 +83,6 @@ class Ledger:
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
-
-    def by_client(self, name: str) -> dict[str, list[float]]:
-        return {client: self[name][:, i].tolist() for i, client in enumerate(self.clients)}
 
     def common(self, name: str) -> list[float]:
         """By round, the number that all clients share, such as gamma; NaN where there is none."""
@@ -296,9 +292,8 @@ def read_run(path: Path) -> Run:
         _ = int(settings["seed"]), int(settings["rounds"])
     with as_written(folder.ledger):
         ledger = Ledger.of(read_csv(folder.ledger))
-    with as_written(folder.rounds):
-        rounds = [dict(entry) for entry in read_jsonl(folder.rounds)]
-    environment, metrics = _json(folder.environment), _json(folder.metrics)
+    rounds = read_jsonl(folder.rounds)
+    environment, metrics = (read_json(file) if file.is_file() else {} for file in (folder.environment, folder.metrics))
     if "validation" in metrics:
         metrics.setdefault("test", UNTESTED)
     if metrics:
@@ -314,13 +309,6 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    with as_written(path):
-        return read_json(path)
-
-
 def _check(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
     for name, found in metrics.get("models", {}).items():
@@ -329,10 +317,8 @@ def _check(metrics: Mapping[str, Any]) -> None:
         _ = str(found["chosen_by"]), number(found.get("validation", UNTESTED)["auc"]["macro"])
         _check({"test": UNTESTED} | found | {"models": {}})
     clients = metrics.get("clients", {}).values()
-    for scores in (
-        metrics["test"],
-        *(client[split] for client in clients for split in CLIENT_SPLITS if split in client),
-    ):
+    own = [client[split] for client in clients for split in CLIENT_SPLITS if split in client]
+    for scores in (metrics["test"], *own):
         for metric in METRICS:
             values = [number(scores[metric]["macro"]), *map(number, scores[metric]["per_class"].values())]
             if not all(math.isnan(value) or 0 <= value <= 1 for value in values):

@@ -107,6 +107,11 @@ def require_place(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def nearest_place(path: Path) -> Path:
+    """The path itself, or the nearest above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

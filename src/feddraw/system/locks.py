@@ -18,17 +18,12 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 LONGEST = 60.0  # seconds to wait for a lock that may have been left behind
 
 
-def flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file or folder until it is closed; BlockingIOError if another process has it.
-
-    False where the system has no such locks.
-    """
-    try:
+def flock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file or folder until it is closed, where there are such locks; BlockingIOError if another has it."""
+    if kernel_locks():
         import fcntl
-    except ImportError:
-        return False
-    fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    return True
+
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 def kernel_locks() -> bool:
@@ -53,13 +48,12 @@ def lock_folder(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror}") from None
     try:
-        flock(handle)
-    except OSError as error:
-        os.close(handle)
-        busy = isinstance(error, BlockingIOError)
-        reason = f"another process is running in {path}" if busy else f"cannot lock {path}: {error.strerror}"
-        raise UserError(reason) from None
-    try:
+        try:
+            flock(handle)
+        except BlockingIOError:
+            raise UserError(f"another process is running in {path}") from None
+        except OSError as error:
+            raise UserError(f"cannot lock {path}: {error.strerror}") from None
         yield
     finally:
         os.close(handle)

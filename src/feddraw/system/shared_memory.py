@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed
 
+_ATTACHED: list[SharedMemory] = []  # an array does not keep its block alive
+
 
 @dataclass(frozen=True)
 class Handle:
@@ -54,18 +56,13 @@ class Shared:
         self._blocks.clear()
 
 
-class Attached:
-    """Arrays that another process made."""
-
-    def __init__(self) -> None:
-        self._blocks: list[SharedMemory] = []
-
-    def open(self, handle: Handle) -> NDArray[Any]:
-        if handle.file:
-            return np.memmap(handle.file, handle.dtype, "r", handle.offset, handle.shape)
-        block = SharedMemory(handle.block)
-        self._blocks.append(block)  # the array does not keep it alive
-        return np.ndarray(handle.shape, handle.dtype, buffer=block.buf)
+def attach(handle: Handle) -> NDArray[Any]:
+    """An array that another process made; it stays until this process ends."""
+    if handle.file:
+        return np.memmap(handle.file, handle.dtype, "r", handle.offset, handle.shape)
+    block = SharedMemory(handle.block)
+    _ATTACHED.append(block)
+    return np.ndarray(handle.shape, handle.dtype, buffer=block.buf)
 
 
 def _release(block: SharedMemory) -> None:
