@@ -47,9 +47,10 @@ def show(found: Explanation) -> None:
     out.print(naming.line(f"{facts}; {state}"), "", sep="\n")
     for sentence in accounts.sentences(found):
         out.print(f"- {naming.line(sentence)}")
+    clients = accounts.document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
-    out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]))
+    out.print(table(columns, [_who(client) for client in clients]))
     out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
     out.print("Influence: mean share of the length of all weighted updates.\n")
     if found.from_size is None:
@@ -58,7 +59,7 @@ def show(found: Explanation) -> None:
     equal = accounts.percent(1 / len(found.clients))
     out.print(f"Where the weights come from, compared with an equal share of {equal}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
-    parts = [_contributions(client, sources) for client in accounts.document(found)["clients"]]
+    parts = [_contributions(client, sources) for client in clients]
     out.print(table(["client", "difference", *(f"from {source}" for source in sources)], parts))
     out.print(f"In percentage points. {accounts.SPLIT}")
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 
 from feddraw import __version__, naming
 from feddraw.analysis import palette
+from feddraw.analysis.web_page import offline_policy, read
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.results.runs import METRICS
 
 WIDEST = 190  # characters of a table: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins
-
-POLICY = (
-    "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
 
 
 def escape(words: str) -> str:
@@ -31,21 +24,16 @@ def escape(words: str) -> str:
 
 def render(document: Document, drawings: Mapping[str, str]) -> str:
     """The whole page as one text; drawings are SVG by the name of the picture."""
-    script = _read("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _read("page.html").format(
+    script = read("report", "page.js")
+    return read("report", "page.html").format(
         title=escape(document.title),
-        policy=POLICY.format(digest=digest),
-        style=palette.variables() + _read("page.css"),
+        policy=offline_policy(script),
+        style=palette.variables() + read("report", "page.css"),
         script=script,
         navigation=_navigation(document),
         body="\n".join(_Page(document, drawings).rendered(document.blocks)),
         version=__version__,
     )
-
-
-def _read(name: str) -> str:
-    return (resources.files("feddraw.report") / name).read_text(encoding="utf-8")
 
 
 def _navigation(document: Document) -> str:

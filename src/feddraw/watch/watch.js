@@ -280,9 +280,9 @@
     write(byId("quality-heading"), judged ? "Validation AUC" : "Training loss");
     const quality = over(judged ? validation : loss);
     chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(quality.filter((value) => value !== null).at(-1))}.`);
-    const hidden = all_clients > clients.length ? [["", `${clients.length} of ${all_clients} clients are shown: those that count most`]] : [];
     legend(byId("legend-clients"), clients.map((name, i) => [name, `${shown(lastWeight[i])}${sizes[i] ? `, ${sizes[i].toLocaleString("en")} images` : ""}`]));
-    byId("legend-clients").append(...hidden.map(([, words]) => element("li", { textContent: words })));
+    const some = `${clients.length} of ${all_clients} clients are shown: those that count most`;
+    if (all_clients > clients.length) byId("legend-clients").append(element("li", { textContent: some }));
     const timed = client_seconds.some((row) => row.some((value) => value !== null));
     byId("chart-seconds").hidden = !timed;
     byId("no-seconds").hidden = timed;
@@ -303,7 +303,7 @@
     const parts = [[run.method, run.scenario && `on ${run.scenario}`].filter(Boolean).join(" "), [data, model].filter(Boolean).join(", "), roundWords(run)];
     if (Number.isFinite(best)) parts.push(`best validation AUC ${shown(best)}`);
     if (run.updated) parts.push(`last written ${ago(run.updated)}`);
-    write(byId("run-words"), `${parts.filter(Boolean).join(" · ")}`);
+    write(byId("run-words"), parts.filter(Boolean).join(" · "));
     const last = seconds.at(-1);
     const each = last ? Object.entries(last).map(([what, time]) => `${what} ${shown(time, time < 10 ? 1 : 0)} s`).join(", ") : "";
     write(byId("parts"), each ? `The last round: ${each}.` : "");
