@@ -54,11 +54,10 @@ class Bars:
 
     def __init__(self, out: Console, *, said: bool = True) -> None:
         self.out, self._said = out, said
-        text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
         self.progress = Progress(
-            text[0],
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            text[1],
+            TextColumn("{task.fields[note]}", markup=False),
             Times(),
             console=out,
             transient=True,
