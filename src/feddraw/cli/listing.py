@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from feddraw.core import Method
 
 
-def show(
+def list_(
     kind: Annotated[str, Argument(help="What to list: methods, models, data or scenarios.")],
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -166,7 +166,7 @@ def display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[
     note = " (synthetic)" if name == "phantom" else ""
     extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
-    with bars(out, said=False) as shown:
+    with bars(out, announced=False) as shown:
         shown.show("run", "starting", 0, 0)
         prepared: list[str] = []
         now = {"loss": "", "area": ""}

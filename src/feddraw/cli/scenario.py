@@ -46,7 +46,7 @@ def list_all(json: Json = False) -> None:
     """List the scenarios and their options."""
     from feddraw.cli import listing
 
-    listing.show("scenarios", json)
+    listing.list_("scenarios", json)
 
 
 @app.command()

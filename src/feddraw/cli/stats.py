@@ -79,7 +79,7 @@ def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
     return columns
 
 
-def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str = "") -> Table:
+def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
     from feddraw.analysis.statistics import tabulate, tabulate_repeats
 

@@ -167,6 +167,6 @@ def every_block(blocks: Sequence[Block]) -> Iterator[Block]:
             yield from every_block(block.blocks)
 
 
-def numeral(value: float, form: str = ".4f", *, best: bool = False) -> Cell:
+def numeral(value: float, form: str = ".4f") -> Cell:
     """A number, or that there is none."""
-    return Cell(format(value, form), value, best) if math.isfinite(value) else Cell("undefined")
+    return Cell(format(value, form), value) if math.isfinite(value) else Cell("undefined")
