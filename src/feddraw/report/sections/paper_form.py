@@ -212,10 +212,10 @@ def _beside(report: Report) -> Iterator[Block]:
 
 
 def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]) -> Table:
-    table, rows = published_tables.results(metric), []
+    published, rows = published_tables.results(metric).rows(), []
     for method in methods:
         ours = [mean(report.collection.of(s, method.lower()), metric).value for s in scenarios]
-        theirs = [float(table.values[table.scenarios.index(s), table.methods.index(method)]) for s in scenarios]
+        theirs = [published[s][method] for s in scenarios]
         rows.append([Cell(method), *(_percent(100 * value) for value in ours)])
         rows.append([Cell(f"{method}, paper"), *map(_percent, theirs)])
         rows.append([Cell(f"{method}, difference"), *(_signed(100 * a - b) for a, b in zip(ours, theirs, strict=True))])
