@@ -17,6 +17,7 @@ from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
 Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one per client
+KeptBack = Mapping[int, NDArray[np.float32]]  # by client that kept images back: its model's scores of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +53,11 @@ class Evaluator:
             found[split] = metrics.mean_of(each) if personal else each[0]
             _warn(found[split], split)
         found["test"] |= self._as_seen(engine, models)
-        kept_back = [
-            engine.predict(models[number if len(models) > 1 else 0], rows) if len(rows) else None
-            for number, rows in enumerate(self.holdout)
-        ]
+        kept_back = {
+            client: engine.predict(models[client if len(models) > 1 else 0], rows)
+            for client, rows in enumerate(self.holdout)
+            if len(rows)
+        }
         found["clients"] = self._clients(kept_back, thresholds)
         if personal:
             for client, one in zip(self.clients, each, strict=True):
@@ -88,17 +90,13 @@ class Evaluator:
         pairs = zip(scores, thresholds, strict=True)
         return [metrics.evaluate(one, truth, self.dataset.findings, own) for one, own in pairs]
 
-    def _clients(
-        self, kept_back: Sequence[NDArray[np.float32] | None], thresholds: Sequence[Sequence[float]]
-    ) -> dict[str, dict[str, Any]]:
+    def _clients(self, kept_back: KeptBack, thresholds: Sequence[Sequence[float]]) -> dict[str, dict[str, Any]]:
         """The model that each client would use, on the images that it kept back."""
         found = {}
-        for number, (client, rows) in enumerate(zip(self.clients, self.holdout, strict=True)):
-            if (scores := kept_back[number]) is not None:
-                own = number if len(thresholds) > 1 else 0
-                truth = self.dataset.labels.truth(rows)
-                holdout = metrics.evaluate(scores, truth, self.dataset.findings, thresholds[own])
-                found[client] = {"holdout": holdout}
+        for client, scores in kept_back.items():
+            own = thresholds[client if len(thresholds) > 1 else 0]
+            truth = self.dataset.labels.truth(self.holdout[client])
+            found[self.clients[client]] = {"holdout": metrics.evaluate(scores, truth, self.dataset.findings, own)}
         return found
 
     def _predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
@@ -112,16 +110,15 @@ class Evaluator:
                 found[f"{split}.patients"] = codes[self.dataset.rows[split]]
         return found
 
-    def _holdout_predictions(self, kept_back: Sequence[NDArray[np.float32] | None]) -> dict[str, NDArray[Any]]:
+    def _holdout_predictions(self, kept_back: KeptBack) -> dict[str, NDArray[Any]]:
         """The same for the images that clients kept back, each with its client's number."""
-        there = [(number, rows) for number, rows in enumerate(self.holdout) if len(rows)]
-        if not there:
+        if not kept_back:
             return {}
-        rows = np.concatenate([own for _, own in there])
+        rows = np.concatenate([self.holdout[client] for client in kept_back])
         found: dict[str, NDArray[Any]] = {
-            "holdout.scores": np.concatenate([scores for scores in kept_back if scores is not None]),
+            "holdout.scores": np.concatenate(list(kept_back.values())),
             "holdout.truth": self.dataset.labels.truth(rows),
-            "holdout.client": np.concatenate([np.full(len(own), number) for number, own in there]),
+            "holdout.client": np.repeat(list(kept_back), [len(scores) for scores in kept_back.values()]),
             "holdout.rows": rows.astype(np.int64),
         }
         codes = self._patients()

@@ -9,7 +9,7 @@ policy limits weights, what it moved is a third part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,8 +160,9 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from _equal(found)
     yield from _why(found)
     yield from _policy(found)
-    yield from _learnt_from(found)
-    yield from _by_finding(found)
+    by_finding = found.run.by_class() if found.run.finished else {}
+    yield from _learnt_from(found, by_finding)
+    yield from _by_finding(found, by_finding)
     yield from _measured(found)
     yield from _absent(found)
     if found.run.diverged:
@@ -260,9 +261,8 @@ def _decided(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
 
 
-def _learnt_from(found: Explanation) -> Iterator[str]:
+def _learnt_from(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     """Whose labels a finding was learnt from, where not all clients label it."""
-    weights = found.run.by_class() if found.run.finished else {}
     for finding, shares in weights.items():
         taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
         counted = np.isfinite(shares).any(axis=0)
@@ -273,8 +273,7 @@ def _learnt_from(found: Explanation) -> Iterator[str]:
             yield f"{finding} was learnt from the labels of {listed(teachers)}."
 
 
-def _by_finding(found: Explanation) -> Iterator[str]:
-    weights = found.run.by_class() if found.run.finished else {}
+def _by_finding(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     if not weights:
         return
     findings, stack = list(weights), np.stack(list(weights.values()))

@@ -8,9 +8,8 @@ each site's batches. The formulas are those of `methods.random_effects`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +78,6 @@ class Heterogeneity:
     sites: tuple[SiteDistance, ...]
     layers: tuple[Group, ...] = ()
     findings: tuple[Group, ...] = ()
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compared(batches: Batches, group: str, permutations: int, seed: int) -> Group:

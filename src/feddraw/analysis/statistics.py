@@ -479,10 +479,6 @@ def _right_calls(called: Floats, truth: Truth) -> tuple[Floats, Floats]:
     return right[truth == 1], right[truth == 0]
 
 
-def _geometric_mean(sensitivity: Floats, specificity: Floats) -> Floats:
-    return np.sqrt(sensitivity * specificity)
-
-
 def weighted_auc(scores: Floats, truth: Truth, weights: Floats) -> Floats:
     """The AUC for each row of weights (replicates × images); ties count half.
 
@@ -520,5 +516,5 @@ def _divided(totals: Floats, counts: NDArray[Any]) -> Floats:
 
 _PARTS: dict[Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]] = {
     weighted_auc: (_auc_parts, np.add),
-    weighted_gm: (_right_calls, _geometric_mean),
+    weighted_gm: (_right_calls, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
 }

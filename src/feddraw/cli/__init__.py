@@ -52,14 +52,14 @@ app = typer.Typer(
 COMMANDS = (  # in the order of --help; a group has an app of its own
     demo.demo, run.run, compare.compare, study.study, init.init, weights.weights, heterogeneity.heterogeneity,
     explore.explore, scenario.app, data.app, report.report, watch.watch, explain.explain, predict.predict,
-    export.export, stats.stats, paper.paper, verify.verify, listing.show, bench.bench, doctor.doctor,
+    export.export, stats.stats, paper.paper, verify.verify, listing.list_, bench.bench, doctor.doctor,
     operator.app, site.app,
 )  # fmt: skip
 for command in COMMANDS:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=command.info.name)
     else:
-        app.command("list" if command is listing.show else command.__name__)(command)
+        app.command(command.__name__.removesuffix("_"))(command)
 
 
 def _version(wanted: bool) -> None:

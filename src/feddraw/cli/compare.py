@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from feddraw.cli.run import Devices
-from feddraw.cli.show import console, table, words
+from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
@@ -46,6 +46,7 @@ def compare(
     began = time.monotonic()
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
+    from feddraw.cli.report import write_and_show
     from feddraw.cli.study import follow, summary, tell_places
     from feddraw.experiment.compare import Budget, by_seed, comparison, unfinished
     from feddraw.experiment.device_placement import places_for_runs
@@ -76,7 +77,8 @@ def compare(
     if late := [planned for planned in rest if planned.name in tally.left_out]:
         say.print(f"left out, {minutes:g} min were not enough: {by_seed(late)}; start again to continue")
     if tally.finished + tally.skipped:
-        _report(folder, file)
+        command = f"feddraw compare {quote(str(file))}"
+        write_and_show([folder], title=f"Comparison on {file.stem}", command=command)
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them")
 
@@ -133,18 +135,3 @@ def _announced(budget: Budget, minutes: float) -> list[Planned]:
     elif planned > 3600:
         say.print("--minutes 60 carries out what fits into an hour")
     return chosen
-
-
-def _report(folder: Path, file: Path) -> None:
-    """Write the report, and show its headline."""
-    from feddraw.cli.report import show
-    from feddraw.report import write_report
-
-    with console().status("writing the report") as status:
-        written = write_report(
-            [folder],
-            title=f"Comparison on {file.stem}",
-            command=f"feddraw compare {quote(str(file))}",
-            say=lambda now: status.update(words(now)),
-        )
-    show(written)

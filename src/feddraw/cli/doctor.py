@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from feddraw.cli.show import as_json, console, table, words
+from feddraw.cli.show import as_json, console, status, table
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def doctor(
     studies = {"studies/paper.toml": paper()}
     if study is not None:
         studies = {study.name: [planned.experiment for planned in read_study(study, trust=trust)]} | studies
-    with console(stderr=True).status("starting") as status:
-        found = examine(devices, studies, seconds=seconds, say=lambda now: status.update(words(now)))
+    with status("starting", stderr=True) as say:
+        found = examine(devices, studies, seconds=seconds, say=say)
     if json:
         as_json(found.table())
         raise typer.Exit(1 if found.broken else 0)

@@ -21,7 +21,7 @@ def explain(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Explain in words and numbers how much each client counted, when, and why."""
-    from feddraw.analysis import explain_weights as accounts
+    from feddraw.analysis import explain_weights
     from feddraw.results.runs import read_run, require_run
 
     require_run(run)
@@ -29,38 +29,39 @@ def explain(
         read = read_run(run)
     except UserError as mistake:
         raise UserError(f"{run}: {mistake}") from None
-    found = accounts.explain(read)
+    found = explain_weights.explain(read)
     if json:
-        as_json(accounts.document(found))
+        as_json(explain_weights.document(found))
     else:
         show(found)
 
 
 def show(found: Explanation) -> None:
     """The sentences, the clients, and where their weights came from."""
-    from feddraw.analysis import explain_weights as accounts
+    from feddraw.analysis import explain_weights
 
     settings, rounds = found.run.settings, len(found.shares)
     facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
     state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
     out = console()
     out.print(naming.line(f"{facts}; {state}"), "", sep="\n")
-    for sentence in accounts.sentences(found):
+    for sentence in explain_weights.sentences(found):
         out.print(f"- {naming.line(sentence)}")
+    clients = explain_weights.document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
-    out.print(table(columns, [_who(client) for client in accounts.document(found)["clients"]]))
+    out.print(table(columns, [_who(client) for client in clients]))
     out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
     out.print("Influence: mean share of the length of all weighted updates.\n")
     if found.from_size is None:
-        out.print(accounts.NO_SPLIT)
+        out.print(explain_weights.NO_SPLIT)
         return
-    equal = accounts.percent(1 / len(found.clients))
+    equal = explain_weights.percent(1 / len(found.clients))
     out.print(f"Where the weights come from, compared with an equal share of {equal}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
-    parts = [_contributions(client, sources) for client in accounts.document(found)["clients"]]
+    parts = [_contributions(client, sources) for client in clients]
     out.print(table(["client", "difference", *(f"from {source}" for source in sources)], parts))
-    out.print(f"In percentage points. {accounts.SPLIT}")
+    out.print(f"In percentage points. {explain_weights.SPLIT}")
 
 
 def _who(client: dict[str, float]) -> list[str]:

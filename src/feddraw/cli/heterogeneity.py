@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,7 @@ def heterogeneity(
         found, about = _of_experiment(experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates)
         usual = Path("runs") / naming.folder(f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}")
         folder = out or (None if json else usual)
-    document = about | {"measured": [one.document() for one in found]}
+    document = about | {"measured": [asdict(one) for one in found]}
     written = _write(folder, document, found) if folder is not None else []
     if json:
         as_json(document)
@@ -93,7 +94,7 @@ def _of_experiment(
     batches, batch_size, layer, mode = how
     measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
     wanted = Examination(measurement, layer, rounds, permutations, replicates)
-    with preparing(console(stderr=True), prefix="", said=False) as report_progress:
+    with preparing(console(stderr=True), prefix="", announced=False) as report_progress:
         found = list(examine(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
     about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}

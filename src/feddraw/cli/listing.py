@@ -12,17 +12,16 @@ from feddraw.errors import unknown
 if TYPE_CHECKING:
     from feddraw.core import Method
 
-KINDS = ("methods", "models", "data", "scenarios")
 
-
-def show(
+def list_(
     kind: Annotated[str, Argument(help="What to list: methods, models, data or scenarios.")],
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the methods, models, data sets or scenarios."""
-    if kind not in KINDS:
-        raise unknown("lists", kind, KINDS)
-    rows = {"methods": methods, "models": models, "data": datasets, "scenarios": scenarios}[kind]()
+    lists = {"methods": methods, "models": models, "data": datasets, "scenarios": scenarios}
+    if kind not in lists:
+        raise unknown("lists", kind, lists)
+    rows = lists[kind]()
     if json:
         as_json(rows)
         return

@@ -45,7 +45,7 @@ def paper(
 
 def draw(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
-    from feddraw.cli import stats
+    from feddraw.analysis.plots import critical_difference_figure, save
     from feddraw.paper.published_tables import METRICS
 
     try:
@@ -56,7 +56,7 @@ def draw(found: Comparisons, folder: Path) -> list[Path]:
     for metric, comparison in found.items():
         for ending in ("png", "svg"):
             path = folder / f"critical-difference-{metric}.{ending}"
-            stats.draw({METRICS[metric]: comparison}, path)
+            save(critical_difference_figure({METRICS[metric]: comparison}), path)
             paths.append(path)
     return paths
 
@@ -108,7 +108,6 @@ def show(found: Comparisons) -> None:
 
 def _show_ranks(out: Console, found: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
-    from feddraw.cli.stats import compact
     from feddraw.paper import published_tables
 
     auc, gm = found["auc"], found["gm"]
@@ -123,18 +122,18 @@ def _show_ranks(out: Console, found: Comparisons) -> None:
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
     out.print("Table 6: ranks from the printed means, AUC/GM (printed otherwise: in brackets)")
-    out.print(compact(table(["", *auc.table.methods], rows)), "", sep="\n")
+    out.print(table(["", *auc.table.methods], rows, compact=True), "", sep="\n")
 
 
 def _show_checks(out: Console, found: Comparisons) -> None:
-    from feddraw.cli.stats import compact
     from feddraw.paper import published_tables
 
     checks = published_tables.checks(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
     by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
-    out.print(compact(table(columns, [[quantity, *cells] for quantity, cells in by_quantity.items()])), "", sep="\n")
+    rows = [[quantity, *cells] for quantity, cells in by_quantity.items()]
+    out.print(table(columns, rows, compact=True), "", sep="\n")
     _bullets(out, [_sentence(check) for check in checks if check not in numbers])
     agree = sum(check.agrees for check in checks)
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
@@ -168,8 +167,6 @@ Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
 
 
 def _show_claims(out: Console, judged: Judged) -> None:
-    from feddraw.cli.stats import compact
-
     rows = [
         [
             f"{claim.scenario} {claim.client}",
@@ -180,7 +177,7 @@ def _show_claims(out: Console, judged: Judged) -> None:
         for claim, some in judged
     ]
     out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
-    out.print(compact(table(["clients", "round", "printed", *judged[0][1]], rows, left=6)), "", sep="\n")
+    out.print(table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True), "", sep="\n")
     _bullets(
         out,
         [

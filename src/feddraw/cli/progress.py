@@ -50,15 +50,14 @@ def left_of(task: Task) -> float | None:
 
 
 class Bars:
-    """One bar per thing that is done; elsewhere than in a terminal a line for each, and one after a silent minute."""
+    """One bar per thing that is done; outside a terminal a line when it begins, and one after a silent minute."""
 
-    def __init__(self, out: Console, *, said: bool = True) -> None:
-        self.out, self._said = out, said
-        text = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
+    def __init__(self, out: Console, *, announced: bool = True) -> None:
+        self.out, self._announced = out, announced
         self.progress = Progress(
-            text[0],
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            text[1],
+            TextColumn("{task.fields[note]}", markup=False),
             Times(),
             console=out,
             transient=True,
@@ -72,7 +71,7 @@ class Bars:
         """Move the bar of this key, and make it where there is none."""
         if key not in self._tasks:
             self._tasks[key] = self.progress.add_task(naming.line(what), total=total, note=note or "", first=ready)
-            if self._said and not self.out.is_terminal:
+            if self._announced and not self.out.is_terminal:
                 self.line(what)
         task = self._tasks[key]
         self.progress.update(task, description=naming.line(what), completed=ready, total=total)
@@ -94,14 +93,16 @@ class Bars:
 
 
 @contextmanager
-def bars(out: Console, *, said: bool = True) -> Iterator[Bars]:
-    shown = Bars(out, said=said)
+def bars(out: Console, *, announced: bool = True) -> Iterator[Bars]:
+    shown = Bars(out, announced=announced)
     with shown.progress:
         yield shown
 
 
 @contextmanager
-def preparing(out: Console, prefix: str = "data: ", *, said: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+def preparing(
+    out: Console, prefix: str = "data: ", *, announced: bool = True
+) -> Iterator[Callable[[str, int, int], None]]:
     """What `progress=` takes, for images that are prepared or scored."""
-    with bars(out, said=said) as shown:
+    with bars(out, announced=announced) as shown:
         yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")

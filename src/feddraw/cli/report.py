@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import console, words
+from feddraw.cli.show import console, status
 from feddraw.errors import UserError, not_negative, unknown
 
 if TYPE_CHECKING:
@@ -34,21 +35,7 @@ def report(
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
         raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    from feddraw.report import write_report
-
-    say = console()
-    with say.status("reading") as status:
-        written = write_report(
-            folders,
-            out,
-            title=title,
-            alpha=alpha,
-            replicates=replicates,
-            margin=margin,
-            pdf=pdf,
-            say=lambda now: status.update(words(now)),
-        )
-    show(written)
+    write_and_show(folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf)
 
 
 def level(preset: str) -> float:
@@ -59,6 +46,15 @@ def level(preset: str) -> float:
     from feddraw.report import ALPHA
 
     return OF_THE_PAPER if preset == "paper" else ALPHA
+
+
+def write_and_show(folders: Sequence[Path], out: Path | None = None, **options: Any) -> None:
+    """Write the report, with the options of `feddraw.report.write_report`, and show its main results."""
+    from feddraw.report import write_report
+
+    with status("writing the report") as say:
+        written = write_report(folders, out, say=say, **options)
+    show(written)
 
 
 def show(written: Written) -> None:

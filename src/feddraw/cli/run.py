@@ -144,24 +144,21 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
     from feddraw.experiment import running
     from feddraw.results.folder import RunFolder
 
-    finished = RunFolder(folder).metrics
-    if resume and finished.is_file():
+    if resume and RunFolder(folder).metrics.is_file():
         list(running.iterate(experiment, folder, resume=True))  # refuses other settings
         console().print(f"{folder} is already finished")
         return
-    with display(experiment) as (on_progress, on_update, on_round, on_setup):
-        arguments: dict[str, Any] = {"resume": resume, "dataset": dataset}
-        arguments |= {"progress": on_progress, "on_update": on_update, "on_setup": on_setup}
+    with display(experiment) as (shown, on_round):
         try:
-            for result in running.iterate(experiment, folder, **arguments):
+            for result in running.iterate(experiment, folder, resume=resume, dataset=dataset, **shown):
                 on_round(result)
         except RunFailed as failure:
             raise RunFailed(f"{failure}; finished rounds are in {folder}: continue with --resume") from None
 
 
 @contextmanager
-def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """A bar that moves with every step, with elapsed and remaining time, and a line for every round."""
+def display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
+    """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do with its rounds."""
     from feddraw.cli.progress import bars
 
     out = console()
@@ -169,7 +166,7 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any, Any]]:
     note = " (synthetic)" if name == "phantom" else ""
     extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
-    with bars(out, said=False) as shown:
+    with bars(out, announced=False) as shown:
         shown.show("run", "starting", 0, 0)
         prepared: list[str] = []
         now = {"loss": "", "area": ""}
@@ -190,7 +187,8 @@ def display(experiment: Experiment) -> Iterator[tuple[Any, Any, Any, Any]]:
             now["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
             shown.line(line(result))
 
-        yield on_progress, on_update, on_round, partial(show_splits, out)
+        on_setup = partial(show_splits, out)
+        yield {"progress": on_progress, "on_update": on_update, "on_setup": on_setup}, on_round
 
 
 def line(result: RoundResult) -> str:
@@ -230,7 +228,9 @@ def show_splits(out: Console, setup: Setup) -> None:
 
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
+    from feddraw.analysis.metrics import macro
     from feddraw.data.splits import few
+    from feddraw.results.runs import number as undefined_as_nan
 
     found = read_json(folder / "metrics.json")
     test = found["test"]
@@ -245,7 +245,7 @@ def show_metrics(folder: Path) -> None:
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
     rows.append([f"mean of {defined}", *(number(test[kind]["macro"]) for kind in kinds)])
     if marked and (sound := [name for name in findings if name not in marked]):
-        means = [_mean([test[kind]["per_class"][name] for name in sound]) for kind in kinds]
+        means = [macro(undefined_as_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds]
         rows.append([f"mean of {len(sound)} without †", *map(number, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
@@ -257,11 +257,6 @@ def show_metrics(folder: Path) -> None:
         if test["auc"]["macro"] is None:
             raise RunFailed(said)
         out.print(said, markup=False)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return sum(defined) / len(defined) if defined else None
 
 
 def number(value: float | None) -> str:

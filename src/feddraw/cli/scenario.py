@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import as_json, console, echo, table
+from feddraw.cli.show import as_json, console, echo, status, table
 from feddraw.errors import UserError
 from feddraw.experiment.assignments import parse_settings
 from feddraw.results.reading import json_values
@@ -46,7 +46,7 @@ def list_all(json: Json = False) -> None:
     """List the scenarios and their options."""
     from feddraw.cli import listing
 
-    listing.show("scenarios", json)
+    listing.list_("scenarios", json)
 
 
 @app.command()
@@ -133,11 +133,8 @@ def check(
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
     experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
-    say = console()
-    with say.status("training each client alone") as status:
-        found = scenario_check.check(
-            experiment, steps, lambda _, u: status.update(f"client {u.client + 1} has trained alone")
-        )
+    with status("training each client alone") as say:
+        found = scenario_check.check(experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone"))
     if json:
         verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
         as_json(json_values(asdict(found) | verdict))

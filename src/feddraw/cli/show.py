@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.box import SIMPLE
@@ -34,9 +35,16 @@ def words(text: str) -> Text:
     return Text(naming.line(text))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
-    """The first columns to the left, numbers to the right."""
-    drawn = Table(box=SIMPLE, pad_edge=False)
+@contextmanager
+def status(doing: str, *, stderr: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being done until it is done; gives what changes it. Only terminals show it."""
+    with console(stderr=stderr).status(doing) as shown:
+        yield lambda now: shown.update(words(now))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, compact: bool = False) -> Table:
+    """The first columns to the left, numbers to the right; a compact one has less air, to fit 80 columns."""
+    drawn = Table(box=SIMPLE, pad_edge=False, collapse_padding=compact, show_edge=not compact)
     for position, name in enumerate(columns):
         drawn.add_column(naming.line(name), justify="left" if position < left else "right")
     for row in rows:

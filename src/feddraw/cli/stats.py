@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +61,9 @@ def stats(
         tables = {column: to_digits(one, digits) for column, one in tables.items()}
     found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
     if plot is not None:
-        draw(found, plot)
+        from feddraw.analysis.plots import critical_difference_figure, save
+
+        save(critical_difference_figure(found), plot)
     if json:
         documents = {column: document(comparison) for column, comparison in found.items()}
         as_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
@@ -77,7 +79,7 @@ def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
     return columns
 
 
-def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str = "") -> Table:
+def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
     from feddraw.analysis.statistics import tabulate, tabulate_repeats
 
@@ -91,18 +93,6 @@ def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str =
         raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
 
 
-def read_rows(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> list[tuple[str, str, str, float]]:
-    """Scenario, method, repeat and value of every line."""
-    places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
-    rows: list[tuple[str, str, str, float]] = []
-    for line, fields in sheet.rows():
-        where, who, repeat, text = (fields[place].strip() for place in places)
-        if not where or not who:
-            raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
-        rows.append((where, who, repeat, _number(text, f"{sheet.path}, line {line}: {value} of {where} {who}")))
-    return rows
-
-
 def _number(text: str, what: str) -> float:
     try:
         number = float(text)
@@ -114,11 +104,18 @@ def _number(text: str, what: str) -> float:
     return number
 
 
-def draw(found: Mapping[str, Comparison], path: Path) -> None:
-    """A critical-difference diagram for each column, one under another."""
-    from feddraw.analysis.plots import critical_difference_figure, save
-
-    save(critical_difference_figure(found), path)
+def read_rows(
+    sheet: Sheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _number
+) -> list[tuple[str, str, str, float]]:
+    """Scenario, method, repeat and value of every line; `read` makes the value of a field's text and its name."""
+    places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
+    rows: list[tuple[str, str, str, float]] = []
+    for line, fields in sheet.rows():
+        where, who, repeat, text = (fields[place].strip() for place in places)
+        if not where or not who:
+            raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
+        rows.append((where, who, repeat, read(text, f"{sheet.path}, line {line}: {value} of {where} {who}")))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------- one against all
@@ -165,12 +162,12 @@ def last_rounds(sheet: Sheet, names: tuple[str, str, str], column: str, referenc
     by_round = f"{column}_by_round"
     if by_round not in sheet.header:
         return {}
-    places = [sheet.column(name) for name in (*names, by_round)]
-    rows: list[tuple[str, str, str, float]] = []
-    for line, fields in sheet.rows():
-        where, who, repeat, text = (fields[place].strip() for place in places)
-        values = [_number(word, f"{sheet.path}, line {line}: {by_round}") for word in text.split()]
-        rows.append((where, who, repeat, mean_of_last(values)))
+
+    def read(text: str, what: str) -> float:
+        return mean_of_last(_number(word, what) for word in text.split())
+
+    scenario, method, over = names
+    rows = read_rows(sheet, scenario, method, by_round, over, read)
     if any(math.isnan(value) for *_, value in rows):
         return {}
     return {(one.scenario, one.method): one.mean for one in against(rows, reference)}
@@ -195,7 +192,7 @@ def show_differences(
     ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
     rows = [_difference_row(one, late, alpha) for one in ordered]
     columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
-    drawn = compact(table([*columns, *(["last 5"] if late else [])], rows, left=2))
+    drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
     _print(f"{column} minus that of {reference}", drawn, words.about_differences(found, alpha, folds, last=bool(late)))
 
 
@@ -256,9 +253,9 @@ def show(name: str, comparison: Comparison) -> None:
     _print(
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         summary(comparison),
-        compact(table(["method", "average rank", "first in", "mean"], rows)),
+        table(["method", "average rank", "first in", "mean"], rows, compact=True),
         "\n".join([*tests(comparison), *near_ties(comparison.table)]),
-        compact(table(PAIR_COLUMNS, pairs, left=2)),
+        table(PAIR_COLUMNS, pairs, left=2, compact=True),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "
         "matched-pairs rank-biserial, 1 if the first is better wherever they differ. Record: scenarios won-tied-lost.",
@@ -266,12 +263,6 @@ def show(name: str, comparison: Comparison) -> None:
 
 
 PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")
-
-
-def compact(table: Any) -> Any:
-    """The table with less air, to fit a terminal of 80 columns."""
-    table.collapse_padding, table.show_edge = True, False
-    return table
 
 
 def _pair_row(pair: Any) -> list[str]:

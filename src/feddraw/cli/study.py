@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.report import level, write_and_show
 from feddraw.cli.run import Devices
-from feddraw.cli.show import as_json, console, table, words
+from feddraw.cli.show import as_json, console, status, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
+from feddraw.results.reading import read_toml
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from feddraw.experiment.study_preflight import Preflight
     from feddraw.experiment.study_progress import Tally
     from feddraw.training.devices import Place
-
-SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
 
 
 def study(
@@ -112,7 +112,8 @@ def study(
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
     if (report or pdf) and tally.finished + tally.skipped:
-        write_report(file, folder, pdf)
+        preset = str(read_toml(file).get("preset", ""))
+        write_and_show([folder], alpha=level(preset), pdf=pdf)
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
@@ -131,24 +132,12 @@ def tell_places(places: Sequence[Place]) -> None:
         console().print(f"runs at the same time: {said}")
 
 
-def write_report(file: Path, folder: Path, pdf: bool) -> None:
-    """What `feddraw report` writes, at the significance level of the study's preset."""
-    from feddraw import report
-    from feddraw.cli.report import level, show
-    from feddraw.results.reading import read_toml
-
-    alpha = level(str(read_toml(file).get("preset", "")))
-    with console().status("writing the report") as status:
-        written = report.write_report([folder], alpha=alpha, pdf=pdf, say=lambda now: status.update(words(now)))
-    show(written)
-
-
 def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, devices: str, json: bool) -> None:
     """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
     from feddraw.experiment.study_preflight import preflight
 
-    with console(stderr=True).status("looking") as status:
-        found = preflight(runs, folder, workers, devices, lambda now: status.update(words(now)))
+    with status("looking", stderr=True) as say:
+        found = preflight(runs, folder, workers, devices, say)
     if json:
         as_json(found.table())
     else:
@@ -163,8 +152,8 @@ def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
     from feddraw.experiment.study_preflight import survey
 
     there = [planned for planned in runs if is_file_data(planned)]
-    with console(stderr=True).status("looking") as status:
-        found = survey(there, folder, lambda now: status.update(words(now)))
+    with status("looking", stderr=True) as say:
+        found = survey(there, folder, say)
     if found.obstacles:
         raise UserError(_obstacles(found.said()))
 
@@ -223,7 +212,7 @@ def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> No
     """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
     from rich.live import Live
 
-    from feddraw.cli.progress import Bars
+    from feddraw.cli.progress import SILENCE, Bars
 
     out = console()
     images = Bars(out)

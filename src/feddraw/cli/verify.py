@@ -30,9 +30,7 @@ def verify(
     say = console()
     how: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
     changes = {name: value for name, value in how.items() if value is not None}
-    shown = {"on_round": lambda result: say.print(line(result))}
-    found = compare(run, rounds, trust=trust, changes=changes, **shown)
-    _show(found, run)
+    _show(compare(run, rounds, trust=trust, changes=changes, on_round=lambda result: say.print(line(result))), run)
 
 
 def _show(found: Comparison, run: Path) -> None:

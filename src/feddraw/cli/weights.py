@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from typer import Option
 
 from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
+from feddraw.results.reading import read_text
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
 
 
@@ -89,12 +91,9 @@ def parse_similarity(text: str) -> Any:
         if path.suffix.lower() == ".csv":
             raise UserError(f"no file {path}")
         return parse_numbers(text, "--similarity")
-    if path.stat().st_size > 1 << 24:
-        raise UserError(f"{path} is larger than 16 MB: not a table of similarities")
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        lines = [line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line]
+    except csv.Error as error:
         raise UserError(f"{path} is not a table of similarities: {error}") from None
     if lines and not _numeric(lines[0]):
         lines = lines[1:]  # a header

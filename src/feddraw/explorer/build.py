@@ -6,25 +6,18 @@ paper's scenarios and settings put in, and a policy in its head that forbids the
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-from importlib import resources
 from pathlib import Path
 
 from feddraw import __version__
 from feddraw.analysis.palette import variables
+from feddraw.analysis.web_page import offline_policy, read
 from feddraw.errors import UserError
 from feddraw.scenarios.paper import PAPER, TITLES
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
 
 MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
-SHARED = "chart.js"  # with the page of `feddraw watch`
-_POLICY = (
-    "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
 _STYLE = '<link rel="stylesheet" href="explorer.css">'
 _SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>\n')
 _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</script>)')
@@ -32,13 +25,14 @@ _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</scri
 
 def page() -> str:
     """The whole page as one text."""
-    source = _read("explorer.html")
-    script = "\n" + "\n".join(_read(name) for name in _SCRIPT.findall(source))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(digest=digest)}">'
+    source = read("explorer", "explorer.html")
+    rooms = {"chart.js": "analysis"}  # the others are this room's own
+    script = "\n" + "\n".join(read(rooms.get(name, "explorer"), name) for name in _SCRIPT.findall(source))
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{offline_policy(script)}">'
+    style = variables() + read("analysis", "chart.css") + read("explorer", "explorer.css")
     text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
     text = _DATA.sub(lambda _: _data(), text)
-    text = text.replace(_STYLE, f"<style>\n{variables()}{_read('explorer.css')}</style>")
+    text = text.replace(_STYLE, f"<style>\n{style}</style>")
     return text.replace("VERSION", __version__).replace(MARK, f"{MARK}\n{policy}")
 
 
@@ -73,8 +67,3 @@ def _data() -> str:
     ]
     settings = {"rounds": ROUNDS, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
     return json.dumps({"presets": presets, "settings": settings}).replace("<", "\\u003c")
-
-
-def _read(name: str) -> str:
-    room = "feddraw.analysis" if name == SHARED else "feddraw.explorer"
-    return (resources.files(room) / name).read_text(encoding="utf-8")

@@ -135,15 +135,9 @@ const TABLES = { weights: weightTable, reputation: perClient("reputation"), gamm
 
 function weightTable() {
   const { header, lines } = perClient("weight")();
-  const still = (name, values) => [name, ...values];
-  return {
-    header,
-    lines: [
-      ...lines,
-      still("FedAvg", rows[0].clients.map(({ prior }) => prior)),
-      still("uniform", rows[0].clients.map(() => 1 / state.clients.length)),
-    ],
-  };
+  const fedavg = ["FedAvg", ...rows[0].clients.map(({ prior }) => prior)];
+  const uniform = ["uniform", ...rows[0].clients.map(() => 1 / state.clients.length)];
+  return { header, lines: [...lines, fedavg, uniform] };
 }
 
 /** One row per round and client, with the columns of a run's weights.csv: the page reads it back. */

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import warnings
 from importlib import resources
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from feddraw.data import imaging
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, example, from_pixels, scorer
-from feddraw.system.files import make_subfolder, write_whole
+from feddraw.system.files import make_subfolder, write_json, write_whole
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 SCORING = '''\
@@ -86,17 +85,13 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer)
     write_whole(folder / "models" / "model.ts", buffer.getvalue())
-    _write_json(folder / "configs" / "metadata.json", metadata(trained))
-    _write_json(folder / "configs" / "inference.json", inference(trained))
+    write_json(folder / "configs" / "metadata.json", metadata(trained))
+    write_json(folder / "configs" / "inference.json", inference(trained))
     write_whole(folder / "scripts" / "__init__.py", b"")
     write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
     write_whole(folder / "scripts" / "scoring.py", SCORING.encode())
     write_whole(folder / "docs" / "README.md", (resources.files("feddraw.export") / "bundle_readme.md").read_bytes())
     return scorer(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def inference(trained: TrainedModel) -> dict[str, Any]:

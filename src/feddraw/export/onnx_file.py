@@ -15,7 +15,7 @@ from feddraw.catalog import installed
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, example, from_pixels, pixels
-from feddraw.system.files import write_whole
+from feddraw.system.files import write_json, write_whole
 
 OPSET = 17
 
@@ -49,7 +49,7 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
         raise RunFailed(f"this network cannot be written as ONNX: {reason[:200]}") from None
     onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about(trained))})
     write_whole(folder / "model.onnx", graph.SerializeToString())
-    write_whole(folder / "model.json", (json.dumps(about(trained), indent=2) + "\n").encode())
+    write_json(folder / "model.json", about(trained))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])

@@ -6,7 +6,6 @@ Every format is written to a folder of its own and applied to all test images; a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export import monai_bundle, onnx_file, tensors
 from feddraw.export.card import model_card
 from feddraw.export.graph import Scorer
-from feddraw.system.files import make_folder, make_subfolder, write_whole
+from feddraw.system.files import make_folder, make_subfolder, write_json, write_whole
 
 Progress = Callable[[str, int, int], None]
 Grey = NDArray[np.uint8]
@@ -91,8 +90,7 @@ def export_run(
             raise RunFailed(f"{checks[-1].words}, more than {TOLERANCE:g}: do not use {out / name}")
     card = model_card(trained, data, [check.words for check in checks], names=names, licence=licence)
     write_whole(out / "MODEL_CARD.md", card.encode())
-    about = {"model": model, "checks": [vars(check) for check in checks]}
-    write_whole(out / "check.json", (json.dumps(about, indent=2) + "\n").encode())
+    write_json(out / "check.json", {"model": model, "checks": [vars(check) for check in checks]})
     return Export(out, tuple(checks), note)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save
 from feddraw.experiment.run_preparation import builder
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, from_pixels, scorer
-from feddraw.system.files import write_whole
+from feddraw.system.files import write_json, write_whole
 
 LOADER = """\
 import json
@@ -36,7 +35,7 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
     settings.pop("weights", None)  # where the training began from; not needed to load what came of it
     document = about(trained) | {"network": {"name": name, "settings": settings}}
     write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
-    write_whole(folder / "model.json", (json.dumps(document, indent=2) + "\n").encode())
+    write_json(folder / "model.json", document)
     write_whole(folder / "load.py", LOADER.encode())
     network, _ = builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))

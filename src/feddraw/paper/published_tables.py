@@ -148,8 +148,7 @@ def _counts(found: Comparisons) -> list[Check]:
 
 def _difference(row: Mapping[str, str]) -> float:
     """FedDRAW minus the named method, or the best of the others."""
-    table = results(row["metric"])
-    values = dict(zip(table.methods, table.values[table.scenarios.index(row["scenario"])].tolist(), strict=True))
+    values = results(row["metric"]).rows()[row["scenario"]]
     ours = values.pop(OURS)
     return float(ours - (max(values.values()) if row["against"] == "best" else values[row["against"]]))
 
@@ -307,9 +306,8 @@ def _noise_floor() -> Finding:
 
 
 def _span(metric: str, scenario: str) -> float:
-    table = results(metric)
-    row = table.values[table.scenarios.index(scenario), [table.methods.index(name) for name in SAME_THERE]]
-    return float(np.ptp(row))
+    values = results(metric).rows()[scenario]
+    return float(np.ptp([values[name] for name in SAME_THERE]))
 
 
 def _gains(metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -339,10 +337,8 @@ def extreme_weight(scenario: str) -> float:
 def _fednova() -> Finding:
     large, small = fednova_coefficients(client_sizes()["CHX-4"])[[0, -1]].tolist()
     printed = extreme_weight("CHX-4")
-    table, spread = results("auc"), results("auc", "std")
-    row = table.scenarios.index("CHX-4")
-    ours, theirs = (float(table.values[row, table.methods.index(name)]) for name in (OURS, "FedNova"))
-    std = float(spread.values[row, spread.methods.index("FedNova")])
+    ours, theirs = (results("auc").rows()["CHX-4"][name] for name in (OURS, "FedNova"))
+    std = results("auc", "std").rows()["CHX-4"]["FedNova"]
     text = (
         "With equal epochs FedNova is itself nearly uniform averaging: in CHX-4 its coefficients are "
         f"{large:.3f} (large client) and {small:.3f} (small), beside {(1 - printed) / 9:.4f} and {printed:.4f} for "
@@ -374,8 +370,8 @@ def _gm_and_auc() -> Finding:
     auc, gm = _gains("auc"), _gains("gm")
     less = [name for name, a, g in zip(table.scenarios, auc, gm, strict=True) if g <= a and name not in HOMOGENEOUS]
     pairs = [f"{name} ({gm[i]:.2f} GM, {auc[i]:.2f} AUC)" for name in less for i in [table.scenarios.index(name)]]
-    row = table.scenarios.index("CHM-3")
-    ours, best = float(table.values[row, table.methods.index(OURS)]), float(table.values[row].max())
+    chm3 = table.rows()["CHM-3"]
+    ours, best = chm3[OURS], max(chm3.values())
     skewed = [i for i, name in enumerate(table.scenarios) if name not in HOMOGENEOUS]
     first = int((rank(results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum())
     text = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ class Fold:
     """Blocks that a reader opens."""
 
     title: str
-    blocks: Sequence[Block] = field(default=())
+    blocks: Sequence[Block]
 
 
 Block: TypeAlias = Heading | Text | Bullets | Code | Table | Gallery | Only | Columns | Fold
@@ -159,11 +159,14 @@ class Document:
         return found
 
 
-def inside(block: Block) -> Sequence[Block]:
-    """The blocks that a block holds."""
-    return block.blocks if isinstance(block, Only | Columns | Fold) else ()
+def every_block(blocks: Sequence[Block]) -> Iterator[Block]:
+    """These blocks and all that are inside them, in the order of the page."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Only | Columns | Fold):
+            yield from every_block(block.blocks)
 
 
-def numeral(value: float, form: str = ".4f", *, best: bool = False) -> Cell:
+def numeral(value: float, form: str = ".4f") -> Cell:
     """A number, or that there is none."""
-    return Cell(format(value, form), value, best) if math.isfinite(value) else Cell("undefined")
+    return Cell(format(value, form), value) if math.isfinite(value) else Cell("undefined")

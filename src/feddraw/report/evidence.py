@@ -124,7 +124,7 @@ def _common(values: Mapping[tuple[str, str, str], float], scenario: str, methods
 # ---------------------------------------------------------------------------------------------------- one scenario
 
 
-def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
+def draw(runs: Sequence[Run], replicates: int) -> Draws | str:
     """Paired replicates for all methods of one scenario, or why there are none.
 
     Patients are drawn, or images where patients are not known; several seeds are several models, whose metrics are
@@ -152,7 +152,7 @@ def draw(runs: Sequence[Run], replicates: int, seed: int = 0) -> Draws | str:
     drawn = {}
     for metric, measure in MEASURES.items():
         outputs = {m: _outputs(metric, [(run, kept[run]) for run in members]) for m, members in chosen.items()}
-        rng = np.random.default_rng(seed)  # the same patients for both metrics
+        rng = np.random.default_rng(0)  # the same patients for both metrics
         flat = [model for models in outputs.values() for model in models]
         rows = iter(bootstrap(flat, rng=rng, measure=measure, replicates=replicates, **images))
         drawn[metric] = {method: np.stack([next(rows) for _ in models]) for method, models in outputs.items()}

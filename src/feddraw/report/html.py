@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
-from collections.abc import Mapping, Sequence
-from functools import singledispatchmethod
-from importlib import resources
+from collections.abc import Iterator, Mapping, Sequence
 
 from feddraw import __version__, naming
 from feddraw.analysis import palette
+from feddraw.analysis.web_page import offline_policy, read
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
 from feddraw.results.runs import METRICS
 
 WIDEST = 190  # characters of a table: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins
-
-POLICY = (
-    "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
 
 
 def escape(words: str) -> str:
@@ -32,23 +24,16 @@ def escape(words: str) -> str:
 
 def render(document: Document, drawings: Mapping[str, str]) -> str:
     """The whole page as one text; drawings are SVG by the name of the picture."""
-    page = _Page(document, drawings)
-    body = "\n".join(page.render(block) for block in document.blocks)
-    script = _read("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _read("page.html").format(
+    script = read("report", "page.js")
+    return read("report", "page.html").format(
         title=escape(document.title),
-        policy=POLICY.format(digest=digest),
-        style=palette.variables() + _read("page.css"),
+        policy=offline_policy(script),
+        style=palette.variables() + read("report", "page.css"),
         script=script,
         navigation=_navigation(document),
-        body=body,
+        body="\n".join(_Page(document, drawings).rendered(document.blocks)),
         version=__version__,
     )
-
-
-def _read(name: str) -> str:
-    return (resources.files("feddraw.report") / name).read_text(encoding="utf-8")
 
 
 def _navigation(document: Document) -> str:
@@ -79,54 +64,37 @@ class _Page:
         self.drawings = drawings
         self.figures = 0
 
-    @singledispatchmethod
-    def render(self, block: Block) -> str:
-        raise TypeError(f"no way to show {block!r}")
+    def rendered(self, several: Sequence[Block]) -> Iterator[str]:
+        """Each block as one piece of HTML."""
+        for block in several:
+            match block:
+                case blocks.Heading(text, level, anchor):
+                    place = f' id="{escape(anchor)}"' if anchor else ""
+                    yield f"<h{level}{place}>{escape(text)}</h{level}>"
+                case blocks.Text(text):
+                    kind = ' class="lead"' if block.lead else ' class="note"' if block.quiet else ""
+                    yield f"<p{kind}>{escape(text)}</p>"
+                case blocks.Bullets(items):
+                    yield f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+                case blocks.Code(text):
+                    yield f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
+                case blocks.Only(inside, metric, scenario):
+                    shown = f' data-metric="{metric}"' if metric else ""
+                    shown += f' data-scenario="{self.scenarios.index(scenario)}"' if scenario else ""
+                    yield f"<section{shown}>{self._joined(inside)}</section>"
+                case blocks.Columns(inside):
+                    columns = "".join(f"<div>{one}</div>" for one in self.rendered(inside))
+                    yield f'<div class="columns">{columns}</div>'
+                case blocks.Fold(title, inside):
+                    yield f"<details><summary>{escape(title)}</summary>{self._joined(inside)}</details>"
+                case blocks.Gallery(pictures, note):
+                    drawings = "".join(map(self._figure, pictures))
+                    yield f'<div class="gallery">{drawings}</div>{_note(note)}' if drawings else ""
+                case blocks.Table():
+                    yield "".join(map(self._table, block.in_blocks(WIDEST)))
 
-    @render.register
-    def _(self, block: blocks.Heading) -> str:
-        anchor = f' id="{escape(block.anchor)}"' if block.anchor else ""
-        return f"<h{block.level}{anchor}>{escape(block.text)}</h{block.level}>"
-
-    @render.register
-    def _(self, block: blocks.Text) -> str:
-        kind = ' class="lead"' if block.lead else ' class="note"' if block.quiet else ""
-        return f"<p{kind}>{escape(block.text)}</p>"
-
-    @render.register
-    def _(self, block: blocks.Bullets) -> str:
-        return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in block.items)}</ul>"
-
-    @render.register
-    def _(self, block: blocks.Code) -> str:
-        return f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
-
-    @render.register
-    def _(self, block: blocks.Only) -> str:
-        inside = "\n".join(self.render(one) for one in block.blocks)
-        metric = f' data-metric="{block.metric}"' if block.metric else ""
-        scenario = f' data-scenario="{self.scenarios.index(block.scenario)}"' if block.scenario else ""
-        return f"<section{metric}{scenario}>{inside}</section>"
-
-    @render.register
-    def _(self, block: blocks.Columns) -> str:
-        columns = "".join(f"<div>{self.render(one)}</div>" for one in block.blocks)
-        return f'<div class="columns">{columns}</div>'
-
-    @render.register
-    def _(self, block: blocks.Fold) -> str:
-        inside = "\n".join(self.render(one) for one in block.blocks)
-        return f"<details><summary>{escape(block.title)}</summary>{inside}</details>"
-
-    @render.register
-    def _(self, block: blocks.Gallery) -> str:
-        drawings = "".join(self._figure(picture) for picture in block.pictures)
-        note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
-        return f'<div class="gallery">{drawings}</div>{note}' if drawings else ""
-
-    @render.register
-    def _(self, block: blocks.Table) -> str:
-        return "".join(self._table(part) for part in block.in_blocks(WIDEST))
+    def _joined(self, several: Sequence[Block]) -> str:
+        return "\n".join(self.rendered(several))
 
     def _table(self, block: blocks.Table) -> str:
         spans = "".join(f'<th scope="colgroup" colspan="{width}">{escape(name)}</th>' for name, width in block.spans)
@@ -137,11 +105,11 @@ class _Page:
             span = len(block.header)
             body += f'<tbody class="fixed"><tr><th colspan="{span}" scope="colgroup">for reference</th></tr></tbody>'
             body += f"<tbody>{_rows(block.references)}</tbody>"
-        note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
         region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(block.caption)}">'
         caption = f"<caption>{escape(block.caption)}</caption>"
         size = f' style="--print: {min(9.0, PAGE_POINTS / (0.56 * block.width)):.1f}pt"'
-        return f"{region}<table{size}>{caption}<thead>{above}<tr>{head}</tr></thead>{body}</table></div>{note}"
+        table = f"<table{size}>{caption}<thead>{above}<tr>{head}</tr></thead>{body}</table>"
+        return f"{region}{table}</div>{_note(block.note)}"
 
     def _figure(self, picture: Picture) -> str:
         self.figures += 1
@@ -150,6 +118,10 @@ class _Page:
         label = escape(picture.words)
         drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
         return f'<figure style="max-width: {width * 110:.0f}px">{drawing}</figure>'
+
+
+def _note(words: str) -> str:
+    return f'<p class="note">{escape(words)}</p>' if words else ""
 
 
 def _head(name: str, column: Sequence[Cell]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from feddraw import naming
-from feddraw.report.blocks import Block, Cell, Document, Table, inside
+from feddraw.report.blocks import Block, Cell, Document, Table, every_block
 
 ONE_COLUMN, ACROSS = 52, 190  # characters of a table in footnote size: in a column, and across the page if made smaller
 _SPECIAL = {
@@ -28,21 +28,12 @@ def render(document: Document) -> str:
 
 def tables(blocks: Sequence[Block]) -> str:
     """Every table of these blocks that has a label; a very wide one in several."""
-    found = [part for table in _labelled(blocks) for part in table.in_blocks(ACROSS)]
-    return "\n".join(map(_table, found))
+    labelled = [block for block in every_block(blocks) if isinstance(block, Table) and block.label]
+    return "\n".join(_table(part) for table in labelled for part in table.in_blocks(ACROSS))
 
 
 def escape(text: str) -> str:
     return "".join(_SPECIAL.get(sign, sign) for sign in naming.line(" ".join(text.split())))
-
-
-def _labelled(blocks: Sequence[Block]) -> Iterator[Table]:
-    for block in blocks:
-        match block:
-            case Table(label=label) if label:
-                yield block
-            case _:
-                yield from _labelled(inside(block))
 
 
 def _table(table: Table) -> str:

@@ -6,20 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from feddraw import naming
-from feddraw.report.blocks import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Columns,
-    Document,
-    Fold,
-    Gallery,
-    Heading,
-    Only,
-    Table,
-    Text,
-)
+from feddraw.report import blocks
+from feddraw.report.blocks import Block, Cell, Document
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
@@ -36,30 +24,30 @@ def escape(text: str) -> str:
     return _MARKUP.sub(r"\\\1", words).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 
 
-def _blocks(blocks: Sequence[Block], folder: str) -> Iterator[str]:
-    for block in blocks:
+def _blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
+    for block in several:
         match block:
-            case Heading(text, level):
+            case blocks.Heading(text, level):
                 yield f"{'#' * level} {escape(text)}"
-            case Text(text):
+            case blocks.Text(text):
                 yield escape(text)
-            case Bullets(items):
+            case blocks.Bullets(items):
                 yield from (f"- {escape(item)}" for item in items)
-            case Code(text):
+            case blocks.Code(text):
                 yield f"```\n{naming.text(text).replace('```', '')}\n```"
-            case Only() | Columns() | Fold():
+            case blocks.Only() | blocks.Columns() | blocks.Fold():
                 yield from _blocks(block.blocks, folder)
                 continue
-            case Gallery(pictures, note):
+            case blocks.Gallery(pictures, note):
                 yield from (f"![{escape(one.words)}]({folder}/{one.name}.svg)" for one in pictures)
                 if note:
                     yield f"\n{escape(note)}"
-            case Table():
+            case blocks.Table():
                 yield from _table(block)
         yield ""
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: blocks.Table) -> Iterator[str]:
     yield f"**{escape(table.caption)}**"
     yield ""
     names = [f"{name} " for name, width in table.spans for _ in range(width)] or [""] * (len(table.header) - 1)

@@ -47,9 +47,8 @@ def section(document: Document) -> list[Block]:
 
 def render(document: Document, figures: str) -> str:
     """The whole document; figures are PDF files in the folder of this name."""
-    blocks = section(document)
     lines = [HEAD, rf"\section*{{{escape(document.title)}}}", ""]
-    for block in blocks:
+    for block in section(document):
         match block:
             case Text(text):
                 lines += [escape(text), ""]

@@ -32,7 +32,8 @@ def ranks(comparison: Comparison, metric: str, label: str, *, prefix: str = "") 
 def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
     """Client sizes, and the share of each finding at each client."""
     run = next((run for run in runs if "sizes" in run.partition), None)
-    sizes = dict(run.partition["sizes"]) if run else _ledger_sizes(runs)
+    weighed = [one for one in runs if len(one.ledger.clients) > 1]
+    sizes = dict(run.partition["sizes"]) if run else _sizes(weighed[0]) if weighed else {}
     if not sizes:
         return
     figure, axes = plots.panel(height=_height(len(sizes)))
@@ -58,9 +59,8 @@ def _shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
     return np.asarray(np.divide(positives, known, out=np.full(len(known), np.nan), where=known > 0))
 
 
-def _ledger_sizes(runs: Sequence[Run]) -> dict[str, float]:
-    run = next((run for run in runs if len(run.ledger.clients) > 1), None)
-    return dict(zip(run.ledger.clients, run.ledger.sizes.tolist(), strict=True)) if run else {}
+def _sizes(run: Run) -> dict[str, float]:
+    return dict(zip(run.ledger.clients, run.ledger.sizes.tolist(), strict=True))
 
 
 def _height(rows: int) -> float:
@@ -87,10 +87,9 @@ def weights(runs: Mapping[str, Sequence[Run]], scenario: str, *, title: str = ""
 def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
     """Only where clients of one size differ by more than a hundredth of the equal weight."""
     series, _ = _over_repeats(runs, "weight")
-    sizes = dict(zip(runs[0].ledger.clients, runs[0].ledger.sizes.tolist(), strict=True))
     figure, axes = plots.panel()
     title = f"{plots.short(method, 30)}: clients of one size"
-    if plots.draw_deviation(axes, series, sizes, title=title) and any(
+    if plots.draw_deviation(axes, series, _sizes(runs[0]), title=title) and any(
         np.ptp(line.get_ydata()) > 0.01 / len(series) for line in axes.lines
     ):
         words = f"How far the weight of each client is from the mean weight of the clients of its size, under {method}"
@@ -100,14 +99,13 @@ def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Pictu
 def weights_and_deviation(runs: Sequence[Run], scenario: str, letters: Iterator[str]) -> Iterator[Picture]:
     """Two panels of the paper's figure: weights over rounds, and clients of one size as deviations from their mean."""
     series, _ = _over_repeats(runs, "weight")
-    sizes = dict(zip(runs[0].ledger.clients, runs[0].ledger.sizes.tolist(), strict=True))
     figure, axes = plots.panel()
     letter = next(letters)
     plots.draw_weights(axes, series, title=f"({letter}) {scenario}")
     yield Picture(f"paper-weights-{letter}", figure, f"Weight of each client in every round in {scenario}")
     figure, axes = plots.panel()
     letter = next(letters)
-    if plots.draw_deviation(axes, series, sizes, title=f"({letter}) {scenario}, clients of one size"):
+    if plots.draw_deviation(axes, series, _sizes(runs[0]), title=f"({letter}) {scenario}, clients of one size"):
         yield Picture(f"paper-weights-{letter}", figure, f"Deviation from the mean weight of a size in {scenario}")
 
 

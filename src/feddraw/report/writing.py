@@ -17,7 +17,7 @@ from feddraw.analysis.plots import lay_out, save, styled
 from feddraw.errors import UserError
 from feddraw.naming import csv_text, distinct
 from feddraw.report import html, latex, markdown, paper_tex
-from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, inside
+from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, every_block
 from feddraw.report.evidence import Report, Say, examine
 from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
@@ -30,8 +30,6 @@ REPLICATES = 1000
 FIGURES = "figures"
 MANIFEST = "figures.json"  # which figures a report wrote, with their SHA-256
 PAGES = ("report.md", "tables.tex", "report.csv", "report.html", "paper.tex", "paper.pdf")
-
-__all__ = ["ALPHA", "REPLICATES", "Written", "write_report"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,14 +163,7 @@ def _with_distinct_figures(document: Document) -> Document:
 
 
 def _pictures(blocks: Sequence[Block]) -> list[Picture]:
-    found: list[Picture] = []
-    for block in blocks:
-        match block:
-            case Gallery(pictures):
-                found += pictures
-            case _:
-                found += _pictures(inside(block))
-    return found
+    return [one for block in every_block(blocks) if isinstance(block, Gallery) for one in block.pictures]
 
 
 def _tidy(collection: Collection) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import secrets
 import stat
@@ -36,6 +37,11 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
         while not _written(path, content, private):
             pass
         fsync_folder(path.parent)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """A document that people may read, too."""
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def append(path: Path, text: str) -> None:

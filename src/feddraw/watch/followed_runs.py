@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from feddraw import naming
 from feddraw.errors import UserError
@@ -27,6 +27,7 @@ from feddraw.results.folder import RunFolder
 from feddraw.results.reading import MAX_LOG, parse_json, read_json, read_toml
 from feddraw.system.locks import locked_inodes
 
+T = TypeVar("T")
 State = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
 
 SKIPPED = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
@@ -141,7 +142,7 @@ class FollowedRun:
         before = (self.state, self.why)
         try:
             changed = self._read()
-            self.state, self.why = self._judged(locked, now)
+            self.state, self.why = self._judged(locked, now), ""
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, csv.Error, UserError) as error:
             self.state, self.why = "broken", naming.line(str(error))[:200]
             return before != (self.state, self.why)
@@ -173,12 +174,12 @@ class FollowedRun:
         self._metrics_time = metrics_time
         return changed or anew or anew_ledger or bool(lines or cells)
 
-    def _judged(self, locked: frozenset[int] | None, now: float) -> tuple[State, str]:
+    def _judged(self, locked: frozenset[int] | None, now: float) -> State:
         if self.metrics or (self.total and self.done >= self.total and not self.settings):
-            return "finished", ""
+            return "finished"
         if locked is None:
-            return ("running" if now - self.updated < max(QUIET, 3 * (self.round_seconds or 0.0)) else "stopped"), ""
-        return ("running" if self.path.stat().st_ino in locked else "stopped"), ""
+            return "running" if now - self.updated < max(QUIET, 3 * (self.round_seconds or 0.0)) else "stopped"
+        return "running" if self.path.stat().st_ino in locked else "stopped"
 
     # ------------------------------------------------------------------------------------------ what is known
 
@@ -230,13 +231,11 @@ class FollowedRun:
 
     def detail(self) -> dict[str, Any]:
         """All that the page shows of one run; of very many clients those that count most."""
-        rounds = range(self.done)
         by_round = {one.round: one for one in self.rounds}
         last = self.ledger.weights.get(max(self.ledger.weights, default=-1), {})
         clients = sorted(self.ledger.clients, key=lambda name: (-last.get(name, 0.0), -self.ledger.clients[name]))
         shown = [name for name in self.ledger.clients if name in set(clients[:SHOWN_CLIENTS])]
-        points = _thinned([(t, t) for t in rounds])
-        at = [t for t, _ in points]
+        at = _thinned(range(self.done))
         lines = [by_round.get(t) for t in at]
         return {
             "summary": self.summary(), "at": at, "clients": shown, "all_clients": len(self.ledger.clients),
@@ -287,7 +286,7 @@ def _changed(path: Path) -> float | None:
         return None
 
 
-def _thinned(points: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+def _thinned(points: Sequence[T]) -> list[T]:
     """Not more points than a chart can show, the last one always."""
     every = math.ceil(len(points) / MOST_POINTS) or 1
     kept = list(points[::every])
@@ -320,14 +319,10 @@ class FollowedFolder:
             self._search()
         locked, wall = locked_inodes(), time.time()
         failed = {name: why for name, (state, why) in self.planned.items() if state == "failed"}
-        changed = []
-        for run in self.runs.values():
-            if run.look(locked, wall, failed.get(run.name)):
-                changed.append(run)
-        if changed:
-            self.version += 1
-            for run in changed:
-                run.version = self.version
+        changed = [run for run in self.runs.values() if run.look(locked, wall, failed.get(run.name))]
+        self.version += bool(changed)
+        for run in changed:
+            run.version = self.version
 
     def _search(self) -> None:
         plans: list[Path] = []

@@ -12,6 +12,8 @@ import hmac
 import ipaddress
 import json
 import secrets
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Mapping
@@ -81,8 +83,6 @@ class Watch(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.host, self.closed = host, False
         if ":" in host:
-            import socket
-
             self.address_family = socket.AF_INET6
         self._bind(host, usual_port(folder) if port is None else port, fixed=port is not None)
         self.page = page().encode()
@@ -101,8 +101,6 @@ class Watch(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Without the look-up of this machine's name, which may take long and is not needed."""
-        import socketserver
-
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, int(self.server_address[1])
 

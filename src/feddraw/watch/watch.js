@@ -16,6 +16,7 @@
 
   const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   const shown = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  const lastOf = (row) => row.filter((value) => value !== null).at(-1);
 
   function duration(seconds) {
     const s = Math.max(0, Math.round(seconds));
@@ -252,7 +253,7 @@
         return there.length ? there.reduce((a, b) => a + b) / there.length : null;
       });
     });
-    const last = rows.map((row) => row.filter((value) => value !== null).at(-1));
+    const last = rows.map(lastOf);
     chart(byId("chart-methods"), rows, rounds, { height: 230 }, `Mean validation AUC by round: ${names.map((name, i) => `${name} ${shown(last[i])}`).join(", ")}.`);
     legend(byId("legend-methods"), names.map((name, i) => [name, `${shown(last[i])}, ${plural(groups.get(name).length, "run")}`]));
   }
@@ -274,20 +275,20 @@
     const rounds = Math.max(run.rounds, run.done, 1);
     const over = (row) => spread(at.map((t, i) => [t, row[i]]).filter(([, value]) => value !== null), rounds);
     const shares = weights.map(over);
-    const lastWeight = weights.map((row) => row.filter((value) => value !== null).at(-1));
+    const lastWeight = weights.map(lastOf);
     chart(byId("chart-weights"), shares, rounds, { zero: true }, `Weights by round: ${clients.map((name, i) => `${name} ${shown(lastWeight[i])}`).join(", ")}.`);
     const judged = validation.some((value) => value !== null);
     write(byId("quality-heading"), judged ? "Validation AUC" : "Training loss");
     const quality = over(judged ? validation : loss);
-    chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(quality.filter((value) => value !== null).at(-1))}.`);
-    const hidden = all_clients > clients.length ? [["", `${clients.length} of ${all_clients} clients are shown: those that count most`]] : [];
+    chart(byId("chart-quality"), [quality], rounds, {}, `${judged ? "Validation AUC" : "Training loss"} by round, last ${shown(lastOf(quality))}.`);
     legend(byId("legend-clients"), clients.map((name, i) => [name, `${shown(lastWeight[i])}${sizes[i] ? `, ${sizes[i].toLocaleString("en")} images` : ""}`]));
-    byId("legend-clients").append(...hidden.map(([, words]) => element("li", { textContent: words })));
+    const some = `${clients.length} of ${all_clients} clients are shown: those that count most`;
+    if (all_clients > clients.length) byId("legend-clients").append(element("li", { textContent: some }));
     const timed = client_seconds.some((row) => row.some((value) => value !== null));
     byId("chart-seconds").hidden = !timed;
     byId("no-seconds").hidden = timed;
     write(byId("no-seconds"), run.done ? "The clients of this run do not say how long they train." : "Known after the first round.");
-    if (timed) chart(byId("chart-seconds"), client_seconds.map(over), rounds, { zero: true, seconds: true, height: 170 }, `Seconds of training by round and client: ${clients.map((name, i) => `${name} ${shown(client_seconds[i].filter((value) => value !== null).at(-1), 1)}`).join(", ")}.`);
+    if (timed) chart(byId("chart-seconds"), client_seconds.map(over), rounds, { zero: true, seconds: true, height: 170 }, `Seconds of training by round and client: ${clients.map((name, i) => `${name} ${shown(lastOf(client_seconds[i]), 1)}`).join(", ")}.`);
     drawNumbers();
   }
 
@@ -303,7 +304,7 @@
     const parts = [[run.method, run.scenario && `on ${run.scenario}`].filter(Boolean).join(" "), [data, model].filter(Boolean).join(", "), roundWords(run)];
     if (Number.isFinite(best)) parts.push(`best validation AUC ${shown(best)}`);
     if (run.updated) parts.push(`last written ${ago(run.updated)}`);
-    write(byId("run-words"), `${parts.filter(Boolean).join(" · ")}`);
+    write(byId("run-words"), parts.filter(Boolean).join(" · "));
     const last = seconds.at(-1);
     const each = last ? Object.entries(last).map(([what, time]) => `${what} ${shown(time, time < 10 ? 1 : 0)} s`).join(", ") : "";
     write(byId("parts"), each ? `The last round: ${each}.` : "");

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.statistics import Interval, bootstrap, interval
 from feddraw.naming import slug
-from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text
+from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text, numeral
 from feddraw.report.evidence import Draws
 from feddraw.results.runs import Holdout, Run, read_holdout
 
@@ -53,7 +53,7 @@ def section(runs: Sequence[Run], scenario: str, focus: str, draws: Draws | str, 
             Cell(view.client),
             Cell(view.method),
             Cell(f"{view.images:,}", view.images),
-            Cell(f"{view.area:.4f}" if math.isfinite(view.area) else "undefined", view.area),
+            numeral(view.area),
             *(_cell(table.get(other)) for table in (view.own, view.common) for other in (ALONE, FEDAVG)),
         ]
         for view in found
@@ -68,7 +68,7 @@ def views(runs: Sequence[Run], draws: Draws | str, replicates: int) -> list[View
     """Of every client that kept images back, for every method that is no reference."""
     kept = {run: own for run in runs if (own := read_holdout(run)) is not None and len(run.ledger.clients) > 0}
     methods = list(dict.fromkeys(run.method for run in kept if run.name != "centralised"))
-    compared = [method for method in methods if method not in (ALONE,)]
+    compared = [method for method in methods if method != ALONE]
     if (ALONE not in methods and FEDAVG not in methods) or not compared or not replicates:
         return []
     repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_images(kept, r, methods)]

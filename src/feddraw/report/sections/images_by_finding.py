@@ -11,6 +11,7 @@ import numpy as np
 from feddraw.analysis.statistics import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
 from feddraw.data.splits import FEW, few, in_words, scarcest
+from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text
 from feddraw.report.evidence import owners_of
@@ -26,7 +27,7 @@ def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> 
         return
     findings = findings_of(runs)
     marked = marked_findings(runs)
-    methods = {run.method: [one for one in runs if one.method == run.method] for run in runs}
+    methods = grouped((run.method, run) for run in runs)
     shown = [name for name in methods if name == focus or name in COMPARED]
     areas = {name: dict(intervals(methods[name], findings, replicates)) for name in shown}
     rows = [
@@ -84,14 +85,12 @@ def _whole(split: Any, run: Run) -> bool:
     """Whether this is one split as a run writes it."""
     if not isinstance(split, Mapping) or not isinstance(split.get("images"), int):
         return False
-    columns = [split.get("positives"), split.get("negatives")]
-    return all(isinstance(one, list) and len(one) == len(run.findings) and _numbers(one) for one in columns) and (
-        isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
-    )
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int) for value in values)
+    for column in (split.get("positives"), split.get("negatives")):
+        if not isinstance(column, list) or len(column) != len(run.findings):
+            return False
+        if not all(isinstance(count, int) for count in column):
+            return False
+    return isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
 
 
 def findings_of(runs: Sequence[Run]) -> tuple[str, ...]:

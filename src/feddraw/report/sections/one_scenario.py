@@ -23,13 +23,14 @@ def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:
     yield Heading(f"Scenario {scenario}", anchor=f"scenario-{slug(scenario)}")
     yield Gallery(list(pictures.clients(runs, slug(scenario))), "Client sizes and how common each finding is there.")
     draws = report.draws[scenario]
-    yield from images_by_finding.section(runs, scenario, report.focus, _replicates(draws))
+    replicates = report.replicates if isinstance(draws, Draws) else 0
+    yield from images_by_finding.section(runs, scenario, report.focus, replicates)
     for metric, label in METRICS.items():
         yield Only(list(by_finding(report, scenario, metric, label)), metric=metric)
         yield Only(list(differences(report, scenario, metric, label)), metric=metric)
         yield Only(list(other_pairs(report, scenario, metric, label)), metric=metric)
         yield Only(list(client_gains(report, scenario, metric, label)), metric=metric)
-    yield from client_views.section(runs, scenario, report.focus, draws, _replicates(draws))
+    yield from client_views.section(runs, scenario, report.focus, draws, replicates)
     yield from kept_models(report, scenario)
     yield from weights(report, scenario)
     yield from curves(report, scenario)
@@ -38,8 +39,3 @@ def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:
         note = "Mean over seeds; the marker is where the threshold chosen on validation data lands on test data."
         yield Heading(f"Sensitivity and specificity in {scenario}", 3)
         yield Gallery(drawn, note)
-
-
-def _replicates(draws: Draws | str) -> int:
-    """As many as the comparison of the methods has."""
-    return 0 if isinstance(draws, str) else len(next(iter(draws.methods["auc"].values()))) - 1

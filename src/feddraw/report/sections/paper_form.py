@@ -12,7 +12,7 @@ from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
 from feddraw.paper import published_tables
 from feddraw.report import pictures
-from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text
+from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text, numeral
 from feddraw.report.evidence import Report, mean
 from feddraw.report.sections.weights import weighed_methods
 from feddraw.results.runs import METRICS
@@ -212,10 +212,10 @@ def _beside(report: Report) -> Iterator[Block]:
 
 
 def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]) -> Table:
-    table, rows = published_tables.results(metric), []
+    published, rows = published_tables.results(metric).rows(), []
     for method in methods:
         ours = [mean(report.collection.of(s, method.lower()), metric).value for s in scenarios]
-        theirs = [float(table.values[table.scenarios.index(s), table.methods.index(method)]) for s in scenarios]
+        theirs = [published[s][method] for s in scenarios]
         rows.append([Cell(method), *(_percent(100 * value) for value in ours)])
         rows.append([Cell(f"{method}, paper"), *map(_percent, theirs)])
         rows.append([Cell(f"{method}, difference"), *(_signed(100 * a - b) for a, b in zip(ours, theirs, strict=True))])
@@ -245,15 +245,10 @@ def _beside_tests(report: Report) -> Iterator[Block]:
         theirs = published_tables.comparisons(ours.alpha)[metric]
         named = {printed(method): rank for method, rank in ours.average_ranks.items()}
         both = [method for method in published_tables.results(metric).methods if method in named]
-        rows += [[Cell(f"average rank of {m} ({label})"), _two(named[m]), _two(theirs.average_ranks[m])] for m in both]
-        rows.append(
-            [Cell(f"Friedman's chi-square ({label})"), _two(ours.friedman.statistic), _two(theirs.friedman.statistic)]
-        )
-        rows.append([Cell(f"critical difference ({label})"), _two(ours.difference), _two(theirs.difference)])
+        pairs = {f"average rank of {method}": (named[method], theirs.average_ranks[method]) for method in both}
+        pairs["Friedman's chi-square"] = ours.friedman.statistic, theirs.friedman.statistic
+        pairs["critical difference"] = ours.difference, theirs.difference
+        rows += [[Cell(f"{what} ({label})"), *(numeral(one, ".2f") for one in pair)] for what, pair in pairs.items()]
     if rows:
         note = "The paper's are recomputed from its tables at the same alpha, over all of its scenarios and methods."
         yield Table("Ranks and tests beside the paper's", ["", "here", "paper"], rows, (), note, "paper-tests")
-
-
-def _two(value: float) -> Cell:
-    return Cell(f"{value:.2f}", value)
