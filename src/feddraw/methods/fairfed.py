@@ -15,14 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import not_negative
-from feddraw.schedules import size_prior
+from feddraw.schedules import Floats, size_prior
 
 
-def gap(counts: NDArray[np.float64]) -> float:
+def gap(counts: Floats) -> float:
     """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a number if none."""
     first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
     both = (first > 0) & (second > 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,10 @@ class DualReputationAnnealing(Weighting):
     cost = "O(K d) of one layer"
     secure = ONE_SUM
     streams = True
+
+    def __post_init__(self) -> None:
+        check_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        one_of("part", self.part, get_args(LayerPart))
 
     def check(self, layout: Layout) -> None:
         layout.find(self.layer, self.part)
@@ -129,6 +134,4 @@ def feddraw(
     part: LayerPart = "both",
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
-    one_of("part", part, ("both", "weight", "bias"))
     return Method(Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server())

@@ -13,7 +13,7 @@ import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weights, not_secure
 from feddraw.methods.feddraw import DualReputationAnnealing, explained
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, compose
 
 
 def steadiness(before: list[float], now: list[float]) -> float:
@@ -45,5 +45,4 @@ def feddraw_adaptive(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW that trusts similarity as far as it is steady."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     return Method(Local(), Steady(eta, lam, beta_max, reading), Server())

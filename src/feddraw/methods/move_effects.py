@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Layout, Local, Method, Server, State, Weighting, Weights, gram, not_secure
-from feddraw.errors import UserError
-from feddraw.methods.random_effects import Floats, weights_of
-from feddraw.schedules import size_prior
+from feddraw.errors import at_least
+from feddraw.methods.random_effects import weights_of
+from feddraw.schedules import Floats, size_prior
 
 SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the difference of
 
@@ -85,6 +85,4 @@ def _plus(state: State, now: Floats) -> State:
 
 def move_effects(until: int = 3) -> Method:
     """Size as far as clients are alike, by how their moves differ."""
-    if until < 1:
-        raise UserError(f"until must be at least 1, not {until}")
-    return Method(Local(), EffectsOfMoves(until), Server())
+    return Method(Local(), EffectsOfMoves(at_least("until", until, 1)), Server())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
-from feddraw.errors import UserError
+from feddraw.errors import at_least
 from feddraw.methods.size_power import shares
 from feddraw.schedules import Floats, size_prior
 
@@ -47,6 +47,4 @@ def _loss(cohort: Cohort, values: Floats) -> float:
 
 def power_by_validation(phase: int = 4) -> Method:
     """Size to a power that the server's images choose, phase by phase."""
-    if phase < 1:
-        raise UserError(f"phase must be at least 1, not {phase}")
-    return Method(Local(), ChosenPower(phase), Server())
+    return Method(Local(), ChosenPower(at_least("phase", phase, 1)), Server())
