@@ -261,16 +261,16 @@ def test_scale_keeps_sizes_and_quotas_in_proportion(name: str, tables: dict[str,
 
 @pytest.mark.parametrize("name", SIZES)
 def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]) -> None:
-    number = wanted(name, 0.045, {})
+    number = wanted(name, 0.045)
     assert number is not None
     labels = tables[dataset_of(name) or ""].take(np.arange(number))
     assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled(size, 0.045) for size in SIZES[name]]
 
 
 def test_wanted_is_the_paper_s_number_scaled() -> None:
-    assert [wanted("chx-1", 1, {}), wanted("CHM-4", 1, {}), wanted("CHM-1", 0.045, {})] == [191027, 78468, 3531]
-    assert wanted("CHM-2", 0.045, {}) == 3533  # its clients, each rounded up, are two more
-    assert wanted("iid", 1, {}) is None
+    assert [wanted("chx-1", 1), wanted("CHM-4", 1), wanted("CHM-1", 0.045)] == [191027, 78468, 3531]
+    assert wanted("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
+    assert wanted("iid", 1) is None
 
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:

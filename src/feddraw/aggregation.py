@@ -37,6 +37,8 @@ EXTENTS: Mapping[Extent, str] = {
     "number": "a number",
     "findings": "one number per finding",
     "groups": "counts for two groups of patients",
+    "classifier": "one vector of the classifier's parameters",
+    "spread": "the number of images measured and the variance of one image's gradient",
 }
 
 

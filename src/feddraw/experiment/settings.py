@@ -288,7 +288,7 @@ def _data_defaults(experiment: Experiment) -> Section:
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     mix = dataset_of(scenario) or "chestmnist"
-    numbers = {"train": wanted(scenario, scale, options) or 4000, "mix": mix}
+    numbers = {"train": wanted(scenario, scale) or 4000, "mix": mix}
     if settings.get("seed") == AS_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings

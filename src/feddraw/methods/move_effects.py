@@ -24,13 +24,9 @@ SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the 
 
 def equations(sizes: Floats, products: Floats) -> Floats:
     """Two rows (of sigma², of tau², the sum itself) from the scalar products of the clients' moves per step."""
-    by_size = sizes @ np.diag(products) - sizes @ products @ sizes / sizes.sum()
-    return _rows(sizes, by_size, np.trace(products) - products.sum() / len(sizes))
-
-
-def _rows(sizes: Floats, by_size: float, plain: float) -> Floats:
-    """The equations for given Q_n and Q_1."""
     clients, total = len(sizes), sizes.sum()
+    by_size = sizes @ np.diag(products) - sizes @ products @ sizes / total
+    plain = np.trace(products) - products.sum() / clients
     first = [clients - 1, total - sizes @ sizes / total, by_size]
     return np.array([first, [(1 - 1 / clients) * (1 / sizes).sum(), clients - 1, plain]])
 
@@ -63,24 +59,18 @@ class EffectsOfMoves(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sizes = cohort.sizes
-        if self._measures(state, len(sizes)):
+        if state["rounds"] < self.until and len(sizes) > 1:
             moves = _per_step(cohort)
-            state = _plus(state, equations(sizes, gram(moves, np.zeros(moves.shape[1]))))
+            now = equations(sizes, gram(moves, np.zeros(moves.shape[1])))
+            state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
         rho = solved(state["equations"])
         return Weights(weights_of(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
-
-    def _measures(self, state: State, clients: int) -> bool:
-        return bool(state["rounds"] < self.until and clients > 1)
 
 
 def _per_step(cohort: Cohort) -> Floats:
     """(clients, d_l): each client's move of the classifier in one step."""
     sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
     return np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])
-
-
-def _plus(state: State, now: Floats) -> State:
-    return {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
 
 
 def move_effects(until: int = 3) -> Method:

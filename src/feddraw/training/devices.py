@@ -6,7 +6,6 @@ for a GPU, and the bits are those of `cpu`.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -222,7 +221,7 @@ def _counts(
 
 def _fit(need: int, about: Mapping[str, Any]) -> int:
     """How many workers a device has memory for; the first is tried in any case."""
-    return max(1, int(USABLE * about["free"] / need)) if need else math.ceil(1e3)
+    return max(1, int(USABLE * about["free"] / need)) if need else 1000
 
 
 _ALLOTTED: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device

@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddraw.core import (
-    Correction,
-)
+from feddraw.core import Correction
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.devices import generator_of

@@ -85,8 +85,7 @@ def _only(network: Network, layer: str) -> Iterator[None]:
     """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
-    others = [p for name, p in named if not any(within(name, prefix) for prefix in prefixes)]
-    others = [parameter for parameter in others if parameter.requires_grad]
+    others = [p for name, p in named if p.requires_grad and not any(within(name, prefix) for prefix in prefixes)]
     for parameter in others:
         parameter.requires_grad_(False)
     try:
