@@ -65,10 +65,8 @@ class AggregationState:
 
     def save(self, path: Path | str) -> None:
         """Write it as safetensors, whole or not at all."""
-        write_whole(
-            Path(path),
-            tree_bytes({**vars(self), "clients": {str(index): name for index, name in enumerate(self.clients)}}),
-        )
+        clients = {str(index): name for index, name in enumerate(self.clients)}
+        write_whole(Path(path), tree_bytes({**vars(self), "clients": clients}))
 
     @staticmethod
     def load(path: Path | str) -> AggregationState:
@@ -155,9 +153,8 @@ def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
-    section = by_half({"name": method} if isinstance(method, str) else method)
-    settings = {key: value for key, value in section.items() if key != "name"}
-    if not isinstance(name := section.get("name"), str):
+    settings = by_half({"name": method} if isinstance(method, str) else method)
+    if not isinstance(name := settings.pop("name", None), str):
         raise UserError("method needs a name, such as {'name': 'feddraw', 'beta_max': 3.0}")
     recorded = {key: value for key, value in recorded_settings(name, settings).items() if key != "name"}
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"

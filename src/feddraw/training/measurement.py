@@ -16,14 +16,7 @@ STREAM = 1986  # tells the random draws of a measurement from those of training
 
 
 def batch_gradients(
-    network: Network,
-    examples: Examples,
-    rows: Rows,
-    loss: Loss,
-    model: Model,
-    how: Measurement,
-    layer: str,
-    seed: int,
+    network: Network, examples: Examples, rows: Rows, loss: Loss, model: Model, how: Measurement, layer: str, seed: int
 ) -> Iterator[Vector]:
     """One gradient for each whole batch, of a layer's parameters in their natural order; none if there is but one.
 
