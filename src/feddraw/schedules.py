@@ -39,6 +39,11 @@ class Anatomy:
     reputation: Floats  # xi
     weight: Floats  # omega
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What explains the weight, by its name in the ledger."""
+        return {name: part for name, part in vars(self).items() if name != "weight"}
+
 
 def gamma(round: float, *, eta: float = ETA, reading: Reading = "reported") -> float:
     """The trust left in size: 1 at first, then decaying."""

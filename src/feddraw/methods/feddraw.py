@@ -32,18 +32,7 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import one_of
-from feddraw.schedules import (
-    BETA_MAX,
-    ETA,
-    LAM,
-    Anatomy,
-    Reading,
-    annealing,
-    check_settings,
-    compose,
-    cosine,
-    reputation,
-)
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, annealing, check_settings, compose, cosine, reputation
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -79,8 +68,8 @@ class DualReputationAnnealing(Weighting):
         return annealing(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        parts = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
-        return explained(parts), state
+        found = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        return Weights(found.weight, found.parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return self.scored(prior, float(self.similarity(cohort)[0]), cohort.round, cohort.rounds)
@@ -119,10 +108,6 @@ def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference
     pairs = zip(vectors, learnt, strict=True)
     own = [cosine(np.where(mask, vector, 0)[None], np.where(mask, reference, 0)) for vector, mask in pairs]
     return np.concatenate(own)
-
-
-def explained(parts: Anatomy) -> Weights:
-    return Weights(parts.weight, {name: part for name, part in vars(parts).items() if name != "weight"})
 
 
 def feddraw(

@@ -13,7 +13,7 @@ import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import at_least
-from feddraw.methods.size_power import shares
+from feddraw.methods.size_power import shares_by_power
 from feddraw.schedules import Floats, size_prior
 
 POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
@@ -32,9 +32,9 @@ class ChosenPower(Weighting):
         return {"power": 1.0}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        weights = Weights(shares(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
+        weights = Weights(shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
         if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
-            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares(cohort.sizes, power)))}
+            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares_by_power(cohort.sizes, power)))}
         return weights, state
 
 

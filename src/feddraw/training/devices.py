@@ -40,7 +40,7 @@ class Place:
 # ---------------------------------------------------------------------------------------------------- which there are
 
 
-def listed(text: str, setting: str = "devices") -> list[str]:
+def device_names(text: str, setting: str = "devices") -> list[str]:
     """The devices of a list such as cuda:0,cuda:1; `all` stays as it is."""
     names = [name.strip() for name in text.split(",") if text]
     if names == ["all"]:
@@ -51,21 +51,21 @@ def listed(text: str, setting: str = "devices") -> list[str]:
     return names
 
 
-def found(text: str, setting: str = "devices") -> list[str]:
+def devices_here(text: str, setting: str = "devices") -> list[str]:
     """The same, each once and with its number, if this machine has them; `all` are its GPUs."""
-    names = listed(text, setting)
+    names = device_names(text, setting)
     if names == ["all"]:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         names = names or ["mps"] * torch.backends.mps.is_available()
         if not names:
             raise UserError(f"{setting} = all, but torch finds no GPU here: use cpu")
-    whole = [str(require(name, setting)) for name in names]
+    whole = [str(require_device(name, setting)) for name in names]
     if len(set(whole)) < len(whole):
         raise UserError(f"{setting} = {text} names a device twice: set workers to start several on one")
     return whole
 
 
-def require(name: str, setting: str) -> torch.device:
+def require_device(name: str, setting: str) -> torch.device:
     """A device, if this machine has it; `cuda` is the first GPU."""
     device = torch.device(name)
     gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())

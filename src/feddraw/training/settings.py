@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from feddraw.errors import UserError, at_least, below_one, not_negative, one_of, positive
-from feddraw.training.devices import FORM, require
+from feddraw.training.devices import FORM, require_device
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,4 @@ class Training:
 
     def available_device(self) -> torch.device:
         """The device, if this machine has it."""
-        return require(self.device, "training.device")
+        return require_device(self.device, "training.device")
