@@ -122,10 +122,10 @@ def aggregate(
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_named(update, index) for index, update in enumerate(updates)]
+    given = [_with_name(update, index) for index, update in enumerate(updates)]
     require(rule, name, given)
     _check_round(round, rounds, name, state)
-    names = _names(given, state, clients)
+    names = _all_clients(given, state, clients)
     arrays = plain(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
     looked_at = bool(by_finding) or looks_at_classifier(rule)
@@ -160,7 +160,7 @@ def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
+def _with_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
@@ -208,7 +208,7 @@ def _check_round(round: int, rounds: int, name: str, state: AggregationState | N
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 
-def _names(
+def _all_clients(
     updates: Sequence[ClientUpdate], state: AggregationState | None, clients: Sequence[str] | None
 ) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first."""

@@ -33,6 +33,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"no '{name}' among the {what}: {hint}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of someone else's code says, without the advice that may follow; its type if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def expanded(path: str | Path) -> Path:
     """The path with the home folder for a leading ~."""
     try:

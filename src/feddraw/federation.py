@@ -59,7 +59,8 @@ def federate(
         asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
         jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
         took: dict[str, float] = {}
-        coming = _noted(engine.train(jobs, in_turn=sizes is not None), clients, took, round, on_update)
+        arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
+        coming = _noted(arriving, clients, took, round, on_update)
         this = (round, rounds, model, method, state)
         if masked is not None:
             result = masked.round(*this, coming, asked, gate, policy)

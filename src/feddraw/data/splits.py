@@ -74,7 +74,7 @@ def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -
     """The split of each of the rows, by its place among the shares; the same on every machine."""
     owner, images, drawn = drawn_patients(labels, rows, seed)
     order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
-    has = np.zeros((len(images), 0), dtype=bool) if not len(rows) else _properties(labels, rows, owner, len(images))
+    has = _properties(labels, rows, owner, len(images))
     return _dealt(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.system.workers import belong_to_parent, cause_of_death, cores, start_worker
 
 FORM = re.compile(r"mps|(cpu|cuda)(:\d+)?")
@@ -94,7 +94,7 @@ def survey_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     finally:
         process.join()
     if isinstance(answer, Exception):
-        raise RunFailed(f"cannot use {', '.join(names)}: {next(iter(str(answer).splitlines()), answer)}")
+        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
     return answer
 
 
