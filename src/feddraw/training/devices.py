@@ -193,35 +193,22 @@ def place_workers(
     `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
     without images; `most` is how many have work.
     """
-    counts = _counts(names, workers, need, surveyed, most)
-    room = {name: int(USABLE * surveyed[name]["free"]) // count - need for name, count in counts.items() if count}
-    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
-    return [Place(name, max(0, room[name])) for name in turns]
-
-
-def _counts(
-    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
-) -> dict[str, int]:
-    """Workers by device."""
-    fit = {name: _fit(need, surveyed[name]) for name in names}
+    usable = {name: USABLE * surveyed[name]["free"] for name in names}
+    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
     each = max(1, min(MOST_PER_GPU, cores() // len(names)))
     usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
-    wanted = min(workers or sum(usual.values()), most)
     if workers > sum(fit.values()):
-        room = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {room}"
+        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
+        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
         warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
-    counts = dict.fromkeys(names, 0)
     limits = fit if workers else usual
-    while sum(counts.values()) < min(wanted, sum(limits.values())):
+    counts = dict.fromkeys(names, 0)
+    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
         open_ones = [name for name in names if counts[name] < limits[name]]
         counts[min(open_ones, key=lambda name: counts[name])] += 1
-    return counts
-
-
-def _fit(need: int, about: Mapping[str, Any]) -> int:
-    """How many workers a device has memory for; the first is tried in any case."""
-    return max(1, int(USABLE * about["free"] / need)) if need else 1000
+    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
+    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
+    return [Place(name, max(0, room[name])) for name in turns]
 
 
 _ALLOTTED: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device
