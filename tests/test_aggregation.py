@@ -105,6 +105,7 @@ def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
         ({"method": "centralised"}, "averages no models"),
         ({"method": "scaffold"}, "'control_change'"),
         ({"method": "fedcav"}, "asks every client for 'loss'"),
+        ({"method": "random_effects"}, "asks every client for 'classifier gradient mean'"),
         ({"method": "inverse_steps"}, "steps="),
         ({"method": "fedporx"}, "did you mean fedprox"),
         ({"method": {"name": "feddraw", "eeta": 1}}, "no setting 'eeta'"),

@@ -156,9 +156,9 @@ def test_devices_that_make_no_sense_are_refused(devices, words):
 
 def test_the_first_gpu_has_two_names_and_is_one_device(monkeypatch):
     fake_gpus(monkeypatch, 24, 24)
-    assert devices.found("cuda") == ["cuda:0"]
+    assert devices.devices_here("cuda") == ["cuda:0"]
     with pytest.raises(UserError, match="names a device twice"):
-        devices.found("cuda,cuda:0")
+        devices.devices_here("cuda,cuda:0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

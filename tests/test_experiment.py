@@ -126,7 +126,7 @@ MISTAKES = [
     ({"training.lr": math.inf}, "training.lr must be a positive number"),
     ({"training.epochs": 0}, "training.epochs must be at least 1"),
     ({"training.batch_size": 1}, "training.batch_size must be at least 2"),
-    ({"training.momentum": 1.0}, "training.momentum must be below 1"),
+    ({"training.momentum": 1.0}, "training.momentum must be from 0 to below 1"),
     ({"training.optimizer": "adamw"}, "training.optimizer must be one of adam, sgd"),
     ({"training.learning_rate": 0.1}, "training has no setting 'learning_rate'"),
     ({"round": 3}, "no 'round' among the settings: did you mean rounds?"),

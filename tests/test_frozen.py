@@ -30,8 +30,9 @@ from feddraw.flower.site import Site, client
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.build import build, with_frozen
-from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.client import Trainer
 from feddraw.training.network import Network
+from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 from small import small
 

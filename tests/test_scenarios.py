@@ -261,16 +261,16 @@ def test_scale_keeps_sizes_and_quotas_in_proportion(name: str, tables: dict[str,
 
 @pytest.mark.parametrize("name", SIZES)
 def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]) -> None:
-    number = wanted(name, 0.045, {})
+    number = wanted(name, 0.045)
     assert number is not None
     labels = tables[dataset_of(name) or ""].take(np.arange(number))
     assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled(size, 0.045) for size in SIZES[name]]
 
 
 def test_wanted_is_the_paper_s_number_scaled() -> None:
-    assert [wanted("chx-1", 1, {}), wanted("CHM-4", 1, {}), wanted("CHM-1", 0.045, {})] == [191027, 78468, 3531]
-    assert wanted("CHM-2", 0.045, {}) == 3533  # its clients, each rounded up, are two more
-    assert wanted("iid", 1, {}) is None
+    assert [wanted("chx-1", 1), wanted("CHM-4", 1), wanted("CHM-1", 0.045)] == [191027, 78468, 3531]
+    assert wanted("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
+    assert wanted("iid", 1) is None
 
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:
@@ -514,14 +514,14 @@ def test_quota_beyond_the_client_is_refused(tables: dict[str, Labels]) -> None:
         ("CHM-2", {"share": "much"}, "share must be a number"),
         ("CHM-4", {"large_positives": 1.5}, "large_positives must be a whole number"),
         ("CHM-2", {"patient_disjoint": 1}, "patient_disjoint must be true or false"),
-        ("iid", {"clients": 0}, "clients must be 1 or more"),
+        ("iid", {"clients": 0}, "clients must be at least 1"),
         ("iid", {"clients": 1001}, "1,001 clients cannot share 1,000 images"),
         ("iid", {"clients": 2.5}, "clients must be a whole number"),
         ("iid", {"clients": 600}, "needs two or more to train"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be a positive number"),
         ("dirichlet", {"alpha": math.inf}, "alpha must be a positive number"),
         ("dirichlet", {"min_size": 300}, "need 1,200, the data has 1,000"),
-        ("shards", {"per_client": 0}, "per_client must be 1 or more"),
+        ("shards", {"per_client": 0}, "per_client must be at least 1"),
         ("shards", {"per_client": 900}, "need 3,600 pieces, the data has 1,000"),
         ("quantity", {"power": math.nan}, "power must be zero or more"),
         ("nowhere.json", {}, "cannot read nowhere.json"),

@@ -13,7 +13,20 @@ from scipy.spatial.distance import cosine as distance
 
 import feddraw
 from feddraw.errors import UserError
-from feddraw.schedules import _BLOCK, BETA_MAX, ETA, LAM, READINGS, anatomy, beta, cosine, gamma, size_prior, softmax
+from feddraw.schedules import (
+    _BLOCK,
+    BETA_MAX,
+    ETA,
+    LAM,
+    READINGS,
+    annealing,
+    beta,
+    compose,
+    cosine,
+    gamma,
+    size_prior,
+    softmax,
+)
 
 CHX1 = [20_000, 5_000, 5_000, 5_000]
 CHX4 = [10_000] * 9 + [2_500]
@@ -217,7 +230,7 @@ def test_a_vector_without_length_has_similarity_zero():
 @unhurried
 @given(clients, times)
 def test_the_parts_explain_the_weights(who, when):
-    parts = anatomy(*when, *who)
+    parts = compose(*who, *annealing(*when))
     assert parts.prior.sum() == pytest.approx(1)
     assert parts.reputation == pytest.approx(parts.gamma * parts.prior + (1 - parts.gamma) * parts.similarity)
     if parts.beta is None:

@@ -18,8 +18,9 @@ from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import federate
 from feddraw.server.gate import Gate, accept_by_distance, check_each
 from feddraw.server.round import RoundResult
-from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
+from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 
 SIZES = (40, 24, 16, 9)  # in batches of eight the last client's ninth image is left over and dropped

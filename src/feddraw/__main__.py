@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 
 if Path(sys.path[0]).resolve() == Path.cwd() and not Path(__file__).is_relative_to(Path.cwd()):
-    del sys.path[
-        0
-    ]  # `-m` puts the current folder first, where a stranger's file would be taken for an installed module
+    del sys.path[0]  # put there by `-m`: a stranger's file in it would be taken for an installed module
 
 from feddraw.start import main
 

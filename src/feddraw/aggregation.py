@@ -37,6 +37,8 @@ EXTENTS: Mapping[Extent, str] = {
     "number": "a number",
     "findings": "one number per finding",
     "groups": "counts for two groups of patients",
+    "classifier": "one vector of the classifier's parameters",
+    "spread": "the number of images measured and the variance of one image's gradient",
 }
 
 
@@ -63,10 +65,8 @@ class AggregationState:
 
     def save(self, path: Path | str) -> None:
         """Write it as safetensors, whole or not at all."""
-        write_whole(
-            Path(path),
-            tree_bytes({**vars(self), "clients": {str(index): name for index, name in enumerate(self.clients)}}),
-        )
+        clients = {str(index): name for index, name in enumerate(self.clients)}
+        write_whole(Path(path), tree_bytes({**vars(self), "clients": clients}))
 
     @staticmethod
     def load(path: Path | str) -> AggregationState:
@@ -122,10 +122,10 @@ def aggregate(
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_named(update, index) for index, update in enumerate(updates)]
+    given = [_with_name(update, index) for index, update in enumerate(updates)]
     require(rule, name, given)
     _check_round(round, rounds, name, state)
-    names = _names(given, state, clients)
+    names = _all_clients(given, state, clients)
     arrays = plain(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
     looked_at = bool(by_finding) or looks_at_classifier(rule)
@@ -153,15 +153,14 @@ def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
-    section = by_half({"name": method} if isinstance(method, str) else method)
-    settings = {key: value for key, value in section.items() if key != "name"}
-    if not isinstance(name := section.get("name"), str):
+    settings = by_half({"name": method} if isinstance(method, str) else method)
+    if not isinstance(name := settings.pop("name", None), str):
         raise UserError("method needs a name, such as {'name': 'feddraw', 'beta_max': 3.0}")
     recorded = {key: value for key, value in recorded_settings(name, settings).items() if key != "name"}
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _named(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
+def _with_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
@@ -209,7 +208,7 @@ def _check_round(round: int, rounds: int, name: str, state: AggregationState | N
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 
-def _names(
+def _all_clients(
     updates: Sequence[ClientUpdate], state: AggregationState | None, clients: Sequence[str] | None
 ) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first."""

@@ -58,10 +58,7 @@ def installed(package: str) -> bool:
     """Whether a package can be imported from anywhere but the current folder, which may be a stranger's."""
     here = Path.cwd()
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
-    for finder in sys.meta_path:
-        if finder.find_spec(package, elsewhere if finder is PathFinder else None) is not None:
-            return True
-    return False
+    return any(finder.find_spec(package, elsewhere if finder is PathFinder else None) for finder in sys.meta_path)
 
 
 def outside(name: str) -> Callable[..., Any]:

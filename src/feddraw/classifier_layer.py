@@ -1,6 +1,6 @@
 """Which layer gives the findings' scores: the only place that decides it, from names and shapes alone.
 
-What has the network itself can do better (`training.heads`): it sees which layers its scores come from. A choice is
+Whoever has the network itself sees which layers its scores come from (`training.find_classifier`). A choice is
 checked against the number of findings where that is known, and what cannot be decided is asked for.
 """
 

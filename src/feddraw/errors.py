@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 class UserError(Exception):
@@ -32,6 +33,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"no '{name}' among the {what}: {hint}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of someone else's code says, without the advice that may follow; its type if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def expanded(path: str | Path) -> Path:
     """The path with the home folder for a leading ~."""
     try:
@@ -40,17 +46,31 @@ def expanded(path: str | Path) -> Path:
         raise UserError(f"no home folder {Path(path).parts[0]} on this machine: give the whole path") from None
 
 
-def positive(name: str, value: float) -> float:
+def positive(name: str, value: Number) -> Number:
     """The value, if it is a positive finite number."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{name} must be a positive number, not {value}")
     return value
 
 
-def not_negative(name: str, value: float) -> float:
+def not_negative(name: str, value: Number) -> Number:
     """The value, if it is a finite number of zero or more."""
     if not (math.isfinite(value) and value >= 0):
         raise UserError(f"{name} must be zero or more, not {value}")
+    return value
+
+
+def below_one(name: str, value: float) -> float:
+    """The value, if it is from zero to below one."""
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must be from 0 to below 1, not {value}")
+    return value
+
+
+def at_least(name: str, value: int, least: int) -> int:
+    """The value, if it is not below the least."""
+    if value < least:
+        raise UserError(f"{name} must be at least {least}, not {value}")
     return value
 
 

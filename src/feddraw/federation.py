@@ -19,6 +19,8 @@ from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 if TYPE_CHECKING:
     from feddraw.server.masked.in_process import MaskedRounds
 
+OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it comes
+
 
 def seed_of(run: int, round: int, client: int) -> int:
     """The seed of one client's work in one round: the same for every method and under every engine."""
@@ -40,7 +42,7 @@ def federate(
     efforts: Callable[[int], Mapping[int, float]] | None = None,
     proxy: Proxy | None = None,
     sizes: Sequence[int] | None = None,
-    on_update: Callable[[int, Update], None] | None = None,
+    on_update: OnUpdate | None = None,
     masked: MaskedRounds | None = None,
 ) -> Iterator[RoundResult]:
     """Train for some rounds, or, with `start` and `state`, continue from a checkpoint.
@@ -58,19 +60,18 @@ def federate(
         jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
         took: dict[str, float] = {}
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
-        coming = _reported(_timed(arriving, clients, took), round, on_update)
+        coming = _noted(arriving, clients, took, round, on_update)
+        this = (round, rounds, model, method, state)
         if masked is not None:
-            this = (round, rounds, model, method, state)
             result = masked.round(*this, coming, asked, gate, policy)
             trained = time.perf_counter()
         elif sizes is None:
             updates = list(coming)
             trained = time.perf_counter()
-            this = (round, rounds, model, method, state)
             result = aggregate_round(*this, updates, clients, gate, asked=asked, proxy=proxy, policy=policy)
         else:
             announced = {client: sizes[client] for client in asked}
-            result = aggregate_stream(round, rounds, model, method, state, coming, clients, announced, gate, policy)
+            result = aggregate_stream(*this, coming, clients, announced, gate, policy)
             trained = time.perf_counter()  # sums were taken while others trained
         model, state = result.next_model, result.state
         engine.commit([number for number, entry in enumerate(result.ledger[: len(clients)]) if entry.counted])
@@ -78,17 +79,13 @@ def federate(
         yield replace(result, seconds=seconds, client_seconds=took)
 
 
-def _timed(updates: Iterable[Update], clients: Sequence[str], took: dict[str, float]) -> Iterator[Update]:
+def _noted(
+    updates: Iterable[Update], clients: Sequence[str], took: dict[str, float], round: int, on_update: OnUpdate | None
+) -> Iterator[Update]:
+    """The updates as they come, each reported; how long its client worked goes into `took`."""
     for update in updates:
         if update.client < len(clients) and math.isfinite(update.seconds):
             took[clients[update.client]] = update.seconds
-        yield update
-
-
-def _reported(
-    updates: Iterable[Update], round: int, on_update: Callable[[int, Update], None] | None
-) -> Iterator[Update]:
-    for update in updates:
         if on_update is not None:
             on_update(round, update)
         yield update

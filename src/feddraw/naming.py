@@ -44,7 +44,8 @@ def slug(name: str) -> str:
     plain = re.sub(r"[^a-z0-9.+]+", "-", name.lower()).strip("-.")
     if plain and name.isascii() and name.isprintable() and len(plain) <= _LONGEST:
         return plain
-    return f"{plain[:_LONGEST]}-{_digest(name)}".strip("-.")
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
+    return f"{plain[:_LONGEST]}-{digest}".strip("-.")
 
 
 def distinct(slugs: Iterable[str]) -> Iterator[str]:
@@ -60,10 +61,6 @@ def distinct(slugs: Iterable[str]) -> Iterator[str]:
 def folder(name: str) -> str:
     """For a folder or a file that a user will type: letters of any script, nothing that a path or a shell reads."""
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST] or "x"
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
 
 
 # ---------------------------------------------------------------------------------------------------- tables

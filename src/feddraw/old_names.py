@@ -58,9 +58,6 @@ class OldModules(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in MODULES else None
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        """An empty module, as usual."""
-
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]
         warn_renamed(module.__name__, new, 5)

@@ -39,6 +39,11 @@ class Anatomy:
     reputation: Floats  # xi
     weight: Floats  # omega
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What explains the weight, by its name in the ledger."""
+        return {name: part for name, part in vars(self).items() if name != "weight"}
+
 
 def gamma(round: float, *, eta: float = ETA, reading: Reading = "reported") -> float:
     """The trust left in size: 1 at first, then decaying."""
@@ -57,7 +62,12 @@ def beta(
 
 
 def annealing(
-    round: float, rounds: int, eta: float, lam: float, beta_max: float, reading: Reading
+    round: float,
+    rounds: int,
+    eta: float = ETA,
+    lam: float = LAM,
+    beta_max: float = BETA_MAX,
+    reading: Reading = "reported",
 ) -> tuple[float, float | None]:
     """gamma and beta of a round."""
     return gamma(round, eta=eta, reading=reading), beta(round, rounds, lam=lam, beta_max=beta_max, reading=reading)
@@ -91,23 +101,8 @@ def softmax(scores: Floats, beta: float) -> Floats:
     return np.asarray(shifted / shifted.sum())
 
 
-def anatomy(
-    round: int,
-    rounds: int,
-    sizes: ArrayLike,
-    similarities: ArrayLike,
-    *,
-    eta: float = ETA,
-    lam: float = LAM,
-    beta_max: float = BETA_MAX,
-    reading: Reading = "reported",
-) -> Anatomy:
-    """The weights of round t of T and all that they are made of."""
-    return compose(sizes, similarities, *annealing(round, rounds, eta, lam, beta_max, reading))
-
-
 def compose(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float | None) -> Anatomy:
-    """The weights for given values of the two schedules; without a beta, they are the prior."""
+    """The weights, and all that they are made of, for a round's gamma and beta; without a beta, they are the prior."""
     prior = size_prior(sizes)
     similarity = np.asarray(similarities, dtype=np.float64)
     xi = reputation(prior, similarity, gamma)
@@ -140,7 +135,7 @@ def weights(
     if round not in range(rounds):
         raise UserError(f"round {round} is not among the rounds 0 to {rounds - 1}")
     counts, values = _clients(sizes, similarities)
-    return anatomy(round, rounds, counts, values, eta=eta, lam=lam, beta_max=beta_max, reading=reading).weight
+    return compose(counts, values, *annealing(round, rounds, eta, lam, beta_max, reading)).weight
 
 
 def schedule(
@@ -165,7 +160,7 @@ def schedule(
     rows = []
     for t, similarity in enumerate(_by_round(rounds, similarities)):
         counts, values = _clients(sizes, similarity)
-        parts = anatomy(t, rounds, counts, values, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+        parts = compose(counts, values, *annealing(t, rounds, eta, lam, beta_max, reading))
         columns = zip(names, sizes, parts.prior, parts.similarity, parts.reputation, parts.weight, strict=True)
         keys = ("client", "size", "prior", "similarity", "reputation", "weight")
         table = [dict(zip(keys, (name, size, *map(float, rest)), strict=True)) for name, size, *rest in columns]

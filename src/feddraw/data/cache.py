@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -259,8 +260,6 @@ def allocate(path: Path, shape: tuple[int, ...]) -> int:
 
 def array_header(shape: tuple[int, ...]) -> bytes:
     """The beginning of an .npy file of bytes."""
-    from io import BytesIO
-
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return file.getvalue()

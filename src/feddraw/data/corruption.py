@@ -21,20 +21,20 @@ Rows = NDArray[np.intp]
 Grey = NDArray[np.uint8]  # (images, height, width)
 
 CHUNK = 1024  # images altered at a time
-# What each number may be, and the value that changes nothing.
+# The lowest and highest value of each number.
 BOUNDS = {
-    "flip": (0.0, 1.0, 0.0),
-    "blur": (0.0, 100.0, 0.0),
-    "noise": (0.0, 10.0, 0.0),
-    "gamma": (0.01, 100.0, 1.0),
-    "contrast": (0.0, 100.0, 1.0),
-    "crop": (0.0, 0.45, 0.0),
+    "flip": (0.0, 1.0),
+    "blur": (0.0, 100.0),
+    "noise": (0.0, 10.0),
+    "gamma": (0.01, 100.0),
+    "contrast": (0.0, 100.0),
+    "crop": (0.0, 0.45),
 }
 
 
 @dataclass(frozen=True)
 class Alteration:
-    """What is done to one site's data."""
+    """What is done to one site's data; the defaults change nothing."""
 
     flip: float = 0.0
     blur: float = 0.0
@@ -108,7 +108,7 @@ class Corruption:
 def _numbers(what: str, text: str) -> dict[str, float]:
     """'C4=0.3, C2=1' as a dict."""
     found = {}
-    low, high, _ = BOUNDS[what]
+    low, high = BOUNDS[what]
     for item in filter(str.strip, text.split(",")):
         name, _, number = item.rpartition("=")
         if not re.fullmatch(r" *[0-9]{1,6}(\.[0-9]{1,9})? *", number):
@@ -173,10 +173,7 @@ def _with_views(dataset: Dataset, alterations: Mapping[str, Alteration], sites: 
     views = {site: first + len(test) * place + np.arange(len(test)) for place, site in enumerate(different)}
     everything = np.concatenate([np.arange(first), *[test] * len(different)])
     labels = dataset.labels.take(everything)
-    names = np.concatenate([dataset.labels.names, *(_named(dataset.labels.names[test], site) for site in different)])
+    named = [f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()]
+    names = np.concatenate([dataset.labels.names, np.array(named, dtype=np.str_)])
     images = np.concatenate([dataset.images, *copies])
     return Corrupted(replace(dataset, images=images, labels=replace(labels, names=names)), views)
-
-
-def _named(names: NDArray[np.str_], site: str) -> NDArray[np.str_]:
-    return np.array([f"{name} as at {site}" for name in names.tolist()], dtype=np.str_)

@@ -53,9 +53,8 @@ class Labels:
 
     def take(self, rows: NDArray[np.intp]) -> Labels:
         """The same for some of the images."""
-        several = {name: getattr(self, name) for name in ("patients", "sites", "uncertain", "groups", "known")}
-        chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in several.items()}
-        return replace(self, values=self.values[rows], names=self.names[rows], **chosen)
+        chosen: dict[str, Any] = {name: one[rows] for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        return replace(self, **chosen)
 
     def truth(self, rows: NDArray[np.intp]) -> NDArray[np.integer[Any]]:
         """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label is not known."""

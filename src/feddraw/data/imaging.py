@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.errors import first_line
+
 Grey = NDArray[np.uint8]  # (height, width)
 
 MAX_PIXELS = 64_000_000  # four times what the largest detectors give
@@ -121,7 +123,7 @@ def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
 
 def reason(error: Exception) -> str:
     """Why a decoder gave up, in few words and without the path, which the caller names."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = first_line(error)
     if "cannot identify image file" in text:
         return "not a PNG, JPEG or DICOM image"
     if isinstance(error, FileNotFoundError):

@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ WORDS = {
 }
 PLAIN = ("", "0", "0.0", "1", "1.0", "-1", "-1.0")  # as tables of labels are usually written
 
-Meaning = Literal["unknown", "negative", "positive"]
-MEANINGS: tuple[Meaning, ...] = ("unknown", "negative", "positive")
+MEANINGS = ("unknown", "negative", "positive")
 OLD_MEANINGS = {"ones": "positive", "zeros": "negative"}
 Policy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import SPLITS, Dataset, Labels
-from feddraw.errors import UserError
+from feddraw.errors import below_one
 
 Rows = NDArray[np.intp]
 FEW = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 and more
@@ -56,8 +56,7 @@ def in_words(split: Mapping[str, Any], place: int) -> str:
 
 def draw_share(labels: Labels, rows: Rows, share: float, seed: int) -> Rows:
     """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
-    if not 0 <= share < 1:
-        raise UserError(f"the share of images to carve out must be from 0 to below 1, not {share}")
+    below_one("the share of images to carve out", share)
     owner, sizes, order = drawn_patients(labels, rows, seed)
     wanted = max(1, round(share * len(rows)))
     taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
@@ -75,7 +74,7 @@ def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -
     """The split of each of the rows, by its place among the shares; the same on every machine."""
     owner, images, drawn = drawn_patients(labels, rows, seed)
     order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
-    has = np.zeros((len(images), 0), dtype=bool) if not len(rows) else _properties(labels, rows, owner, len(images))
+    has = _properties(labels, rows, owner, len(images))
     return _dealt(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
 
 

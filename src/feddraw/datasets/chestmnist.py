@@ -13,7 +13,7 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import Preparation
 from feddraw.data.tables import Findings
 from feddraw.datasets.npz import load
-from feddraw.errors import UserError, expanded
+from feddraw.errors import UserError, expanded, first_line
 
 PLACE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
@@ -62,7 +62,7 @@ def download(file: str, md5: str, progress: Progress | None) -> Path:
     try:
         fetched = pooch.retrieve(url, f"md5:{md5}", fname=file, path=root() / "downloads", downloader=downloader)
     except (OSError, ValueError) as error:  # no network, a server's refusal; or other content than the hash says
-        what = str(error).splitlines()[0] if isinstance(error, ValueError) else "no connection"
+        what = first_line(error) if isinstance(error, ValueError) else "no connection"
         raise UserError(
             f"cannot download {file} ({what}); fetch {url} elsewhere and give the file as the data set: PATH/{file}"
         ) from error

@@ -23,12 +23,7 @@ LISTS = {"train_val_list.txt": 0, "test_list.txt": 2}  # file -> number of its s
 
 
 def nih(
-    how: Preparation,
-    *,
-    path: str = "",
-    findings: Findings = "paper",
-    validation: float = 0.125,
-    seed: int = 0,
+    how: Preparation, *, path: str = "", findings: Findings = "paper", validation: float = 0.125, seed: int = 0
 ) -> Dataset:
     """NIH ChestX-ray14, 112,120 images, from its own folder (data.path).
 

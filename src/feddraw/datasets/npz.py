@@ -26,7 +26,7 @@ from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_from_table import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
-from feddraw.errors import UserError
+from feddraw.errors import UserError, first_line
 from feddraw.system.files import open_file
 
 SPLIT_PREFIXES = ("train", "val", "test")  # in the order of data.dataset.SPLITS
@@ -70,7 +70,7 @@ class Archive:
                 arrays = [info for info in file.infolist() if info.filename.endswith(".npy")]
                 members = [member(file, info) for info in arrays]
         except _DAMAGE as error:
-            raise UserError(f"{path} is not a readable .npz: {_first_line(error)}") from error
+            raise UserError(f"{path} is not a readable .npz: {first_line(error)}") from error
         archive = cls(path, {one.name: one for one in members})
         if missing := [f"{split}_labels" for split in SPLIT_PREFIXES if f"{split}_labels" not in archive.members]:
             raise UserError(f"{path} is not in MedMNIST's layout: it has no {', '.join(missing)}")
@@ -85,7 +85,7 @@ class Archive:
             with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
                 array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
         except _DAMAGE as error:
-            raise UserError(f"{self.path} is damaged at {name}: {_first_line(error)}") from error
+            raise UserError(f"{self.path} is damaged at {name}: {first_line(error)}") from error
         if array.dtype.kind == "U" and not _is_text(array):
             raise UserError(f"{self.path} is damaged at {name}: it holds what is no text")
         return array
@@ -220,7 +220,7 @@ class Packed:
                 stream.read(one.skip + place * side * side)
                 pixels = np.frombuffer(stream.read(side * side), np.uint8)
         except _DAMAGE as error:
-            raise BadImage(_first_line(error)) from error
+            raise BadImage(first_line(error)) from error
         return pixels.reshape(side, side)
 
     def identity(self) -> Iterable[str]:
@@ -231,10 +231,6 @@ def _is_text(array: NDArray[np.generic]) -> bool:
     """Whether all characters exist; numpy hands on what Python's strings cannot hold."""
     codes = np.frombuffer(array.tobytes(), f"{array.dtype.byteorder}u4")
     return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)  # numpy's go on with advice
 
 
 def member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:

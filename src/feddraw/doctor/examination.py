@@ -23,7 +23,7 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
 from feddraw.system.workers import cores
-from feddraw.training.devices import MOST_PER_GPU, USABLE, Place, found, software, survey_apart
+from feddraw.training.devices import MOST_PER_GPU, USABLE, Place, devices_here, software, survey_apart
 
 SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
@@ -82,7 +82,7 @@ def examine(
     say: Say = lambda _: None,
 ) -> Examination:
     """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
-    names = usual_devices() if not devices else list(dict.fromkeys(["cpu", *found(devices)]))
+    names = usual_devices() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
     doctor = _Doctor(names, seconds, tasks, say)
     return doctor.examined(studies or {})
 

@@ -15,7 +15,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import cores, limited
 from feddraw.training.build import build
-from feddraw.training.devices import Place, found, place_workers, record, survey, survey_apart
+from feddraw.training.devices import Place, devices_here, place_workers, record, survey, survey_apart
 from feddraw.training.footprint import step_memory
 
 _SEEN: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
@@ -25,8 +25,8 @@ CLASSES = 14  # of a network whose memory is reckoned before its data are opened
 def devices_of(experiment: Experiment) -> list[str]:
     """The devices that an experiment asks for, if this machine has them."""
     if not experiment.devices:
-        return found(experiment.training.device, "training.device")
-    names = found(experiment.devices)
+        return devices_here(experiment.training.device, "training.device")
+    names = devices_here(experiment.devices)
     if len(names) > 1 and experiment.engine != "processes":
         raise UserError(f"engine {experiment.engine} trains on one device, not on {len(names)}: use engine processes")
     return names
@@ -56,7 +56,7 @@ def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices
     asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
     texts = [devices] if devices else [*asked] or ["cpu"]
     setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"
-    names = list(dict.fromkeys(name for text in texts for name in found(text, setting)))
+    names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
     if names == ["cpu"]:
         return [Place()] * limited(workers)
     return _placed(experiments, names, workers, max(1, len(experiments)))

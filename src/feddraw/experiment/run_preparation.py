@@ -29,10 +29,11 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
 from feddraw.training.build import build, with_frozen
-from feddraw.training.client import ServerImages, Trainer
+from feddraw.training.client import Trainer
 from feddraw.training.devices import Place
 from feddraw.training.loop import Examples, steps_per_epoch
 from feddraw.training.network import Build, Network
+from feddraw.training.server_images import ServerImages
 
 Rows = NDArray[np.intp]
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many

@@ -22,7 +22,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import STREAM_WEIGHTS
 from feddraw.training.build import model_defaults
-from feddraw.training.devices import listed
+from feddraw.training.devices import device_names
 from feddraw.training.settings import Training
 
 NAMED = ("data", "scenario", "model", "method")
@@ -221,7 +221,7 @@ def complete(experiment: Experiment) -> Experiment:
     if experiment.proxy < 2:
         raise UserError(f"proxy must be at least 2 images, not {experiment.proxy}")
     not_negative("workers", experiment.workers)
-    listed(experiment.devices)
+    device_names(experiment.devices)
     if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
         raise unknown("engines", experiment.engine, catalog.names("engines"))
     experiment.training.check()
@@ -288,7 +288,7 @@ def _data_defaults(experiment: Experiment) -> Section:
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
     mix = dataset_of(scenario) or "chestmnist"
-    numbers = {"train": wanted(scenario, scale, options) or 4000, "mix": mix}
+    numbers = {"train": wanted(scenario, scale) or 4000, "mix": mix}
     if settings.get("seed") == AS_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings

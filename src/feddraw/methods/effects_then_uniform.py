@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Vector, Weights
-from feddraw.errors import UserError, positive
-from feddraw.methods.random_effects import Floats, RandomEffects, weights_of
-from feddraw.schedules import LAM, beta
+from feddraw.errors import at_least, positive
+from feddraw.methods.random_effects import RandomEffects, weights_of
+from feddraw.schedules import LAM, Floats, beta
 
 NEVER = 1 << 20  # rounds between measurements: only round 0 is a multiple of it
 
@@ -65,8 +65,6 @@ class EffectsThenUniform(RandomEffects):
 
 def effects_then_uniform(until: int = 3, lam: float = LAM, batches: int = 16, batch_size: int = 16) -> Method:
     """Size as far as clients are alike at first, then equal weights."""
-    for name, value, least in (("until", until, 1), ("batches", batches, 2), ("batch_size", batch_size, 2)):
-        if value < least:
-            raise UserError(f"{name} must be at least {least}, not {value}")
-    rule = EffectsThenUniform(Measurement(batches, batch_size), until=until, lam=positive("lam", lam))
+    measurement = Measurement(at_least("batches", batches, 2), at_least("batch_size", batch_size, 2))
+    rule = EffectsThenUniform(measurement, until=at_least("until", until, 1), lam=positive("lam", lam))
     return Method(Local(), rule, Server())

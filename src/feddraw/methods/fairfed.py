@@ -3,7 +3,7 @@
 (Ezzeldin et al., AAAI 2023.) The gap of a client is its difference in sensitivity between the groups, averaged over
 findings, of the sent model; weights start at p and move by -beta (Delta - mean Delta), Delta = |global gap - own gap|.
 Where a client has no gap, because it lacks a group or the data know of none, Delta is |its accuracy - mean accuracy|.
-beta = 0 is FedAvg. For the threshold of a call see `training.group_counts`.
+beta = 0 is FedAvg. For the threshold of a call see `training.client.group_counts`.
 
 The paper has everybody in every round. We remember what a client's weight has become as a multiple of its share, and
 apply it to its share among those present: with everybody there that is the paper's rule, and a client's first weight
@@ -15,14 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import GROUP_COUNTS, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import not_negative
-from feddraw.schedules import size_prior
+from feddraw.schedules import Floats, size_prior
 
 
-def gap(counts: NDArray[np.float64]) -> float:
+def gap(counts: Floats) -> float:
     """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a number if none."""
     first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
     both = (first > 0) & (second > 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Vector, Weights
-from feddraw.errors import UserError, positive
+from feddraw.errors import below_one, positive
 from feddraw.methods.fedavg import BySize
 
 
@@ -42,10 +42,8 @@ class Adaptive(Server):
 
 def adaptive(rule: type[Adaptive], server_lr: float, beta1: float, beta2: float, tau: float) -> Method:
     """FedAvg with one of the adaptive servers."""
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise UserError(f"{name} must be from 0 to below 1, not {beta}")
-    return Method(Local(), BySize(), rule(positive("server_lr", server_lr), beta1, beta2, positive("tau", tau)))
+    betas = below_one("beta1", beta1), below_one("beta2", beta2)
+    return Method(Local(), BySize(), rule(positive("server_lr", server_lr), *betas, positive("tau", tau)))
 
 
 def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import positive
-from feddraw.schedules import cosine, size_prior, softmax
+from feddraw.schedules import Floats, cosine, size_prior, softmax
 
 
-def gompertz(angle: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+def gompertz(angle: Floats, alpha: float) -> Floats:
     """The decreasing map from angle to score: about alpha when aligned, about 0 beyond a right angle."""
     return np.asarray(alpha * (1 - np.exp(-np.exp(-alpha * (angle - 1)))))
 

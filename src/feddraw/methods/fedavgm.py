@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Vector, Weights
-from feddraw.errors import UserError, positive
+from feddraw.core import ONE_SUM, Cohort, Column, Local, Method, Model, Server, State, Vector, Weights
+from feddraw.errors import below_one, positive
 from feddraw.methods.fedavg import BySize
 
 
@@ -25,7 +24,7 @@ class Momentum(Server):
     def init(self, model: Model) -> State:
         return {"velocity": np.zeros_like(model.params)}
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
         return self.lr * weights.values
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
@@ -36,6 +35,5 @@ class Momentum(Server):
 
 def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
     """FedAvg with momentum at the server."""
-    if not 0 <= momentum < 1:
-        raise UserError(f"momentum must be from 0 to below 1, not {momentum}")
-    return Method(Local(), BySize(), Momentum(momentum, positive("server_lr", server_lr)))
+    server = Momentum(below_one("momentum", momentum), positive("server_lr", server_lr))
+    return Method(Local(), BySize(), server)

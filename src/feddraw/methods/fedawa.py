@@ -12,13 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import positive
-from feddraw.schedules import cosine, size_prior, softmax
-
-Floats = NDArray[np.float64]
+from feddraw.schedules import Floats, cosine, size_prior, softmax
 
 
 def slope(values: Floats, products: Floats, similarity: Floats) -> Floats:

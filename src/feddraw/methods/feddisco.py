@@ -16,30 +16,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
-    Column,
-    Facts,
-    Local,
-    Method,
-    Parts,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    normalize,
-)
+from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Method, Parts, Server, State, Weighting, Weights, normalize
 from feddraw.errors import not_negative, one_of
-from feddraw.schedules import size_prior
+from feddraw.schedules import Floats, size_prior
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
 METRICS: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
 
 
-def discrepancy(counts: NDArray[np.float64], metric: Metric, total: float | None = None) -> NDArray[np.float64]:
+def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> Floats:
     """How far each row of label counts is from an even mix; `total` is the KL divergence of all, if not of these."""
     single = np.arange(counts.shape[1]) == 0
     counts = np.maximum(counts, 0)
@@ -69,7 +55,7 @@ class DiscrepancyAware(Weighting):
         scores = np.maximum(0, prior - self.a * far + self.b)
         return normalize(scores if scores.any() else prior, prior=prior, reputation=scores), state
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
         """The client's divergence, by whose sum that of each is divided."""
         return discrepancy(cohort.extra("labels").astype(np.float64), self.metric, total=1.0)
 
@@ -80,7 +66,7 @@ class DiscrepancyAware(Weighting):
     def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
         return 0.0, float((facts.priors[place] + self.b) / (facts.priors.max() + self.b))
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)], "reputation": own * (facts.priors.max() + self.b)}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +32,7 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import one_of
-from feddraw.schedules import (
-    BETA_MAX,
-    ETA,
-    LAM,
-    Anatomy,
-    Reading,
-    annealing,
-    check_settings,
-    compose,
-    cosine,
-    reputation,
-)
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, annealing, check_settings, compose, cosine, reputation
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -61,6 +51,10 @@ class DualReputationAnnealing(Weighting):
     secure = ONE_SUM
     streams = True
 
+    def __post_init__(self) -> None:
+        check_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        one_of("part", self.part, get_args(LayerPart))
+
     def check(self, layout: Layout) -> None:
         layout.find(self.layer, self.part)
 
@@ -74,8 +68,8 @@ class DualReputationAnnealing(Weighting):
         return annealing(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        parts = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
-        return explained(parts), state
+        found = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        return Weights(found.weight, found.parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return self.scored(prior, float(self.similarity(cohort)[0]), cohort.round, cohort.rounds)
@@ -116,10 +110,6 @@ def cosine_of_learnt(cohort: Cohort, layer: Elements, vectors: Matrix, reference
     return np.concatenate(own)
 
 
-def explained(parts: Anatomy) -> Weights:
-    return Weights(parts.weight, {name: part for name, part in vars(parts).items() if name != "weight"})
-
-
 def feddraw(
     eta: float = ETA,
     lam: float = LAM,
@@ -129,6 +119,4 @@ def feddraw(
     part: LayerPart = "both",
 ) -> Method:
     """Size first, then similarity of the classifier, equal weights at the end."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
-    one_of("part", part, ("both", "weight", "bias"))
     return Method(Local(), DualReputationAnnealing(eta, lam, beta_max, reading, layer, part), Server())

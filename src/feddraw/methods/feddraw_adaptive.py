@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weights, not_secure
-from feddraw.methods.feddraw import DualReputationAnnealing, explained
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose
+from feddraw.methods.feddraw import DualReputationAnnealing
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, compose
 
 
 def steadiness(before: list[float], now: list[float]) -> float:
@@ -37,13 +37,12 @@ class Steady(DualReputationAnnealing):
         both = [client for client in now if client in state["similarity"]]
         rho = steadiness([state["similarity"][c] for c in both], [now[c] for c in both])
         decay = state["decay"] + (self.eta * rho if cohort.round else 0.0)
-        parts = compose(cohort.sizes, similarity, math.exp(-decay), self.schedule(cohort.round, cohort.rounds)[1])
-        return explained(parts), {"similarity": state["similarity"] | now, "decay": decay}
+        found = compose(cohort.sizes, similarity, math.exp(-decay), self.schedule(cohort.round, cohort.rounds)[1])
+        return Weights(found.weight, found.parts), {"similarity": state["similarity"] | now, "decay": decay}
 
 
 def feddraw_adaptive(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW that trusts similarity as far as it is steady."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     return Method(Local(), Steady(eta, lam, beta_max, reading), Server())

@@ -15,7 +15,7 @@ import numpy as np
 
 from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, row_name
 from feddraw.methods.feddraw import DualReputationAnnealing
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, check_settings, compose, cosine
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, compose, cosine
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,4 @@ def feddraw_by_class(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW with weights of its own for each class of the classifier."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     return Method(Local(), ByClass(eta, lam, beta_max, reading), Server())

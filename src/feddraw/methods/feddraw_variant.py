@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, not_secure
 from feddraw.errors import one_of
 from feddraw.methods.feddraw import DualReputationAnnealing, cosine_of_learnt
-from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading, check_settings
+from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, Reading
 
 Inner = Literal["annealed", "size", "similarity", "half"]
 Outer = Literal["annealed", "constant"]
@@ -123,11 +123,8 @@ def feddraw_variant(
     reading: Reading = "reported",
 ) -> Method:
     """FedDRAW with a part changed: ablations and repairs."""
-    check_settings(eta=eta, lam=lam, beta_max=beta_max, reading=reading)
-    one_of("inner", inner, get_args(Inner))
-    one_of("outer", outer, get_args(Outer))
-    one_of("clock", clock, get_args(Clock))
-    one_of("signal", signal, get_args(Signal))
     parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
+    for (name, value), kind in zip(parts.items(), (Inner, Outer, Clock, Signal), strict=True):
+        one_of(name, value, get_args(kind))
     rules = {"move": ByMeanMove, "per_step": Paced, "shuffled": Rearranged, "standardised": Rearranged}
     return Method(Local(), rules.get(signal, Variant)(eta, lam, beta_max, reading, **parts), Server())

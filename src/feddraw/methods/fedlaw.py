@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, not_secure, weighted_sum
-from feddraw.errors import UserError, positive
+from feddraw.errors import not_negative, positive
 from feddraw.methods.ldawa import Sum
-from feddraw.schedules import size_prior, softmax
+from feddraw.schedules import Floats, size_prior, softmax
 
 
 class Adam:
@@ -28,7 +27,7 @@ class Adam:
         self.lr, self.steps = lr, 0
         self.mean, self.square = np.zeros(length), np.zeros(length)
 
-    def step(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    def step(self, gradient: Floats) -> Floats:
         self.steps += 1
         self.mean = 0.5 * self.mean + 0.5 * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2
@@ -76,7 +75,5 @@ class SharesLearntOnProxy(LearntOnProxy):
 
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and shrinking learnt on images at the server."""
-    if epochs < 0:
-        raise UserError(f"epochs must be zero or more, not {epochs}")
     rule = LearntOnProxy if shrink else SharesLearntOnProxy
-    return Method(Local(), rule(epochs, positive("lr", lr), shrink), Sum())
+    return Method(Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), Sum())

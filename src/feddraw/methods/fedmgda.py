@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import not_negative, positive
-from feddraw.schedules import size_prior
-
-Floats = NDArray[np.float64]
+from feddraw.schedules import Floats, size_prior
 
 
 def shortest(products: Floats, prior: Floats, epsilon: float) -> Floats:

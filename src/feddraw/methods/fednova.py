@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import ONE_SUM, Client, Cohort, Job, Memory, Method, Server, Solver, Update, Vector, Weights
+from feddraw.core import ONE_SUM, Client, Cohort, Column, Job, Memory, Method, Server, Solver, Update, Vector, Weights
 from feddraw.errors import UserError, not_negative
 from feddraw.methods.fedavg import BySize
 from feddraw.methods.fedprox import Proximal
@@ -53,10 +52,10 @@ class NormalizedAverage(Server):
     secure = ONE_SUM
     announced = ("progress",)  # follows from the steps, which are known
 
-    def factors(self, cohort: Cohort) -> NDArray[np.float64]:
+    def factors(self, cohort: Cohort) -> Column:
         return np.asarray(1 / cohort.number("progress"))
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
         progress = cohort.number("progress")
         return np.asarray((weights.values @ progress) * weights.values / progress)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, gram, not_secure
-from feddraw.errors import UserError
+from feddraw.errors import at_least
 
 
 def principal(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
@@ -63,6 +63,4 @@ class BySimilarGradient(Weighting):
 
 def fedsim(groups: int = 2) -> Method:
     """Groups of clients with similar gradients count the same."""
-    if groups < 1:
-        raise UserError(f"groups must be at least 1, not {groups}")
-    return Method(Local(), BySimilarGradient(groups), Server())
+    return Method(Local(), BySimilarGradient(at_least("groups", groups, 1)), Server())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, not_secure
-from feddraw.errors import UserError
+from feddraw.errors import below_one
 from feddraw.schedules import size_prior
 
 
@@ -32,6 +32,4 @@ class ByRankOfLoss(Weighting):
 
 def gifair(strength: float = 0.5) -> Method:
     """Size, corrected by the rank of the loss."""
-    if not 0 <= strength < 1:
-        raise UserError(f"strength must be a share from 0 to below 1, not {strength}")
-    return Method(Local(), ByRankOfLoss(strength), Server())
+    return Method(Local(), ByRankOfLoss(below_one("strength", strength)), Server())

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import Cohort, Column, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of
 
 Times = Literal["nothing", "size", "intrac"]
@@ -25,7 +24,7 @@ class InverseDistance(Weighting):
     cost = "O(K d)"
     secure = not_secure("distances to the mean model need every client's parameters")
 
-    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+    def factor(self, cohort: Cohort) -> Column:
         return np.ones(len(cohort.updates))
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
@@ -38,7 +37,7 @@ class InverseDistance(Weighting):
 class BySizeToo(InverseDistance):
     needs = "sizes, all parameters"
 
-    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+    def factor(self, cohort: Cohort) -> Column:
         return cohort.sizes
 
 
@@ -46,7 +45,7 @@ class BySizeToo(InverseDistance):
 class Intrac(InverseDistance):
     asks = ("accuracy",)
 
-    def factor(self, cohort: Cohort) -> NDArray[np.float64]:
+    def factor(self, cohort: Cohort) -> Column:
         return 1 / np.maximum(1 / len(cohort.updates), cohort.number("accuracy"))
 
 

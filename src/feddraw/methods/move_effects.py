@@ -15,22 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Layout, Local, Method, Server, State, Weighting, Weights, gram, not_secure
-from feddraw.errors import UserError
-from feddraw.methods.random_effects import Floats, weights_of
-from feddraw.schedules import size_prior
+from feddraw.errors import at_least
+from feddraw.methods.random_effects import weights_of
+from feddraw.schedules import Floats, size_prior
 
 SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the difference of
 
 
 def equations(sizes: Floats, products: Floats) -> Floats:
     """Two rows (of sigma², of tau², the sum itself) from the scalar products of the clients' moves per step."""
-    by_size = sizes @ np.diag(products) - sizes @ products @ sizes / sizes.sum()
-    return _rows(sizes, by_size, np.trace(products) - products.sum() / len(sizes))
-
-
-def _rows(sizes: Floats, by_size: float, plain: float) -> Floats:
-    """The equations for given Q_n and Q_1."""
     clients, total = len(sizes), sizes.sum()
+    by_size = sizes @ np.diag(products) - sizes @ products @ sizes / total
+    plain = np.trace(products) - products.sum() / clients
     first = [clients - 1, total - sizes @ sizes / total, by_size]
     return np.array([first, [(1 - 1 / clients) * (1 / sizes).sum(), clients - 1, plain]])
 
@@ -63,14 +59,12 @@ class EffectsOfMoves(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sizes = cohort.sizes
-        if self._measures(state, len(sizes)):
+        if state["rounds"] < self.until and len(sizes) > 1:
             moves = _per_step(cohort)
-            state = _plus(state, equations(sizes, gram(moves, np.zeros(moves.shape[1]))))
+            now = equations(sizes, gram(moves, np.zeros(moves.shape[1])))
+            state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
         rho = solved(state["equations"])
         return Weights(weights_of(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
-
-    def _measures(self, state: State, clients: int) -> bool:
-        return bool(state["rounds"] < self.until and clients > 1)
 
 
 def _per_step(cohort: Cohort) -> Floats:
@@ -79,12 +73,6 @@ def _per_step(cohort: Cohort) -> Floats:
     return np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])
 
 
-def _plus(state: State, now: Floats) -> State:
-    return {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
-
-
 def move_effects(until: int = 3) -> Method:
     """Size as far as clients are alike, by how their moves differ."""
-    if until < 1:
-        raise UserError(f"until must be at least 1, not {until}")
-    return Method(Local(), EffectsOfMoves(until), Server())
+    return Method(Local(), EffectsOfMoves(at_least("until", until, 1)), Server())

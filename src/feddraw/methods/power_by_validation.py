@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
-from feddraw.errors import UserError
-from feddraw.methods.size_power import shares
+from feddraw.errors import at_least
+from feddraw.methods.size_power import shares_by_power
 from feddraw.schedules import Floats, size_prior
 
 POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
@@ -32,9 +32,9 @@ class ChosenPower(Weighting):
         return {"power": 1.0}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        weights = Weights(shares(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
+        weights = Weights(shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
         if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
-            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares(cohort.sizes, power)))}
+            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares_by_power(cohort.sizes, power)))}
         return weights, state
 
 
@@ -47,6 +47,4 @@ def _loss(cohort: Cohort, values: Floats) -> float:
 
 def power_by_validation(phase: int = 4) -> Method:
     """Size to a power that the server's images choose, phase by phase."""
-    if phase < 1:
-        raise UserError(f"phase must be at least 1, not {phase}")
-    return Method(Local(), ChosenPower(phase), Server())
+    return Method(Local(), ChosenPower(at_least("phase", phase, 1)), Server())

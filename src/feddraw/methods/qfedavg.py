@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, Weights
+from feddraw.core import ONE_SUM, Cohort, Column, Local, Method, Server, Weights
 from feddraw.errors import not_negative, positive
 from feddraw.methods.uniform import Uniform
 
@@ -28,13 +27,13 @@ class FairStep(Server):
     streams = False
     proportional = False
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
         return np.asarray(weights.values * cohort.factors(self) / cohort.mean_term(self, weights))
 
-    def factors(self, cohort: Cohort) -> NDArray[np.float64]:
+    def factors(self, cohort: Cohort) -> Column:
         return np.asarray((cohort.number("loss") + 1e-10) ** self.q)
 
-    def terms(self, cohort: Cohort) -> NDArray[np.float64]:
+    def terms(self, cohort: Cohort) -> Column:
         """The bound h of each client."""
         losses = cohort.number("loss") + 1e-10
         squares = cohort.distances**2

@@ -37,10 +37,9 @@ from feddraw.core import (
     Weights,
     gram,
 )
-from feddraw.errors import UserError, one_of
-from feddraw.schedules import size_prior
+from feddraw.errors import UserError, at_least, below_one, one_of
+from feddraw.schedules import Floats, size_prior
 
-Floats = NDArray[np.float64]
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
@@ -231,12 +230,9 @@ def random_effects(
 ) -> Method:
     """Size as far as clients are alike, by how their gradients differ."""
     for name, value, least in (("batches", batches, 2), ("batch_size", batch_size, 2), ("every", every, 1)):
-        if value < least:
-            raise UserError(f"{name} must be at least {least}, not {value}")
-    if not 0 <= smoothing < 1:
-        raise UserError(f"smoothing must be from 0 to below 1, not {smoothing}")
+        at_least(name, value, least)
     if math.isnan(rho):
         raise UserError("rho must be a number: below zero to measure it, 0 for FedAvg, inf for equal weights")
     measurement = Measurement(batches, batch_size, every, one_of("mode", mode, ("train", "eval")) == "eval")
     rule = RandomEffectsOfAllLayers if one_of("layer", layer, ("classifier", "all")) == "all" else RandomEffects
-    return Method(Local(), rule(measurement, smoothing, rho), Server())
+    return Method(Local(), rule(measurement, below_one("smoothing", smoothing), rho), Server())

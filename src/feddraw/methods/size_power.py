@@ -16,15 +16,9 @@ from feddraw.schedules import Floats, size_prior
 STEEPEST = 10.0  # of powers: beyond it a single client has all the weight
 
 
-def shares(sizes: Floats, power: float) -> Floats:
+def shares_by_power(sizes: Floats, power: float) -> Floats:
     """n to a power, normalised; the largest size is 1 before, so that no power overflows."""
     return size_prior((sizes / sizes.max()) ** power)
-
-
-def check_power(name: str, power: float) -> float:
-    if not abs(power) <= STEEPEST:
-        raise UserError(f"{name} must be from -{STEEPEST:g} to {STEEPEST:g}, not {power}")
-    return power
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class PowerOfSize(Weighting):
     streams = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        return Weights(shares(cohort.sizes, self.power), {"prior": size_prior(cohort.sizes)}), state
+        return Weights(shares_by_power(cohort.sizes, self.power), {"prior": size_prior(cohort.sizes)}), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:
         return self.power * math.log(prior), {"prior": prior}
@@ -49,4 +43,6 @@ class PowerOfSize(Weighting):
 
 def size_power(power: float = 0.5) -> Method:
     """By size to a power: 1 is FedAvg, 0 equal weights."""
-    return Method(Local(), PowerOfSize(check_power("power", power)), Server())
+    if not abs(power) <= STEEPEST:
+        raise UserError(f"power must be from -{STEEPEST:g} to {STEEPEST:g}, not {power}")
+    return Method(Local(), PowerOfSize(power), Server())

@@ -31,5 +31,4 @@ class SizeThenUniform(Weighting):
 
 def size_then_uniform(until: int = 1) -> Method:
     """By size before round `until`, equal weights from then on."""
-    not_negative("until", until)
-    return Method(Local(), SizeThenUniform(until), Server())
+    return Method(Local(), SizeThenUniform(not_negative("until", until)), Server())

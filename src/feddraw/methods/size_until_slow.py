@@ -11,22 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import (
-    TWO_SUMS,
-    Cohort,
-    Column,
-    Facts,
-    Local,
-    Method,
-    Parts,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    normalize,
-)
-from feddraw.errors import UserError
-from feddraw.schedules import size_prior
+from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Method, Parts, Server, State, Weighting, Weights, normalize
+from feddraw.errors import below_one
+from feddraw.schedules import Floats, size_prior
 
 
 @dataclass(frozen=True)
@@ -49,10 +36,10 @@ class SizeUntilSlow(Weighting):
         before = state["loss"]
         return {"loss": loss, "slow": int(state["slow"] or (before >= 0 and not loss <= (1 - self.least) * before))}
 
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
+    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
         return np.asarray(facts.priors[place] * cohort.number("loss"))
 
-    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
+    def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
         state = self._after(float(total[0] / facts.priors[list(places)].sum()), state)
         return np.array([float(state["slow"])]), {}, state
 
@@ -63,12 +50,10 @@ class SizeUntilSlow(Weighting):
         own = 1.0 if facts.told[0] else float(facts.sizes[place] / facts.sizes.max())
         return own, own
 
-    def parts_of(self, own: Column, facts: Facts, places: Sequence[int]) -> Parts:
+    def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
         return {"prior": facts.priors[list(places)]}
 
 
 def size_until_slow(least: float = 0.05) -> Method:
     """By size until the loss falls slowly, then equal weights."""
-    if not 0 <= least < 1:
-        raise UserError(f"least must be from 0 to below 1, not {least}")
-    return Method(Local(), SizeUntilSlow(least), Server())
+    return Method(Local(), SizeUntilSlow(below_one("least", least)), Server())

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Local, Matrix, Method, Server, State, Vector, Weights, not_secure
+from feddraw.core import Cohort, Column, Local, Matrix, Method, Server, State, Vector, Weights, not_secure
 from feddraw.errors import UserError
 from feddraw.methods.uniform import Uniform
 
@@ -42,7 +41,7 @@ class Middle(Server):
         means = [middle.mean(axis=0, dtype=np.float64).astype(rows.dtype) for _, middle in self.kept(rows)]
         return np.concatenate(means) if means else rows[0].copy()
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
         used = sum(((b >= m[0]) & (b <= m[-1])).sum(axis=1) for b, m in self.kept(cohort.params))
         return np.asarray(used / np.sum(used))
 

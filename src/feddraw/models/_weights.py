@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddraw.errors import UserError
+from feddraw.errors import UserError, first_line
 
 MAX_WEIGHTS = 1 << 32  # bytes of a file; DenseNet121's has 31 million
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights")
@@ -38,8 +38,7 @@ def _loaded(path: Path) -> Any:
             return load_file(path)
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{path} is not a file of weights: {reason[:200]}") from None
+        raise UserError(f"{path} is not a file of weights: {first_line(error)[:200]}") from None
 
 
 def unwrapped(found: Any, depth: int = 0) -> State | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
-from feddraw.errors import UserError
+from feddraw.errors import UserError, at_least
 from feddraw.scenarios.patients import share_out
 
 Rows = NDArray[np.intp]
@@ -89,8 +89,7 @@ class Deck:
             raise UserError(
                 f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use a scale of 1 or less"
             )
-        if clients < 1:
-            raise UserError(f"clients must be 1 or more, not {clients}")
+        at_least("clients", clients, 1)
         if clients > max(wanted, 1):
             raise UserError(f"{clients:,} clients cannot share {wanted:,} images: use fewer clients or a larger scale")
         if clients * least > wanted:

@@ -6,17 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.image_deck import ClientRows
+from feddraw.scenarios.image_deck import ClientRows, Partition
 from feddraw.system.files import write_whole
-
-if TYPE_CHECKING:
-    from feddraw.scenarios.image_deck import Partition
 
 MAX_LIST = 2**28  # bytes
 

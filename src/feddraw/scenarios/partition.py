@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from feddraw import catalog
-from feddraw.catalog import check
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative, one_of, positive, unknown
 from feddraw.scenarios import index_list
@@ -32,7 +31,7 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     paper's scenarios, iid, quantity and by_site keep their sizes and quotas exact then, or say that they cannot;
     dirichlet and shards deal patients in place of images.
     """
-    check({"seed": seed, "scale": scale}, {"seed": 0, "scale": 1.0}, "scenario")
+    catalog.check({"seed": seed, "scale": scale}, {"seed": 0, "scale": 1.0}, "scenario")
     not_negative("seed", seed)
     positive("scale", scale)
     if name.endswith(".json"):
@@ -42,7 +41,7 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     if name.lower() in PAPER:
         return _deal_paper(PAPER[name.lower()].at(scale), labels, seed, options)
     known = _known(name)
-    patient_disjoint, settled = _complete_options(options, defaults(_partitions()[known]), known)
+    patient_disjoint, settled = _with_defaults(options, defaults(_partitions()[known]), known)
     deck = shuffle(labels, seed, patient_disjoint)
     return _checked_partition(known, _partitions()[known](deck, scale, **settled), labels)
 
@@ -56,7 +55,7 @@ def describe(name: str) -> str:
     """What a scenario does, in a line."""
     if name.lower() in PAPER:
         return PAPER[name.lower()].description
-    return (inspect.getdoc(_partitions()[_known(name)]) or "").partition("\n")[0]
+    return catalog.about("scenarios", _known(name))
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -83,12 +82,12 @@ def complete_options(name: str, options: Mapping[str, object]) -> dict[str, Any]
     return {**{key: value for key, value in known.items() if value is not None}, **options}
 
 
-def wanted(name: str, scale: float, options: Mapping[str, object] = {}) -> int | None:
+def wanted(name: str, scale: float) -> int | None:
     """How many training images the data should have: the paper's number × scale, or None where any number will do.
 
     A few more where the clients' sizes, each rounded half up, add up to more (CHM-2 at 0.045: 3,533, not 3,531).
     """
-    check({"scale": scale}, {"scale": 1.0}, "scenario")
+    catalog.check({"scale": scale}, {"scale": 1.0}, "scenario")
     scenario = PAPER.get(name.lower())
     return scenario.at(positive("scale", scale)).wanted if scenario else None
 
@@ -142,9 +141,9 @@ def _rules(scenario: Scenario) -> dict[str, Callable[..., list[Rows]]]:
     return CONSTRUCTIONS if scenario.small else {"random": random_split}
 
 
-def _complete_options(options: Mapping[str, object], known: dict[str, Any], owner: str) -> tuple[bool, dict[str, Any]]:
+def _with_defaults(options: Mapping[str, object], known: dict[str, Any], owner: str) -> tuple[bool, dict[str, Any]]:
     """Whether patients stay together, and all other options with their defaults."""
-    check(options, {**known, "patient_disjoint": False}, owner)
+    catalog.check(options, {**known, "patient_disjoint": False}, owner)
     settled = {**known, "patient_disjoint": False, **options}
     return settled.pop("patient_disjoint"), settled
 
@@ -156,7 +155,7 @@ def _deal_paper(scenario: Scenario, labels: Labels, seed: int, options: Mapping[
     if len(rules) > 1:
         construction = one_of("construction", given.pop("construction", construction), list(rules))
         owner = f"{owner} with construction {construction}"
-    patient_disjoint, settled = _complete_options(given, defaults(rules[construction], scenario), owner)
+    patient_disjoint, settled = _with_defaults(given, defaults(rules[construction], scenario), owner)
     deck = shuffle(labels, seed, patient_disjoint)
     scenario.require(len(deck))
     hands = rules[construction](deck, scenario, **settled)

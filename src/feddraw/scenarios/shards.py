@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddraw.errors import UserError
+from feddraw.errors import UserError, at_least
 from feddraw.scenarios.image_deck import ClientRows, Deck, numbered
 
 
 def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:
     """Label skew: images sorted by class and cut into equal shards, `per_client` of them for each client."""
     deck = deck.sample(scale, clients)
-    if per_client < 1:
-        raise UserError(f"per_client must be 1 or more, not {per_client}")
+    at_least("per_client", per_client, 1)
     units = deck.units
     finding = deck.rarest_findings()
     count = clients * per_client

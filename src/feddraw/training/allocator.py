@@ -21,13 +21,10 @@ SETTINGS = {
 @cache
 def keep_freed_memory() -> bool:
     """Set the allocator's limits once per process, unless they are already set or it is not glibc's."""
-    if sys.platform != "linux" or limits_are_set():
+    set_already = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
+    if sys.platform != "linux" or set_already:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(option, value) for option, value in SETTINGS.items())
-
-
-def limits_are_set() -> bool:
-    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
-        name.startswith("MALLOC_") for name in os.environ
-    )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ from feddraw.training.settings import Training
 
 @dataclass(eq=False)
 class Trainer:
-    """A client's bench: a network, the examples, and each client's rows. One a process, used by all its clients."""
+    """What trains the clients of one process: a network that all share, the examples, and each client's rows."""
 
     build: Build
     examples: Examples
@@ -246,41 +246,6 @@ def shortage_told(trainer: Trainer) -> Iterator[None]:
             raise
         training = trainer.training
         raise OutOfMemory(shortage(torch.device(training.device), training.batch_size)) from error
-
-
-@dataclass(eq=False)
-class ServerImages:
-    """Labelled images at the server (see `core.Proxy`)."""
-
-    build: Build
-    examples: Examples
-    rows: Rows
-    batch_size: int
-    loss_of: Loss = nn.functional.binary_cross_entropy_with_logits
-
-    @cached_property
-    def network(self) -> Network:
-        return Network(*self.build())
-
-    def loss(self, model: Model) -> float:
-        self.network.load(model)
-        with one_thread():
-            logits = logits_of(self.network, self.examples, self.rows)
-            return float(over_known(self.loss_of, logits, torch.from_numpy(self.examples.targets[self.rows])))
-
-    def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
-        for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
-            if not np.isnan(self.examples.targets[batch]).all():
-                yield partial(self._gradient, batch)
-
-    def _gradient(self, batch: Rows, params: Vector) -> Vector:
-        network = self.network
-        network.params.copy_(network.vector(params))
-        network.module.train()
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # for dropout and the like
-            gradient(network, *self.examples.batch(batch), self.loss_of)
-        return network.values(network.grads)
 
 
 def memory_of(local: Local, training: Training) -> dict[str, Extent]:

@@ -6,7 +6,6 @@ for a GPU, and the bits are those of `cpu`.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.system.workers import belong_to_parent, cause_of_death, cores, start_worker
 
 FORM = re.compile(r"mps|(cpu|cuda)(:\d+)?")
@@ -41,7 +40,7 @@ class Place:
 # ---------------------------------------------------------------------------------------------------- which there are
 
 
-def listed(text: str, setting: str = "devices") -> list[str]:
+def device_names(text: str, setting: str = "devices") -> list[str]:
     """The devices of a list such as cuda:0,cuda:1; `all` stays as it is."""
     names = [name.strip() for name in text.split(",") if text]
     if names == ["all"]:
@@ -52,21 +51,21 @@ def listed(text: str, setting: str = "devices") -> list[str]:
     return names
 
 
-def found(text: str, setting: str = "devices") -> list[str]:
+def devices_here(text: str, setting: str = "devices") -> list[str]:
     """The same, each once and with its number, if this machine has them; `all` are its GPUs."""
-    names = listed(text, setting)
+    names = device_names(text, setting)
     if names == ["all"]:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         names = names or ["mps"] * torch.backends.mps.is_available()
         if not names:
             raise UserError(f"{setting} = all, but torch finds no GPU here: use cpu")
-    whole = [str(require(name, setting)) for name in names]
+    whole = [str(require_device(name, setting)) for name in names]
     if len(set(whole)) < len(whole):
         raise UserError(f"{setting} = {text} names a device twice: set workers to start several on one")
     return whole
 
 
-def require(name: str, setting: str) -> torch.device:
+def require_device(name: str, setting: str) -> torch.device:
     """A device, if this machine has it; `cuda` is the first GPU."""
     device = torch.device(name)
     gpus = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
@@ -95,7 +94,7 @@ def survey_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     finally:
         process.join()
     if isinstance(answer, Exception):
-        raise RunFailed(f"cannot use {', '.join(names)}: {next(iter(str(answer).splitlines()), answer)}")
+        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
     return answer
 
 
@@ -194,35 +193,22 @@ def place_workers(
     `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
     without images; `most` is how many have work.
     """
-    counts = _counts(names, workers, need, surveyed, most)
-    room = {name: int(USABLE * surveyed[name]["free"]) // count - need for name, count in counts.items() if count}
-    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
-    return [Place(name, max(0, room[name])) for name in turns]
-
-
-def _counts(
-    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
-) -> dict[str, int]:
-    """Workers by device."""
-    fit = {name: _fit(need, surveyed[name]) for name in names}
+    usable = {name: USABLE * surveyed[name]["free"] for name in names}
+    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
     each = max(1, min(MOST_PER_GPU, cores() // len(names)))
     usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
-    wanted = min(workers or sum(usual.values()), most)
     if workers > sum(fit.values()):
-        room = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {room}"
+        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
+        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
         warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
-    counts = dict.fromkeys(names, 0)
     limits = fit if workers else usual
-    while sum(counts.values()) < min(wanted, sum(limits.values())):
+    counts = dict.fromkeys(names, 0)
+    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
         open_ones = [name for name in names if counts[name] < limits[name]]
         counts[min(open_ones, key=lambda name: counts[name])] += 1
-    return counts
-
-
-def _fit(need: int, about: Mapping[str, Any]) -> int:
-    """How many workers a device has memory for; the first is tried in any case."""
-    return max(1, int(USABLE * about["free"] / need)) if need else math.ceil(1e3)
+    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
+    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
+    return [Place(name, max(0, room[name])) for name in turns]
 
 
 _ALLOTTED: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device

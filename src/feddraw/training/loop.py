@@ -13,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddraw.core import (
-    Correction,
-)
+from feddraw.core import Correction
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.devices import generator_of
@@ -26,6 +24,7 @@ from feddraw.training.settings import Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
+EVALUATED = 256  # images evaluated together
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +206,10 @@ def make_optimizer(network: Network, training: Training) -> Optimizer:
 
 
 @torch.no_grad()
-def logits_of(network: Network, examples: Examples, rows: Rows, batch_size: int = 256) -> Tensor:
+def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
     """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
-    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    parts = [rows[start : start + EVALUATED] for start in range(0, len(rows), EVALUATED)]
     return torch.cat([network(images)[0] for images, _ in examples.batches(parts, network.device)]).cpu()
 
 

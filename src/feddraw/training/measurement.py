@@ -16,14 +16,7 @@ STREAM = 1986  # tells the random draws of a measurement from those of training
 
 
 def batch_gradients(
-    network: Network,
-    examples: Examples,
-    rows: Rows,
-    loss: Loss,
-    model: Model,
-    how: Measurement,
-    layer: str,
-    seed: int,
+    network: Network, examples: Examples, rows: Rows, loss: Loss, model: Model, how: Measurement, layer: str, seed: int
 ) -> Iterator[Vector]:
     """One gradient for each whole batch, of a layer's parameters in their natural order; none if there is but one.
 
@@ -85,8 +78,7 @@ def _only(network: Network, layer: str) -> Iterator[None]:
     """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
-    others = [p for name, p in named if not any(within(name, prefix) for prefix in prefixes)]
-    others = [parameter for parameter in others if parameter.requires_grad]
+    others = [p for name, p in named if p.requires_grad and not any(within(name, prefix) for prefix in prefixes)]
     for parameter in others:
         parameter.requires_grad_(False)
     try:

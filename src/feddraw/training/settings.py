@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from feddraw.errors import UserError, not_negative, one_of, positive
-from feddraw.training.devices import FORM, require
+from feddraw.errors import UserError, at_least, below_one, not_negative, one_of, positive
+from feddraw.training.devices import FORM, require_device
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,14 @@ class Training:
     def check(self) -> None:
         """Refuse values that cannot be trained with."""
         positive("training.lr", self.lr)
-        for name in ("momentum", "weight_decay", "label_smoothing", "clip", "steps"):
+        for name in ("weight_decay", "clip", "steps"):
             not_negative(f"training.{name}", getattr(self, name))
+        for name in ("momentum", "label_smoothing"):
+            below_one(f"training.{name}", getattr(self, name))
         for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"training.{name} must be at least 1, not {getattr(self, name)}")
+            at_least(f"training.{name}", getattr(self, name), 1)
         if self.batch_size == 1:
             raise UserError("training.batch_size must be at least 2: batch normalisation cannot train on one image")
-        for name in ("momentum", "label_smoothing"):
-            if getattr(self, name) >= 1:
-                raise UserError(f"training.{name} must be below 1, not {getattr(self, name)}")
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
         one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
         if not FORM.fullmatch(self.device):
@@ -51,4 +49,4 @@ class Training:
 
     def available_device(self) -> torch.device:
         """The device, if this machine has it."""
-        return require(self.device, "training.device")
+        return require_device(self.device, "training.device")

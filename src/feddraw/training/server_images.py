@@ -1,0 +1,49 @@
+"""Labelled images at the server, for rules that weigh clients by their results on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+from feddraw.core import Model, Vector
+from feddraw.training.loop import Examples, Rows, batches, gradient, logits_of, one_thread, over_known
+from feddraw.training.network import Build, Network
+
+
+@dataclass(eq=False)
+class ServerImages:
+    """Labelled images at the server (see `core.Proxy`)."""
+
+    build: Build
+    examples: Examples
+    rows: Rows
+    batch_size: int
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(*self.build())
+
+    def loss(self, model: Model) -> float:
+        self.network.load(model)
+        with one_thread():
+            logits = logits_of(self.network, self.examples, self.rows)
+            return float(over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
+
+    def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
+        for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
+            if not np.isnan(self.examples.targets[batch]).all():
+                yield partial(self._gradient, batch)
+
+    def _gradient(self, batch: Rows, params: Vector) -> Vector:
+        network = self.network
+        network.params.copy_(network.vector(params))
+        network.module.train()
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for dropout and the like
+            gradient(network, *self.examples.batch(batch), bce)
+        return network.values(network.grads)
