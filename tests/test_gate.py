@@ -263,6 +263,12 @@ def test_a_mistake_in_the_settings_is_one_line(settings, says):
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize("wrong", [{"norm": "refuze"}, {"factor": 0.5}, {"clip": -1.0}, {"max_size": 0}])
+def test_a_gate_with_wrong_settings_cannot_be_made(wrong):
+    with pytest.raises(UserError, match=f"gate.{next(iter(wrong))} must be"):
+        Gate(**wrong)
+
+
 def test_the_gate_is_a_section_of_the_experiment():
     experiment = Experiment().with_settings({"gate.norm": "refuse", "gate.max_size": 5000})
     assert experiment.gate == Gate(norm="refuse", max_size=5000)

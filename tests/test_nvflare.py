@@ -232,6 +232,8 @@ def test_a_method_that_needs_other_clients_says_what_they_must_run() -> None:
         MethodAggregator("centralised", rounds=3)
     with pytest.raises(UserError, match="gate: "):
         MethodAggregator("fedavg", rounds=3, gate={"max_sice": 4})
+    with pytest.raises(UserError, match="gate.norm must be one of"):
+        MethodAggregator("fedavg", rounds=3, gate={"norm": "refuze"})
 
 
 def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
-from feddraw.errors import UserError, unknown
+from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import by_half, combined_method, recorded_settings
 from feddraw.results.checkpoint import read_tree, tree_bytes
 from feddraw.results.folder import policy_of
@@ -242,7 +242,7 @@ def _update(
         wanted = [name for name in rule.sends if name in given.extra]
         extra = {name: _vector(given.extra[name], layout) for name in wanted}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        refused[given.client] = " ".join(str(error).split())[:200]
+        refused[given.client] = in_one_line(error)
         return None
     if given.steps is None and _looks_at_steps(rule):
         refused[given.client] = "it does not say how many steps it took"

@@ -38,6 +38,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+def in_one_line(error: BaseException) -> str:
+    """All that an error of someone else's code says, or as much as fits into a message."""
+    return " ".join(str(error).split())[:200]
+
+
 def expanded(path: str | Path) -> Path:
     """The path with the home folder for a leading ~."""
     try:

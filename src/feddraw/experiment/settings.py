@@ -226,7 +226,6 @@ def complete(experiment: Experiment) -> Experiment:
         raise unknown("engines", experiment.engine, catalog.names("engines"))
     experiment.training.check()
     experiment.corruption.check()
-    experiment.gate.check()
     experiment.policy.check()
     experiment.keep.check(experiment.rounds)
     method = make_method(experiment)  # its mistakes come first, they cost no time

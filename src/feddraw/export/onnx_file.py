@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.catalog import installed
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, example, from_pixels, pixels
 from feddraw.system.files import write_json, write_whole
@@ -45,8 +45,7 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
             )
             graph = onnx.load(str(Path(place) / "model.onnx"))
     except (torch.onnx.OnnxExporterError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunFailed(f"this network cannot be written as ONNX: {reason[:200]}") from None
+        raise RunFailed(f"this network cannot be written as ONNX: {first_line(error):.200}") from None
     onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about(trained))})
     write_whole(folder / "model.onnx", graph.SerializeToString())
     write_json(folder / "model.json", about(trained))

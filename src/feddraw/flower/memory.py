@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from feddraw.core import Memory
-from feddraw.errors import UserError
+from feddraw.errors import UserError, first_line
 from feddraw.system.files import make_folder, make_subfolder, write_whole
 
 
@@ -56,9 +56,9 @@ class ClientMemory:
         try:
             return {name: np.array(vector) for name, vector in load_file(file).items()}
         except (SafetensorError, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = f"{file}: {first_line(error):.80}"
             raise UserError(
-                f"what this client remembers is damaged ({file}: {reason:.80}); without the file it begins anew"
+                f"what this client remembers is damaged ({reason}); without the file it begins anew"
             ) from None
 
     def save(self, round: int, memory: Memory, counted: int | None = None) -> None:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from feddraw.core import Heads, Layout, Model, Update
-from feddraw.errors import UserError
+from feddraw.errors import UserError, first_line
 from feddraw.flower.memory import alias
 from feddraw.secure.signing_keys import public_line
 from feddraw.system.files import make_folder, make_subfolder, write_whole
@@ -85,8 +85,8 @@ class Vault:
                 about = json.loads((file.metadata() or {})["about"])
                 return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"what waits for a secure sum is damaged ({self._waiting}: {reason:.80})") from None
+            reason = f"{self._waiting}: {first_line(error):.80}"
+            raise UserError(f"what waits for a secure sum is damaged ({reason})") from None
 
     def forget(self) -> None:
         """Delete what waits: it has been counted, or never will be."""

@@ -30,7 +30,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, require, rule_of
 from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method
-from feddraw.errors import RunFailed, UserError
+from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import line
 from feddraw.nvflare.carried_state import packed, unpacked
 from feddraw.results.folder import RunFolder, policy_of
@@ -111,7 +111,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             model = FLModelUtils.from_shareable(shareable, fl_ctx)
         except Exception as error:  # whatever FLARE stumbles over in what a site sent
             model = FLModel(params={}, meta={})
-            self._refused[name] = _short(f"no model: {error}")
+            self._refused[name] = f"no model: {in_one_line(error)}"
         model.meta = dict(model.meta or {}) | {"client_name": name}  # by FLARE's word, not the site's
         self.accept_model(model)
         return name not in self._refused
@@ -176,7 +176,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             extra, labelled = beside.get("extra", {}), beside.get("labelled")
             return ClientUpdate(params, int(size), name, int(steps) or 1, extra, labelled)
         except UNREADABLE as error:
-            self._refused[name] = _short(error)
+            self._refused[name] = in_one_line(error)
             return None
 
     def _judged(self, entry: LedgerEntry) -> LedgerEntry:
@@ -301,7 +301,7 @@ def _gate(settings: Mapping[str, Any]) -> Gate:
     try:
         return Gate(**settings)
     except TypeError as error:
-        raise UserError(f"gate: {_short(error)}") from None
+        raise UserError(f"gate: {in_one_line(error)}") from None
 
 
 def _in_swarm(fl_ctx: FLContext) -> bool:
@@ -323,7 +323,3 @@ def _extra(model: FLModel) -> dict[str, Any]:
 
 def _history(ledger: str) -> History:
     return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]
-
-
-def _short(error: object) -> str:
-    return " ".join(str(error).split())[:200]

@@ -35,7 +35,7 @@ class Gate:
     clip: float = 0.0  # medians that a longer move is cut to; 0 = no clipping
     max_size: int = MOST_IMAGES  # images that a client may say it has
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse settings that no update could pass."""
         one_of("gate.norm", self.norm, ("off", "warn", "refuse"))
         if not (math.isfinite(self.factor) and self.factor >= 1):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from feddraw import catalog
 from feddraw.core import Heads, within
-from feddraw.errors import UserError, unknown
+from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._weights import State, read_weights
 from feddraw.training.find_classifier import classifier_of, evaluating
 from feddraw.training.network import Build
@@ -86,7 +86,7 @@ def _made(
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error)
         raise UserError(f"model '{function.__name__}' cannot be made of these settings: {reason}") from None
 
 

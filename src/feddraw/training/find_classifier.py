@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from feddraw.classifier_layer import choose, described
 from feddraw.core import Entry, Heads
-from feddraw.errors import UserError
+from feddraw.errors import UserError, in_one_line
 from feddraw.training.network import scores_in
 
 LEAST = 1e-4  # a change of a score, where a layer's output is raised by one
@@ -70,7 +70,7 @@ def _scores(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error)
         raise UserError(f"the network cannot take a grey image of {side} × {side} pixels: {reason}") from None
     if scores.shape != (images, outputs):
         shape = " × ".join(map(str, scores.shape[1:])) or "one"
