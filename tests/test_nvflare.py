@@ -232,7 +232,7 @@ def test_a_method_that_needs_other_clients_says_what_they_must_run() -> None:
         MethodAggregator("centralised", rounds=3)
     with pytest.raises(UserError, match="gate: "):
         MethodAggregator("fedavg", rounds=3, gate={"max_sice": 4})
-    with pytest.raises(UserError, match="gate.norm must be one of"):
+    with pytest.raises(UserError, match=r"gate\.norm must be one of"):
         MethodAggregator("fedavg", rounds=3, gate={"norm": "refuze"})
 
 
