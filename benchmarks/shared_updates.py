@@ -17,7 +17,7 @@ from pathlib import Path
 
 from feddraw.core import Local, Method
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.paper.published_tables import client_sizes
 from feddraw.scenarios.paper import TOTALS
 from feddraw.scenarios.partition import known_sizes

@@ -13,8 +13,9 @@ from feddraw.errors import UserError
 from feddraw.experiment.compare import Budget, by_seed, comparison, method_of, unfinished
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import timed
-from feddraw.experiment.study import Event, conduct
+from feddraw.experiment.study import conduct
 from feddraw.experiment.study_progress import Tally
+from feddraw.experiment.study_workers import Event
 from small import small
 
 

@@ -19,7 +19,9 @@ from feddraw.experiment.device_placement import memory_of, places_for_clients, p
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import _WorkerPool, conduct, planned_run, read_study
+from feddraw.experiment.study import conduct
+from feddraw.experiment.study_plan import planned_run, read_study
+from feddraw.experiment.study_workers import WorkerPool
 from feddraw.experiment.verify import verify
 from feddraw.results.checkpoint import model_digest
 from feddraw.results.folder import toml_values
@@ -386,7 +388,7 @@ class Full:
 
 
 def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fails_in_a_line(tmp_path):
-    pool, planned = _WorkerPool(tmp_path, []), planned_run(small(), {})
+    pool, planned = WorkerPool(tmp_path, []), planned_run(small(), {})
     first, second, elsewhere = pipes = [Full() for _ in range(3)]
     pool._processes = dict(zip(pipes, pipes, strict=True))
     pool._places = dict(zip(pipes, map(Place, ("cuda:0", "cuda:0", "cuda:1")), strict=True))

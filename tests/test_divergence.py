@@ -20,8 +20,8 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
 from feddraw.flower import histograms
+from feddraw.results.one_run import read_run
 from feddraw.results.reading import read_json, read_jsonl
-from feddraw.results.runs import read_run
 from feddraw.results.tensorboard import scalars
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import RoundRecord

@@ -16,7 +16,7 @@ from feddraw.analysis.explain_weights import document, explain, rounds, sentence
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.results.folder import LEDGER
-from feddraw.results.runs import read_run
+from feddraw.results.one_run import read_run
 from feddraw.schedules import annealing, compose, softmax
 from run_folders import make_run
 

@@ -23,10 +23,10 @@ from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_labels, resolve
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.models import densenet121
 from feddraw.participation import Participation
-from feddraw.results.runs import read_run
+from feddraw.results.one_run import read_run
 from run_folders import make_run
 
 NAMES = (

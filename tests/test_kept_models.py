@@ -14,7 +14,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.report import write_report
 from feddraw.results.folder import RunFolder
-from feddraw.results.runs import read_run
+from feddraw.results.one_run import read_run
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}

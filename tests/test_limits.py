@@ -18,13 +18,14 @@ from feddraw.datasets import nih, npz
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import ResultTable, read_study
+from feddraw.experiment.study_plan import read_study
+from feddraw.experiment.study_table import ResultTable
 from feddraw.models import densenet121
 from feddraw.report import write_report
-from feddraw.results import checkpoint, reading, runs
+from feddraw.results import checkpoint, one_run, reading
 from feddraw.results.folder import RunFolder
+from feddraw.results.one_run import read_run
 from feddraw.results.reading import read_csv, read_json, read_jsonl
-from feddraw.results.runs import read_run
 from feddraw.scenarios import index_list
 from run_folders import make_run
 
@@ -101,7 +102,7 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "lists of ChestX-ray14": nih.MAX_LIST,
         "label tables, unpacked": tables.MAX_TEXT,
         "a line of them": tables.MAX_LINE,
-        "predictions": runs.MAX_SCORES,
+        "predictions": one_run.MAX_SCORES,
         "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_WEIGHTS,
         "DICOM files": imaging.MAX_FILE,

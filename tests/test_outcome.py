@@ -11,7 +11,7 @@ import pytest
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import PRESETS, Experiment, complete
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.results.runs import collect
 from feddraw.scenarios.constructions import CONSTRUCTIONS
 from run_folders import make_run

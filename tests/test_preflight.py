@@ -17,8 +17,10 @@ from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.study import Event, SameCause, conduct, read_study
+from feddraw.experiment.study import SameCause, conduct
+from feddraw.experiment.study_plan import read_study
 from feddraw.experiment.study_preflight import preflight, survey
+from feddraw.experiment.study_workers import Event
 from feddraw.experiment.timed_steps import _rehearsed
 from feddraw.system.workers import peak_memory
 

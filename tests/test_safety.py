@@ -26,7 +26,7 @@ from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_labels
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.models import densenet121
 from feddraw.results.reading import read_json, read_text, toml_values
 from feddraw.results.runs import collect

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.secure import fixed_point, shamir
-from feddraw.secure.protocol import Collector, LocalSum, Member, Refused, SecureSumFailed, Session, threshold
+from feddraw.secure.client_half import Member
+from feddraw.secure.server_half import Collector
+from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
+from feddraw.secure.sum_in_process import LocalSum
 
 NAMES = tuple(f"site {number}" for number in range(6))
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES}

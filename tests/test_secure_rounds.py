@@ -25,7 +25,9 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure.protocol import Collector, Member, Session
+from feddraw.secure.client_half import Member
+from feddraw.secure.server_half import Collector
+from feddraw.secure.session import Session
 from feddraw.server.masked.announcement import Announced, Announcement, fingerprint
 from feddraw.server.masked.client_side import Contribution
 from feddraw.server.masked.in_process import FIRST, MOVES, Drops, MaskedRounds

@@ -16,7 +16,9 @@ from PIL import Image
 
 from feddraw.data.cache import CHUNK
 from feddraw.errors import UserError
-from feddraw.experiment.study import ResultTable, conduct, read_study, shard_of
+from feddraw.experiment.study import conduct
+from feddraw.experiment.study_plan import read_study, shard_of
+from feddraw.experiment.study_table import ResultTable
 from feddraw.report import write_report
 
 TINY = """

@@ -18,7 +18,7 @@ from feddraw.catalog import installed
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import complete
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.results.reading import flat
 from run_folders import make_run
 from small import small

@@ -31,7 +31,7 @@ from feddraw.flower.histograms import BINS, count, summary
 from feddraw.flower.histograms import best_edge as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
-from feddraw.results.runs import read_run
+from feddraw.results.one_run import read_run
 from feddraw.scenarios.image_deck import Partition, Shard
 from feddraw.scenarios.skew_measures import counts
 from feddraw.server.policy import Policy

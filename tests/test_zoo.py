@@ -20,7 +20,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import balanced, prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
-from feddraw.experiment.study import read_study
+from feddraw.experiment.study_plan import read_study
 from feddraw.federation import seed_of
 from feddraw.methods.afl import onto_simplex
 from feddraw.methods.fairfed import gap
@@ -30,8 +30,8 @@ from feddraw.methods.feddraw_adaptive import steadiness
 from feddraw.methods.fedmgda import shortest
 from feddraw.methods.fedsim import k_means, principal
 from feddraw.report import pictures
+from feddraw.results.one_run import read_run
 from feddraw.results.reading import read_toml
-from feddraw.results.runs import read_run
 from feddraw.schedules import cosine, softmax
 from feddraw.training.client import group_counts
 from quadratics import Bowl, play

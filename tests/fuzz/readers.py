@@ -38,11 +38,11 @@ from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data as inspection
-from feddraw.experiment import study, verify
+from feddraw.experiment import study_plan, study_table, verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.report import evidence, html, latex, markdown, section_order, writing
-from feddraw.results import checkpoint, reading, runs
+from feddraw.results import checkpoint, ledger_table, one_run, reading, runs
 from feddraw.results import folder as run_folder
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
@@ -136,7 +136,7 @@ def read_experiment(data: bytes, room: Path) -> object:
 
 
 def read_study(data: bytes, room: Path) -> object:
-    return study.read_study(written(data, room / "study.toml"))
+    return study_plan.read_study(written(data, room / "study.toml"))
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -205,8 +205,8 @@ DONE = [
 def read_done(data: bytes, room: Path) -> object:
     """A study's table, and what it is after a run has been added."""
     path = written(data, room / "runs.csv")
-    study.ResultTable(path).add([{"key": "new", "run": "c", "auc": 0.5, "gm": math.nan}])
-    again = study.ResultTable(path)
+    study_table.ResultTable(path).add([{"key": "new", "run": "c", "auc": 0.5, "gm": math.nan}])
+    again = study_table.ResultTable(path)
     assert "new" in again.rows
     return again.rows
 
@@ -357,7 +357,7 @@ def read_folder(data: bytes, room: Path) -> object:
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
     try:
-        run = runs.read_run(place)
+        run = one_run.read_run(place)
         runs.collect([place])
         found = explain_weights.explain(run)
         _ = list(explain_weights.sentences(found)), explain_weights.document(found)
@@ -720,7 +720,7 @@ def crowded(room: Path) -> object:
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
     (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER), *lines, ""]), encoding="utf-8")
-    return runs.read_run(place)
+    return one_run.read_run(place)
 
 
 def odd_log(room: Path) -> object:
@@ -754,7 +754,7 @@ def named_columns(room: Path) -> object:
 
 
 def added_twice(room: Path) -> object:
-    table = study.ResultTable(room / "new.csv")
+    table = study_table.ResultTable(room / "new.csv")
     table.add([{"key": "a"}])
     return table.add([{"key": "a"}])
 
@@ -767,7 +767,7 @@ def odd_similarities(room: Path) -> object:
 
 PLAN = "read_study _called _require_few _combinations _choices _label planned_run _require_different_names"
 SHEET = "read_tables open_sources united _refuse_two_spellings _take_rows split inside"
-RUNS = "read_run _json _check number collect find"
+RUNS = "collect find"
 
 
 def targets(room: Path) -> list[Target]:
@@ -799,8 +799,11 @@ def targets(room: Path) -> list[Target]:
             odd=[*no_file(Experiment.read), huge("x.toml", Experiment.read), trusted(Experiment.read, EXPERIMENTS[3])],
         ),
         Target(
-            "study.toml", read_study, ONE_LINE, STUDIES, [*text, *named(study, PLAN)], SETTINGS,
-            odd=[*no_file(study.read_study), huge("x.toml", study.read_study), trusted(study.read_study, STUDIES[5])],
+            "study.toml", read_study, ONE_LINE, STUDIES, [*text, *named(study_plan, PLAN)], SETTINGS,
+            odd=[
+                *no_file(study_plan.read_study), huge("x.toml", study_plan.read_study),
+                trusted(study_plan.read_study, STUDIES[5]),
+            ],
         ),
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
@@ -814,8 +817,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,
-            [*named(study.ResultTable, "__init__ add"), study._cell, *lines], TABLE_WORDS,
-            odd=[huge("runs.csv", study.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
+            [*named(study_table.ResultTable, "__init__ add"), study_table._cell, *lines], TABLE_WORDS,
+            odd=[huge("runs.csv", study_table.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
@@ -833,7 +836,8 @@ def targets(room: Path) -> list[Target]:
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
             [
-                *named(runs, RUNS), *functions(runs.Ledger), *named(runs.Run, "predictions curve by_class"),
+                *named(runs, RUNS), *named(one_run, "read_run _check number"), *functions(ledger_table.Ledger),
+                *named(one_run.Run, "predictions curve by_class"),
                 *named(reading, "read_json as_written"), *named(verify, "_pairs _lines _moved"),
                 *functions(explain_weights),
             ],

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.methods.random_effects import Sums, corrected_distances, distances, estimate, squared_distances, weights_of
-from feddraw.results.runs import Ledger
+from feddraw.results.ledger_table import Ledger
 from feddraw.schedules import schedule
 
 Floats = NDArray[np.float64]

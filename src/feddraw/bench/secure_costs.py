@@ -30,8 +30,9 @@ from feddraw.bench.server_step import CLIENTS, WIDE, names_of
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure import fixed_point, masks
-from feddraw.secure.protocol import Collector, Member
-from feddraw.secure.protocol import Session as Sum
+from feddraw.secure.client_half import Member
+from feddraw.secure.server_half import Collector
+from feddraw.secure.session import Session as Sum
 from feddraw.secure.signing_keys import directory_line, new_key
 from feddraw.system.workers import peak_memory
 

@@ -19,7 +19,7 @@ from feddraw.experiment.assignments import parse_settings
 if TYPE_CHECKING:
     from feddraw.experiment.compare import Budget
     from feddraw.experiment.run_time_estimate import Estimate
-    from feddraw.experiment.study import Planned
+    from feddraw.experiment.study_plan import Planned
     from feddraw.training.devices import Place
 
 
@@ -51,8 +51,9 @@ def compare(
     from feddraw.experiment.compare import Budget, by_seed, comparison, unfinished
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment
-    from feddraw.experiment.study import ResultTable, conduct
+    from feddraw.experiment.study import conduct
     from feddraw.experiment.study_progress import Tally
+    from feddraw.experiment.study_table import ResultTable
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison(experiment, seeds=seeds, folds=folds)

@@ -104,7 +104,7 @@ def _of_experiment(
 def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.analysis.site_distances import from_ledger
     from feddraw.results.folder import RunFolder
-    from feddraw.results.runs import Ledger
+    from feddraw.results.ledger_table import Ledger
 
     files = RunFolder(folder)
     if not files.ledger.is_file():

@@ -209,10 +209,10 @@ def line(result: RoundResult) -> str:
 def show_splits(out: Console, setup: Setup) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import described
-    from feddraw.data.splits import counts, few, in_words
+    from feddraw.data.findings_per_split import findings_per_split, in_words, too_few
 
-    found, findings = counts(setup.dataset), setup.dataset.findings
-    marked = {name for place, name in enumerate(findings) if few(found["test"], place)}
+    found, findings = findings_per_split(setup.dataset), setup.dataset.findings
+    marked = {name for place, name in enumerate(findings) if too_few(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
         cells = [in_words(split, place) for split in found.values()]
@@ -229,15 +229,15 @@ def show_splits(out: Console, setup: Setup) -> None:
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
-    from feddraw.data.splits import few
-    from feddraw.results.runs import number as undefined_as_nan
+    from feddraw.data.findings_per_split import too_few
+    from feddraw.results.one_run import number as undefined_as_nan
 
     found = read_json(folder / "metrics.json")
     test = found["test"]
     kinds = ("auc", "gm")
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
-    marked = {name for place, name in enumerate(findings) if split and few(split, place)}
+    marked = {name for place, name in enumerate(findings) if split and too_few(split, place)}
     rows = [
         [f"{name} †" if name in marked else name, *(number(test[kind]["per_class"][name]) for kind in kinds)]
         for name in findings

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from feddraw.experiment.run_preparation import Progress
-    from feddraw.experiment.study import Event, Planned
+    from feddraw.experiment.study_plan import Planned
     from feddraw.experiment.study_preflight import Preflight
     from feddraw.experiment.study_progress import Tally
+    from feddraw.experiment.study_workers import Event
     from feddraw.training.devices import Place
 
 
@@ -75,8 +76,10 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.experiment.study import PATIENCE, ResultTable, conduct, read_study, shard_of
+    from feddraw.experiment.study import PATIENCE, conduct
+    from feddraw.experiment.study_plan import read_study, shard_of
     from feddraw.experiment.study_progress import Tally
+    from feddraw.experiment.study_table import ResultTable
 
     if pdf:
         from feddraw.report.paper_tex import engine
@@ -148,7 +151,7 @@ def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, de
 
 def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
-    from feddraw.experiment.study import is_file_data
+    from feddraw.experiment.study_plan import is_file_data
     from feddraw.experiment.study_preflight import survey
 
     there = [planned for planned in runs if is_file_data(planned)]

@@ -27,7 +27,7 @@ from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
 from feddraw.experiment.run_time_estimate import Work
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import Planned, data_key
+from feddraw.experiment.study_plan import Planned, data_key
 from feddraw.experiment.study_progress import Tally
 from feddraw.experiment.timed_steps import SECONDS, Rehearsed, profile, rehearse
 from feddraw.grouping import grouped

@@ -26,8 +26,9 @@ from feddraw.experiment.run_preparation import builder, open_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.folder import RunFolder
 from feddraw.results.kept_models import KEPT
+from feddraw.results.one_run import Run, number, read_run
 from feddraw.results.reading import as_written
-from feddraw.results.runs import Run, number, read_run, require_run
+from feddraw.results.runs import require_run
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 

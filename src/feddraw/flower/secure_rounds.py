@@ -34,8 +34,7 @@ from feddraw.flower.secure_messages import (
     pairs_in,
 )
 from feddraw.flower.secure_sums import Circle, SecureSums, Told
-from feddraw.secure.protocol import SecureSumFailed
-from feddraw.secure.session import FEWEST
+from feddraw.secure.session import FEWEST, SecureSumFailed
 from feddraw.secure.signing_keys import Directory, read_directory
 from feddraw.server.gate import Gate
 from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, Party, announce, party_of

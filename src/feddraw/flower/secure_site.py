@@ -42,7 +42,7 @@ from feddraw.flower.secure_messages import (
     pairs_in,
     reading,
 )
-from feddraw.secure.protocol import Member
+from feddraw.secure.client_half import Member
 from feddraw.secure.session import FEWEST, About
 from feddraw.secure.signing_keys import Directory, name_in, read_directory, read_key
 from feddraw.server.masked.announcement import Announcement

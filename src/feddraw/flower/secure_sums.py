@@ -25,8 +25,8 @@ from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import RECORD, Order, digest_of_told, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
-from feddraw.secure.protocol import Collector, SecureSumFailed, Session
-from feddraw.secure.session import FEWEST
+from feddraw.secure.server_half import Collector
+from feddraw.secure.session import FEWEST, SecureSumFailed, Session
 from feddraw.secure.signing_keys import Directory
 
 log = logging.getLogger("flwr")

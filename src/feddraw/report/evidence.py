@@ -25,7 +25,8 @@ from feddraw.analysis.statistics import (
     weighted_gm,
 )
 from feddraw.grouping import grouped
-from feddraw.results.runs import METRICS, Collection, Predictions, Run, number
+from feddraw.results.one_run import METRICS, Predictions, Run, number
+from feddraw.results.runs import Collection
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}

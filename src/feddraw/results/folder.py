@@ -26,7 +26,7 @@ from safetensors.numpy import save
 from feddraw.classifier_layer import described
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
-from feddraw.data.splits import counts
+from feddraw.data.findings_per_split import findings_per_split
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
@@ -276,7 +276,7 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
         found["sizes"] = {shard.client: len(shard) for shard in partition.shards}
         rows = {shard.client: shard.rows for shard in partition.shards}
         found["positives"] = {client: labels.values[own].sum(axis=0).tolist() for client, own in rows.items()}
-        found["splits"] = counts(dataset)
+        found["splits"] = findings_per_split(dataset)
         if labels.known is not None:
             found["known"] = {client: labels.known_counts(own).tolist() for client, own in rows.items()}
     return found

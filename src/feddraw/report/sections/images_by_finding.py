@@ -10,12 +10,12 @@ import numpy as np
 
 from feddraw.analysis.statistics import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.splits import FEW, few, in_words, scarcest
+from feddraw.data.findings_per_split import FEW, in_words, scarcest, too_few
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text
 from feddraw.report.evidence import owners_of
-from feddraw.results.runs import Run
+from feddraw.results.one_run import Run
 
 COMPARED = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 
@@ -100,7 +100,7 @@ def findings_of(runs: Sequence[Run]) -> tuple[str, ...]:
 def marked_findings(runs: Sequence[Run]) -> list[str]:
     """Findings whose AUC rests on few test images."""
     test = counts_of(runs).get("test")
-    return [name for place, name in enumerate(findings_of(runs)) if few(test, place)] if test else []
+    return [name for place, name in enumerate(findings_of(runs)) if too_few(test, place)] if test else []
 
 
 def unmarked_findings(runs: Sequence[Run]) -> list[str]:

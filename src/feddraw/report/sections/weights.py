@@ -11,7 +11,8 @@ from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Text
 from feddraw.report.evidence import Report
-from feddraw.results.runs import Collection, Run
+from feddraw.results.one_run import Run
+from feddraw.results.runs import Collection
 
 
 def weights(report: Report, scenario: str) -> Iterator[Block]:

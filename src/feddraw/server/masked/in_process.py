@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from feddraw.core import Method, Model, Parts, State, Update
 from feddraw.errors import UserError
 from feddraw.secure.fixed_point import Words
-from feddraw.secure.protocol import LocalSum, SecureSumFailed, Session
+from feddraw.secure.session import SecureSumFailed, Session
+from feddraw.secure.sum_in_process import LocalSum
 from feddraw.server.gate import Gate
 from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
 from feddraw.server.masked.client_side import Contribution

@@ -1,9 +1,4 @@
-"""Secure sums: a `Member` at each client, a `Collector` at the server, and all of them in one process.
-
-The stages, each a message from every client to the server and one back: 0 keys, 1 shares, 2 masked values, 3 signatures
-under the list of those in the sum, 4 the shares that open it. Keys and shares can travel with the answers of an earlier
-round. With K clients asked, up to K - t may fall silent, at whatever stages; t = ⌊2K/3⌋ + 1.
-"""
+"""A secure sum of clients that are all in this process: the simulation's, and what tests compare with."""
 
 from __future__ import annotations
 
@@ -15,10 +10,8 @@ from numpy.typing import NDArray
 
 from feddraw.secure.client_half import Member
 from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
+from feddraw.secure.session import Session
 from feddraw.secure.signing_keys import Directory
-
-__all__ = ["Collector", "LocalSum", "Member", "Refused", "SecureSumFailed", "Session", "threshold"]
 
 STAGES = 5
 

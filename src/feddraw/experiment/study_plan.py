@@ -1,0 +1,195 @@
+"""The runs of a study: a file whose lists are multiplied out, every combination a run in a folder of its own.
+
+Seeds vary slowest, so a study that is stopped half-way has whole replicates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from feddraw.errors import UserError
+from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
+from feddraw.experiment.study_families import by_family, changed, placed, read_only, read_paths, require_members
+from feddraw.results.folder import RunFolder
+from feddraw.results.outcome_settings import without_execution
+from feddraw.results.reading import flat, read_toml
+
+ALWAYS_NAMED = ("scenario", "method")
+MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One run of a study."""
+
+    name: str  # of its folder
+    experiment: Experiment
+    label: Mapping[str, str]  # what tells it from the others, by setting
+
+    @cached_property
+    def complete(self) -> Experiment:
+        """The experiment with every default written out."""
+        return complete(self.experiment)
+
+    def is_finished(self, out: Path) -> bool:
+        """Whether its folder in `out` has all files; one that holds another run is refused."""
+        return not RunFolder(out / self.name).begin(self.complete.table(), resume=True, defaults=unnamed_defaults())
+
+    @property
+    def key(self) -> str:
+        """A digest of what was asked for: every setting that is not the default, so that a new one changes no old key.
+
+        Where the data lie on this machine and how the run is carried out are no part of it.
+        """
+        usual = flat(Experiment().table())
+        chosen = {name: value for name, value in flat(self.experiment.table()).items() if usual.get(name) != value}
+        table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
+        for name in ("data.name", "data.path"):
+            if isinstance(table.get(name), str):
+                table[name] = Path(table[name]).name
+        return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def is_file_data(planned: Planned) -> bool:
+    """Whether its images lie in files, and are prepared before the first run."""
+    name = planned.complete.section("data")[0]
+    return name != "phantom" and ":" not in name
+
+
+def data_key(experiment: Experiment) -> str:
+    """Equal for experiments on the same data set with the same settings of it."""
+    return json.dumps(experiment.data, sort_keys=True)
+
+
+# ---------------------------------------------------------------------------------------------------- the file
+
+
+def read_study(
+    path: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
+    paths: Mapping[str, str] | None = None,
+) -> list[Planned]:
+    """All runs of a study's file: an experiment file in which any value may be a list.
+
+    `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
+    one, is what tables call it in place of its scenario. `preset` names what the settings start from. A list inside a
+    list is a value. `[only.FAMILY]` has settings of the runs with this scenario or data set, `[paths]` says where
+    archives are; `changes` and `paths` are the same from the command line.
+    """
+    table = read_toml(path)
+    places, only = read_paths(table.pop("paths", {}), path), read_only(table.pop("only", {}), path)
+    for_all, families = by_family(changes or {})
+    preset = table.pop("preset", "laptop")
+    cases = table.pop("case", [{}])
+    if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
+        raise UserError(f"{path}: write a case as a table with two brackets: [[case]]")
+    chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
+    for case, called in map(_called, cases):
+        chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
+        _require_few(len(chosen))
+    base = Experiment.preset(preset)
+    found = []
+    for settings, label in chosen:
+        written = changed(base.with_settings(_dotted(settings)), only).trusted(trust, f"{path} names")
+        meant = changed(written.with_settings(for_all), families)
+        found.append(planned_run(placed(meant, paths or {}, places), label))
+    found.sort(key=lambda planned: planned.experiment.seed)
+    require_members([*only, *families], [planned.experiment for planned in found], path)
+    _require_different_names(found, path)
+    return found
+
+
+def _called(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A case's settings, and the name that it gives itself."""
+    settings = dict(case)
+    name = settings.pop("label", None)
+    return settings, {} if name is None else {"scenario": str(name)}
+
+
+def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Every choice of one element from each list, with words for what was chosen."""
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
+    for name, value in table.items():
+        items = value if isinstance(value, list) else [value]
+        choices = [choice for item in items for choice in _choices(item)]
+        _require_few(len(found) * len(choices))
+        found = [
+            (settings | {name: chosen}, label | _label(name, chosen, inner, len(items) > 1))
+            for settings, label in found
+            for chosen, inner in choices
+        ]
+    return found
+
+
+def _require_few(runs: int) -> None:
+    if runs > MOST_RUNS:
+        raise UserError(f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several files")
+
+
+def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
+    return [*_combinations(item)] if isinstance(item, Mapping) else [(item, {})]
+
+
+def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
+    """What to call a choice: a section by its name and its own settings, a number by its setting's name."""
+    if not isinstance(chosen, Mapping):
+        return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
+    if name not in ALWAYS_NAMED and not several:
+        return {f"{name}.{key}": value for key, value in inner.items()}
+    whole = flat(chosen)
+    shown = whole if several else {key: whole[key] for key in inner}
+    own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
+    return {name: ",".join([str(chosen.get("name", "")), *own])}
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted paths, a section's name before what belongs to it."""
+    dotted: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            dotted |= {name: value["name"]} if "name" in value else {}
+            dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
+        else:
+            dotted[name] = value
+    return dotted
+
+
+def planned_run(experiment: Experiment, label: dict[str, str]) -> Planned:
+    """A run with the name of its folder; `label` is what tells it from others."""
+    label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
+    others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
+    words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
+    name = "_".join([*words, f"seed={experiment.seed}"])
+    return Planned(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
+
+
+def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
+    seen: set[str] = set()
+    firsts: dict[str, Planned] = {}
+    for planned in runs:
+        if planned.name in seen:
+            raise UserError(f"{path} asks for {planned.name} more than once")
+        seen.add(planned.name)
+        first = firsts.setdefault(planned.key, planned)
+        if first is not planned:
+            how = "differ only in how they are carried out, not in what comes out: give one of them"
+            replaced = "are the same run: --set has replaced the settings that told them apart. Change the file instead"
+            why = replaced if first.experiment == planned.experiment else how
+            raise UserError(f"{path}: {first.name} and {planned.name} {why}")
+
+
+def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
+    """`i/n`: every n-th run, beginning with the i-th."""
+    parts = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
+        raise UserError(f"--shard takes i/n with i from 1 to n, not '{shard}'")
+    return list(runs[int(parts[1]) - 1 :: int(parts[2])])

@@ -1,0 +1,71 @@
+"""A run's ledger read back as a table: who counted how much in which round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.server.ledger import NUMBERS
+from feddraw.server.policy import CLAUSES
+
+Floats = NDArray[np.float64]
+
+HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
+MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
+LATER = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")  # not in early ledgers
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Who counted how much: for every column (rounds × clients), not a number where there is nothing."""
+
+    clients: tuple[str, ...]
+    columns: Mapping[str, Floats]
+    status: tuple[tuple[str, ...], ...]  # by round
+    clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a client's weight
+
+    @staticmethod
+    def of(lines: Sequence[Mapping[str, str]]) -> Ledger:
+        clients = tuple(dict.fromkeys(line["client"] for line in lines))
+        rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
+        if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
+            raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*NUMBERS, *LATER)}
+        status = [["missing"] * len(clients) for _ in range(rounds)]
+        clauses = [[""] * len(clients) for _ in range(rounds)]
+        place = {client: i for i, client in enumerate(clients)}
+        for line in lines:
+            t, i = int(line["round"]), place[line["client"]]
+            status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
+            if clauses[t][i] not in CLAUSES:
+                raise ValueError("a clause that no policy has")
+            for name, column in columns.items():
+                column[t, i] = float((line[name] if name in NUMBERS else line.get(name)) or math.nan)
+        for name, column in columns.items():
+            if (np.abs(column) > HUGE).any():
+                raise ValueError(f"{name} beyond {HUGE:g}")
+        return Ledger(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def common(self, name: str) -> list[float]:
+        """By round, the number that all clients share, such as gamma; NaN where there is none."""
+        return [float(row[np.isfinite(row)][0]) if np.isfinite(row).any() else math.nan for row in self[name]]
+
+    def has(self, *names: str) -> bool:
+        return all(np.isfinite(self[name]).any() for name in names)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a policy decided any weight."""
+        return any(any(row) for row in self.clauses)
+
+    @property
+    def sizes(self) -> Floats:
+        """Each client's images: the most it reported, because a missing one reports none."""
+        return np.asarray(np.nanmax(self["size"], axis=0, initial=0.0))
