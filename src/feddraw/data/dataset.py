@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -60,6 +61,18 @@ class Labels:
         """Labels of some of the images as metrics read them: 1, 0, and UNKNOWN (−1) where a label is not known."""
         values, known = self.values[rows], None if self.known is None else self.known[rows]
         return values if known is None or known.all() else np.where(known, values, UNKNOWN).astype(np.int8)
+
+    def patient_numbers(self) -> NDArray[np.int64] | None:
+        """Each image's patient as a number."""
+        return None if self.patients is None else np.unique(self.patients, return_inverse=True)[1].astype(np.int64)
+
+    def two_groups(self) -> NDArray[np.int8] | None:
+        """Each image's group as 0 or 1, the two most common in the order of their names; -1 for others."""
+        if self.groups is None:
+            return None
+        counts = Counter(word for word in self.groups.tolist() if word)
+        names = sorted(word for word, _ in counts.most_common(2))
+        return np.array([names.index(word) if word in names else -1 for word in self.groups.tolist()], np.int8)
 
     def targets(self) -> NDArray[np.float32]:
         """Labels as training reads them: 1, 0, and NaN where a label is not known."""

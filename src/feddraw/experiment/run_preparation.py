@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -195,25 +194,11 @@ def make_trainer(
 ) -> Trainer:
     """What trains some clients, by their rows in the data set; `frozen` are the initial model's frozen layers."""
     targets = dataset.labels.targets()
-    groups = two_groups(dataset.labels) if "groups" in method.asks else None
-    patients = numbered(dataset.labels.patients) if "gradient spread" in method.asks else None
+    groups = dataset.labels.two_groups() if "groups" in method.asks else None
+    patients = dataset.labels.patient_numbers() if "gradient spread" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
     build = with_frozen(builder(experiment, len(dataset.findings)), frozen)
     return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
-
-
-def numbered(names: NDArray[np.str_] | None) -> NDArray[np.int64] | None:
-    """Each name as a number."""
-    return None if names is None else np.unique(names, return_inverse=True)[1].astype(np.int64)
-
-
-def two_groups(labels: Labels) -> NDArray[np.int8] | None:
-    """Each image's group as 0 or 1, the two most common in the order of their names; -1 for others."""
-    if labels.groups is None:
-        return None
-    counts = Counter(word for word in labels.groups.tolist() if word)
-    names = sorted(word for word, _ in counts.most_common(2))
-    return np.array([names.index(word) if word in names else -1 for word in labels.groups.tolist()], np.int8)
 
 
 def builder(experiment: Experiment, classes: int) -> Build:
