@@ -39,7 +39,7 @@ PRINTED_BY = {
     "experiment/study_preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
     "experiment/settings.py": ("run", "study", "verify"),
-    "experiment/study.py": ("study",),
+    "experiment/study_plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),

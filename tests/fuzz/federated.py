@@ -219,8 +219,14 @@ def targets() -> list[Target]:
     reading = [getattr(reply_intake, name) for name in inside.split()]
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)
-    counting = [histograms.add_up, histograms._whole, strategy.weighted_means, strategy._weight, strategy._metrics]
-    asking = [site.read_job, site._vectors, site._model, site._config]
+    counting = [
+        histograms.add_up,
+        histograms._whole,
+        strategy.weighted_means,
+        strategy._weight,
+        reply_intake.all_metrics,
+    ]
+    asking = [site.read_job, site._vectors, site._model]
     return [
         Target(
             "Flower replies",

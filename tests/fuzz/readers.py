@@ -361,8 +361,8 @@ def read_folder(data: bytes, room: Path) -> object:
         runs.collect([place])
         found = explain_weights.explain(run)
         _ = list(explain_weights.sentences(found)), explain_weights.document(found)
-        _ = list(verify._pairs(RunFolder(place), RunFolder(place), 2, True))
-        _ = list(verify._moved(RunFolder(place), HERE))
+        _ = list(verify._hashes(RunFolder(place), RunFolder(place), 2, True))
+        _ = list(verify._differing_environment(RunFolder(place), HERE))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
         with suppress(UserError):  # other settings
@@ -838,7 +838,7 @@ def targets(room: Path) -> list[Target]:
             [
                 *named(runs, RUNS), *named(one_run, "read_run _check number"), *functions(ledger_table.Ledger),
                 *named(one_run.Run, "predictions curve by_class"),
-                *named(reading, "read_json as_written"), *named(verify, "_pairs _lines _moved"),
+                *named(reading, "read_json as_written"), *named(verify, "_hashes _lines _differing_environment"),
                 *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
