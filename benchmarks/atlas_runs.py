@@ -137,7 +137,7 @@ def within(one: Found, limit: float) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- verdicts, words
 
-HELD, FAILED, OPEN = "held", "failed", "not yet decided"
+HELD, FAILED, OPEN = "held", "failed", "not decided"
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def test_candidates_powers_and_sites_left_out_are_judged_when_they_are_there(atl
     assert outcomes(atlas, evidence(atlas, [*main, *better]))["H11"] == atlas.HELD
 
 
-@pytest.mark.parametrize(("of_two_steps", "outcome"), [(0.0, "held"), (0.06, "failed"), (0.025, "not yet decided")])
+@pytest.mark.parametrize(("of_two_steps", "outcome"), [(0.0, "held"), (0.06, "failed"), (0.025, "not decided")])
 def test_drift_compares_what_few_and_many_local_steps_lose(atlas, stages, of_two_steps, outcome):
     def auc(regime, rule):
         loss = of_two_steps if regime == "enriched, 2 steps" else 0.05
@@ -141,7 +141,7 @@ def similarity_runs(atlas, stages, auc, **about):
 
 @pytest.mark.parametrize(
     ("gain", "outcome"),
-    [(0.01, "held"), (-0.01, "held"), (0.03, "failed"), (-0.03, "failed"), (0.018, "not yet decided")],
+    [(0.01, "held"), (-0.01, "held"), (0.03, "failed"), (-0.03, "failed"), (0.018, "not decided")],
 )
 def test_similarity_is_held_against_that_of_another_client_at_every_beta(atlas, stages, gain, outcome):
     def auc(regime, similarity, beta):
@@ -155,7 +155,7 @@ def test_similarity_is_held_against_that_of_another_client_at_every_beta(atlas, 
 
 
 @pytest.mark.parametrize(("gain", "spread", "outcome"), [
-    (0.01, 0.002, "held"), (0.0, 0.002, "failed"), (-0.03, 0.002, "failed"), (0.01, 0.05, "not yet decided"),
+    (0.01, 0.002, "held"), (0.0, 0.002, "failed"), (-0.03, 0.002, "failed"), (0.01, 0.05, "not decided"),
 ])  # fmt: skip
 def test_another_similarity_is_better_if_one_of_twelve_is(atlas, stages, gain, spread, outcome):
     def auc(regime, similarity, beta):
@@ -180,7 +180,7 @@ def choices_of(atlas, stages, gain, spread=0.002):
 
 
 @pytest.mark.parametrize(("gain", "spread", "outcome"), [
-    (0.02, 0.002, "held"), (-0.02, 0.002, "failed"), (0.0, 0.002, "failed"), (0.0, 0.05, "not yet decided"),
+    (0.02, 0.002, "held"), (-0.02, 0.002, "failed"), (0.0, 0.002, "failed"), (0.0, 0.05, "not decided"),
 ])  # fmt: skip
 def test_choosing_among_rules_is_held_against_choosing_among_uniform_runs(atlas, stages, gain, spread, outcome):
     main, again = choices_of(atlas, stages, gain, spread)
@@ -204,7 +204,7 @@ def rival_runs(atlas, stages, auc, **about):
 
 
 @pytest.mark.parametrize(("gain", "spread", "outcome"), [
-    (0.03, 0.002, "failed"), (0.0, 0.002, "held"), (0.019, 0.002, "not yet decided"), (0.0, 0.1, "not yet decided"),
+    (0.03, 0.002, "failed"), (0.0, 0.002, "held"), (0.019, 0.002, "not decided"), (0.0, 0.1, "not decided"),
 ])  # fmt: skip
 def test_a_tuned_rival_is_better_by_the_margin_or_none_is(atlas, stages, gain, spread, outcome):
     def auc(regime, rule):
@@ -240,7 +240,7 @@ def lead_runs(atlas, stages, gain, replicates=10, spread=0.002):
     ({"gain": -0.01}, "failed"),
     ({"gain": 0.0}, "failed"),
     ({"gain": 0.01, "spread": 0.05}, "failed"),  # what is not confirmed is retracted
-    ({"gain": 0.01, "replicates": 9}, "not yet decided"),
+    ({"gain": 0.01, "replicates": 9}, "not decided"),
 ])  # fmt: skip
 def test_leads_of_the_replication_are_confirmed_or_retracted(atlas, stages, about, outcome):
     made = lead_runs(atlas, stages, **about)
@@ -276,8 +276,8 @@ def left_out_runs(atlas, stages, gains, **about):
     ({"fedavg": -0.01, "feddraw": 0.03}, 0.002, ["held", "failed"]),
     ({}, 0.002, ["failed", "held"]),
     ({"fedavg": 0.03}, 0.002, ["failed", "failed"]),
-    ({"random_effects": 0.0195}, 0.002, ["failed", "not yet decided"]),
-    ({}, 0.1, ["not yet decided", "not yet decided"]),
+    ({"random_effects": 0.0195}, 0.002, ["failed", "not decided"]),
+    ({}, 0.1, ["not decided", "not decided"]),
 ])  # fmt: skip
 def test_a_site_left_out_is_judged_by_its_own_images(atlas, stages, gains, spread, outcomes):
     made = left_out_runs(atlas, stages, gains, spread=spread)
@@ -299,7 +299,7 @@ def fine_tuned_runs(atlas, stages, gains, replicates=5, spread=0.002):
     ({("alike", "feddraw"): 0.03}, 0.002, ["failed", "failed"]),
     ({("enriched", "fedavg"): 0.03}, 0.002, ["failed", "failed"]),
     ({}, 0.002, ["failed", "held"]),
-    ({}, 0.1, ["not yet decided", "not yet decided"]),
+    ({}, 0.1, ["not decided", "not decided"]),
 ])  # fmt: skip
 def test_a_fine_tuned_network_is_judged_over_five_folds(atlas, stages, gains, spread, outcomes):
     made = fine_tuned_runs(atlas, stages, gains, spread=spread)
