@@ -56,8 +56,8 @@ from feddraw.analysis.paired_differences import Difference, against
 from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import look, save, styled
 from feddraw.analysis.statistics import bootstrap, holm, interval
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_csv, read_toml
+from feddraw.results.recorded_run import read_run
+from feddraw.system.reading import read_csv, read_toml
 
 IMAGES = DOCS / "images"
 PHANTOM, NIH = DATA / "atlas-phantom.csv", DATA / "atlas-nih.csv"

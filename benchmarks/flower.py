@@ -28,18 +28,18 @@ from flwr.serverapp.strategy import FedAvg
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.gate import Gate, accept_by_distance, check_each
-from feddraw.training import build
+from feddraw.training import network_by_name
 
 CLIENTS = 10
 
 
 def replies_to(strategy: Any) -> list[Message]:
     """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower packs them."""
-    module, _ = build.build("densenet121", 5, {"weights": "none"})
+    module, _ = network_by_name.build("densenet121", 5, {"weights": "none"})
     state = module.state_dict()
     app = ClientApp()
 

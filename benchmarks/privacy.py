@@ -23,8 +23,8 @@ from feddraw.core import Entry, Layout, Model, Update
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
-from feddraw.server.masked.in_process import MaskedRounds
-from feddraw.server.masked.word_layout import PRECISION
+from feddraw.secure_rounds.in_process import MaskedRounds
+from feddraw.secure_rounds.word_layout import PRECISION
 from feddraw.server.round import aggregate_round
 
 

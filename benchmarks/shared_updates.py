@@ -17,10 +17,10 @@ from pathlib import Path
 
 from feddraw.core import Local, Method
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.experiment.study_plan import read_study
 from feddraw.paper.published_tables import client_sizes
 from feddraw.scenarios.paper import TOTALS
 from feddraw.scenarios.partition import known_sizes
+from feddraw.study.plan import read_study
 from feddraw.training.loop import steps_per_epoch
 
 FIRST_ROUND_PLAIN = ("scaffold", "alone")  # whose local rule changes nothing before the first answer of the server

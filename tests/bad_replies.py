@@ -14,7 +14,7 @@ from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, Re
 
 from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.flower import MethodStrategy
-from feddraw.flower._inprocess import identify
+from feddraw.flower.in_process_grid import identify
 from feddraw.flower.records import NUMPY, pack, to_arrays, unpack, vectors_to_arrays
 
 Change = Callable[[RecordDict], None]

@@ -13,9 +13,9 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save_file
 
-from feddraw.results.folder import LEDGER
-from feddraw.results.reading import json_values
+from feddraw.results.run_folder import LEDGER
 from feddraw.schedules import schedule
+from feddraw.system.reading import json_values
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Effusion")
 

@@ -309,7 +309,7 @@ def test_a_fine_tuned_network_is_judged_over_five_folds(atlas, stages, gains, sp
 
 
 def test_settings_are_named_as_the_studies_name_them(stages):
-    from feddraw.experiment.study_plan import read_study
+    from feddraw.study.plan import read_study
 
     named = {
         name: {

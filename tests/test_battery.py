@@ -20,7 +20,7 @@ from feddraw.core import ASKED, Cohort, Job, Server, brings_training, brings_wei
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import seed_of
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.folder import RunFolder
+from feddraw.results.run_folder import RunFolder
 from tiny import NAMES, SIZES, Altered, Canned, bench, copied, initial, same, server_images, shards, train
 
 METHODS = catalog.names("methods")

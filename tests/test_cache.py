@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data import cache
-from feddraw.data.cache import CHUNK, Files, prepare
+from feddraw.data import image_cache
 from feddraw.data.dataset_from_table import stamp
+from feddraw.data.image_cache import CHUNK, Files, prepare
 from feddraw.data.imaging import Recipe
 from feddraw.errors import RunFailed, UserError
 
@@ -188,7 +188,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_told_before_the_work_begins(monkeypatch):
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(Numbers, "read", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=r"needs 0.0 GB and has 0.0 GB free"):
         prepare(Numbers(), Recipe(16), "numbers")
@@ -233,7 +233,7 @@ class start:
 
 
 def environment():
-    paths = [str(Path(__file__).parent), str(Path(cache.__file__).parents[2])]
+    paths = [str(Path(__file__).parent), str(Path(image_cache.__file__).parents[2])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

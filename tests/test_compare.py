@@ -10,12 +10,12 @@ import pytest
 import tomli_w
 
 from feddraw.errors import UserError
-from feddraw.experiment.compare import Budget, by_seed, comparison, method_of, unfinished
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import timed
-from feddraw.experiment.study import conduct
-from feddraw.experiment.study_progress import Tally
-from feddraw.experiment.study_workers import Event
+from feddraw.study.comparison import Budget, by_seed, comparison, method_of, unfinished
+from feddraw.study.conduct import conduct
+from feddraw.study.progress import Tally
+from feddraw.study.workers import Event
 from small import small
 
 

@@ -19,13 +19,13 @@ from feddraw.experiment.device_placement import memory_of, places_for_clients, p
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import conduct
-from feddraw.experiment.study_plan import planned_run, read_study
-from feddraw.experiment.study_workers import WorkerPool
 from feddraw.experiment.verify import verify
 from feddraw.results.checkpoint import model_digest
-from feddraw.results.folder import toml_values
-from feddraw.results.reading import read_json, read_jsonl
+from feddraw.results.run_folder import toml_values
+from feddraw.study.conduct import conduct
+from feddraw.study.plan import planned_run, read_study
+from feddraw.study.workers import WorkerPool
+from feddraw.system.reading import read_json, read_jsonl
 from feddraw.training import devices
 from feddraw.training.augment import augment
 from feddraw.training.devices import (
@@ -37,9 +37,9 @@ from feddraw.training.devices import (
     shortage,
     survey,
 )
-from feddraw.training.feed import Copied, Kept
-from feddraw.training.footprint import CONTEXT
+from feddraw.training.image_feed import Copied, Kept
 from feddraw.training.loop import Examples, over_known, seeded
+from feddraw.training.step_memory import CONTEXT
 from small import small
 
 

@@ -19,12 +19,12 @@ from feddraw.cli.run import line
 from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
-from feddraw.flower import histograms
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_json, read_jsonl
+from feddraw.flower import score_histograms
+from feddraw.results.recorded_run import read_run
 from feddraw.results.tensorboard import scalars
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import RoundRecord
+from feddraw.system.reading import read_json, read_jsonl
 from small import small
 
 SETTINGS = [
@@ -120,13 +120,15 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
     truth = rng.integers(0, 2, (40, 2))
     good, bad = rng.random((40, 2)), rng.random((40, 2))
     bad[3, 1] = math.nan
-    sent = [histograms.to_metrics("validation", histograms.count(s, truth), not_finite(s)) for s in (good, bad)]
+    sent = [
+        score_histograms.to_metrics("validation", score_histograms.count(s, truth), not_finite(s)) for s in (good, bad)
+    ]
     contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
-    found = histograms.merge(contents, ("Edema", "Nodule"))["validation"]
+    found = score_histograms.merge(contents, ("Edema", "Nodule"))["validation"]
     assert (found["undefined"], found["not_finite"]) == (["Nodule"], ["Nodule"])
     assert math.isnan(found["gm"]["per_class"]["Nodule"])
     assert 0 < found["auc"]["per_class"]["Edema"] < 1
-    assert json.dumps(histograms.to_metrics("test", histograms.count(good, truth))).count("not-finite") == 0
+    assert json.dumps(score_histograms.to_metrics("test", score_histograms.count(good, truth))).count("not-finite") == 0
 
 
 def test_a_bootstrap_of_scores_that_are_no_numbers_has_no_value() -> None:

@@ -21,7 +21,7 @@ from feddraw.doctor.device_trial import Examined, Task, relative
 from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
 from feddraw.doctor.trial_processes import Team, TooSlow
 from feddraw.errors import RunFailed
-from feddraw.experiment.study_plan import read_study
+from feddraw.study.plan import read_study
 from feddraw.training.devices import Place
 from small import small
 

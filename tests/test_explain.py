@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from feddraw.analysis.explain_weights import document, explain, rounds, sentences, spans, split
 from feddraw.cli import app
 from feddraw.errors import UserError
-from feddraw.results.folder import LEDGER
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_folder import LEDGER
 from feddraw.schedules import annealing, compose, softmax
 from run_folders import make_run
 

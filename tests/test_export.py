@@ -21,7 +21,7 @@ from feddraw.experiment import prediction
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.export import run_export as exporting
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
 from small import small
 
 EXPERIMENT = small(rounds=2, holdout=0.2, **{"keep.tail": 2})

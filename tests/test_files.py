@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
-from feddraw.results.folder import RunFolder
+from feddraw.results.run_folder import RunFolder
 from feddraw.system import locks
 from feddraw.system.files import append, make_folder, make_subfolder, open_file, write_whole
 from run_folders import make_run
@@ -190,7 +190,7 @@ def mode(path: Path) -> int:
 def test_scores_checkpoints_and_memory_are_for_their_owner_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feddraw.flower.memory import ClientMemory
+    from feddraw.flower.client_memory import ClientMemory
 
     folder = RunFolder(tmp_path / "runs" / "one")
     list(iterate(small(rounds=1), folder.path))

@@ -25,15 +25,15 @@ from feddraw import catalog
 from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays, to_model
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.results.reading import read_jsonl
 from feddraw.server.gate import Gate
 from feddraw.server.state_dict import layout_of_arrays
 from feddraw.system.locks import locked_inodes
+from feddraw.system.reading import read_jsonl
 from feddraw.training.client import Trainer
 from feddraw.watch.followed_runs import FollowedRun
 

@@ -16,17 +16,17 @@ from feddraw.analysis import metrics
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
-from feddraw.flower import histograms, server_app, settings
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower import score_histograms, server_app, settings
 from feddraw.flower.client_app import app
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.flower.server_app import serve
 from feddraw.flower.settings import read
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
-from feddraw.results.folder import RunFolder
-from feddraw.results.reading import flat, read_csv, read_jsonl
-from feddraw.secure.signing_keys import directory_line, new_key
+from feddraw.results.run_folder import RunFolder
+from feddraw.secure_sums.signing_keys import directory_line, new_key
+from feddraw.system.reading import flat, read_csv, read_jsonl
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}
@@ -239,15 +239,16 @@ def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: 
 def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_images() -> None:
     rng, truth = np.random.default_rng(0), np.random.default_rng(1).integers(0, 2, (60, 3))
     scores = rng.uniform(size=(60, 3))
-    parts = [histograms.count(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
-    sites = [RecordDict({"metrics": MetricRecord(histograms.to_metrics("test", one, [1]))}) for one in parts]
+    parts = [score_histograms.count(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
+    sites = [RecordDict({"metrics": MetricRecord(score_histograms.to_metrics("test", one, [1]))}) for one in parts]
     total = sum(
-        (histograms.to_words(site, 3) for site in sites), np.zeros(2 * (2 * 3 * histograms.BINS + 3), np.uint64)
+        (score_histograms.to_words(site, 3) for site in sites),
+        np.zeros(2 * (2 * 3 * score_histograms.BINS + 3), np.uint64),
     )
-    found = [RecordDict({"metrics": histograms.from_words(total, 3)})]
-    assert np.array_equal(histograms.add_up(found, "test", 3), histograms.count(scores, truth))
-    assert histograms.broken(found, "test", 3) == [1]
-    assert not histograms.add_up(found, "validation", 3).any()
+    found = [RecordDict({"metrics": score_histograms.from_words(total, 3)})]
+    assert np.array_equal(score_histograms.add_up(found, "test", 3), score_histograms.count(scores, truth))
+    assert score_histograms.broken(found, "test", 3) == [1]
+    assert not score_histograms.add_up(found, "validation", 3).any()
 
 
 def test_secure_sums_of_two_nodes_are_refused(hospitals: Any, tmp_path: Path) -> None:
@@ -298,11 +299,15 @@ def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> N
     parts = np.split(np.arange(900), [500, 600])
     contents = [
         RecordDict(
-            {"metrics": MetricRecord(histograms.to_metrics("validation", histograms.count(scores[p], truth[p])))}
+            {
+                "metrics": MetricRecord(
+                    score_histograms.to_metrics("validation", score_histograms.count(scores[p], truth[p]))
+                )
+            }
         )
         for p in parts
     ]
-    found = histograms.merge(contents, ("a", "b"))["validation"]
+    found = score_histograms.merge(contents, ("a", "b"))["validation"]
     for place, name in enumerate("ab"):
         exact = metrics.auc(scores[:, place], truth[:, place])
         assert found["auc"]["per_class"][name] == pytest.approx(exact, abs=2e-3)

@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 
 from feddraw.errors import RunFailed
 from feddraw.experiment.running import iterate, run
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 from small import small
 
 FILES = ("model.safetensors", "weights.csv", "metrics.json")
@@ -85,7 +85,7 @@ def test_a_simulation_that_crashes_after_its_start_is_one_clear_error(monkeypatc
             raise RuntimeError("An error was encountered. Ending simulation.") from error
 
     monkeypatch.setattr("feddraw.flower.engine.installed", lambda name: True)
-    monkeypatch.setattr("feddraw.flower._simulation.run_simulation", crashing)
+    monkeypatch.setattr("feddraw.flower.ray_simulation.run_simulation", crashing)
     said = "Flower's simulation on Ray crashed: OSError: no space left for Ray's object store"
     with pytest.raises(RunFailed, match=said):
         list(run(small(engine="flower")))

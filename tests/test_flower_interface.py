@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.policy import Policy
 

@@ -18,7 +18,7 @@ import tiny
 from feddraw import catalog
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import MethodStrategy
-from feddraw.flower._inprocess import FIRST_NODE, InProcessGrid
+from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import fingerprint, read_sites
 from feddraw.flower.site import Site, client

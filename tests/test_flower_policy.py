@@ -13,14 +13,14 @@ import tiny
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
 from feddraw.flower import FedDRAW, MethodStrategy
-from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.client_app import app
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.flower.server_app import serve
 from feddraw.flower.settings import READY, read
 from feddraw.methods.fednova import fednova
-from feddraw.results.reading import flat, read_csv, read_toml
 from feddraw.server.policy import Policy
+from feddraw.system.reading import flat, read_csv, read_toml
 from small import small
 
 NODES = [{"partition-id": number} for number in range(4)]

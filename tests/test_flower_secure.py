@@ -23,7 +23,7 @@ from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
-from feddraw.flower._inprocess import FIRST_NODE, InProcessGrid
+from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import described, method_of
 from feddraw.flower.records import to_arrays, unpack
 from feddraw.flower.secure_messages import ORDER, RECORD, Order
@@ -33,10 +33,10 @@ from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.krum import krum
 from feddraw.methods.scaffold import scaffold
-from feddraw.secure.client_half import Member
-from feddraw.secure.signing_keys import directory_line, new_key
+from feddraw.secure_rounds.in_process import MaskedRounds
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.signing_keys import directory_line, new_key
 from feddraw.server.gate import Gate
-from feddraw.server.masked.in_process import MaskedRounds
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
 from test_frozen import FROZEN, half_frozen, site_trainer

@@ -22,16 +22,16 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.flower import job_orders
-from feddraw.flower._inprocess import InProcessGrid
 from feddraw.flower.frozen_layers import KEY, FrozenLayers, take_frozen
+from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.site import Site, client
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
-from feddraw.training.build import build, with_frozen
 from feddraw.training.client import Trainer
 from feddraw.training.network import Network
+from feddraw.training.network_by_name import build, with_frozen
 from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 from small import small

@@ -18,15 +18,15 @@ from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
-from feddraw.data.cache import read_log
+from feddraw.data.image_cache import read_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_labels, resolve
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.study_plan import read_study
 from feddraw.models import densenet121
 from feddraw.participation import Participation
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
+from feddraw.study.plan import read_study
 from run_folders import make_run
 
 NAMES = (

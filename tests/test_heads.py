@@ -20,10 +20,10 @@ from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
-from feddraw.results.runs import collect
-from feddraw.server.findings import divided
-from feddraw.training.build import build
+from feddraw.results.run_collection import collect
+from feddraw.server.partial_labels import divided
 from feddraw.training.network import Network
+from feddraw.training.network_by_name import build
 from small import small
 
 SIDE = 28

@@ -19,7 +19,7 @@ from feddraw.experiment.heterogeneity import Examination, examine, groups_of
 from feddraw.experiment.running import run
 from feddraw.methods.random_effects import Sums, distances, estimate, random_effects
 from feddraw.report import write_report
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
 from small import small
 from tiny import initial, same, train
 

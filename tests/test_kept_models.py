@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.report import write_report
-from feddraw.results.folder import RunFolder
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_folder import RunFolder
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}

@@ -12,21 +12,22 @@ import pytest
 
 import feddraw
 from feddraw.core import Layout
-from feddraw.data import cache, imaging, tables
+from feddraw.data import image_cache, imaging, tables
 from feddraw.data.imaging import BadImage, decode
 from feddraw.datasets import nih, npz
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study_plan import read_study
-from feddraw.experiment.study_table import ResultTable
 from feddraw.models import densenet121
 from feddraw.report import write_report
-from feddraw.results import checkpoint, one_run, reading
-from feddraw.results.folder import RunFolder
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_csv, read_json, read_jsonl
+from feddraw.results import checkpoint, recorded_run
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
+from feddraw.study.plan import read_study
+from feddraw.study.results_table import ResultTable
+from feddraw.system import reading
+from feddraw.system.reading import read_csv, read_json, read_jsonl
 from run_folders import make_run
 
 GUIDE = Path(feddraw.__file__).parents[2] / "docs" / "safety.md"
@@ -53,7 +54,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "x.dcm": decode,
     "w.pth": densenet121._weights_file,
     "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
-    "progress.jsonl": cache.read_log,
+    "progress.jsonl": image_cache.read_log,
 }
 
 
@@ -102,7 +103,7 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "lists of ChestX-ray14": nih.MAX_LIST,
         "label tables, unpacked": tables.MAX_TEXT,
         "a line of them": tables.MAX_LINE,
-        "predictions": one_run.MAX_SCORES,
+        "predictions": recorded_run.MAX_SCORES,
         "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_WEIGHTS,
         "DICOM files": imaging.MAX_FILE,

@@ -18,8 +18,8 @@ from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment.running import iterate, run
 from feddraw.federation import federate
-from feddraw.flower._inprocess import FIRST_NODE
-from feddraw.flower.memory import ClientMemory
+from feddraw.flower.client_memory import ClientMemory
+from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.scaffold import scaffold
 from feddraw.training.client import Trainer, memory_of

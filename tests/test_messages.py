@@ -36,10 +36,10 @@ PRINTED_BY = {
     "doctor/cost.py": ("study", "compare", "run"),
     "doctor/examination.py": ("doctor",),
     "experiment/assignments.py": ("run", "study"),
-    "experiment/study_preflight.py": ("study",),
+    "study/preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
     "experiment/settings.py": ("run", "study", "verify"),
-    "experiment/study_plan.py": ("study",),
+    "study/plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it
     "experiment/prediction.py": ("predict",),
@@ -50,7 +50,7 @@ PRINTED_BY = {
     "flower/signatures.py": ("operator sign",),
     "report/writing.py": ("report",),
     "report/evidence.py": ("report",),
-    "results/folder.py": ("run", "demo"),
+    "results/run_folder.py": ("run", "demo"),
     "scenarios/partition.py": ("scenario show",),
     "watch/server.py": ("watch",),
 }

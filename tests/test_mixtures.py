@@ -16,12 +16,12 @@ from feddraw.errors import UserError
 from feddraw.experiment.assignments import parse_settings
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.experiment.study_plan import read_study
 from feddraw.experiment.verify import verify
 from feddraw.flower.settings import read
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedlaw import fedlaw
 from feddraw.methods.median import median
+from feddraw.study.plan import read_study
 from small import small
 
 NAMES = catalog.names("methods")

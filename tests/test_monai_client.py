@@ -16,7 +16,7 @@ if "FEDDRAW_MATRIX" not in os.environ:
 
 from flwr.app import Context, RecordDict
 
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "monai"
 

@@ -21,9 +21,9 @@ from feddraw.cli.run import line
 from feddraw.cli.show import console, table, words
 from feddraw.data.tables import Sheet
 from feddraw.report import write_report
-from feddraw.results.folder import RunFolder
-from feddraw.results.reading import read_csv, read_json
+from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
+from feddraw.system.reading import read_csv, read_json
 from run_folders import make_run
 
 NASTY = [

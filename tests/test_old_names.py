@@ -13,7 +13,7 @@ import pytest
 
 from feddraw import old_names
 from feddraw.datasets.phantom import phantom
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
 from run_folders import make_run, scored
 
 

@@ -11,9 +11,9 @@ import pytest
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import PRESETS, Experiment, complete
-from feddraw.experiment.study_plan import read_study
-from feddraw.results.runs import collect
+from feddraw.results.run_collection import collect
 from feddraw.scenarios.constructions import CONSTRUCTIONS
+from feddraw.study.plan import read_study
 from run_folders import make_run
 from small import small
 

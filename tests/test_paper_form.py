@@ -19,7 +19,7 @@ from feddraw.report.blocks import Cell, Table
 from feddraw.report.evidence import examine
 from feddraw.report.latex import tables
 from feddraw.report.section_order import compose
-from feddraw.results.runs import collect
+from feddraw.results.run_collection import collect
 from feddraw.scenarios.paper import PAPER
 from run_folders import make_run
 

@@ -13,8 +13,8 @@ from feddraw.experiment.running import iterate, run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova
 from feddraw.participation import Participation
-from feddraw.results.folder import RunFolder
-from feddraw.results.reading import read_csv
+from feddraw.results.run_folder import RunFolder
+from feddraw.system.reading import read_csv
 from small import small
 from tiny import NAMES, SIZES, bench, same, train
 

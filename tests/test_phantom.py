@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddraw.data.anatomy import radiographs
 from feddraw.data.contact_sheet import contact_sheet, varied_examples
 from feddraw.data.dataset import FINDINGS
+from feddraw.data.phantom_anatomy import radiographs
 from feddraw.datasets.phantom import BLOCK, MEAN, STD, findings, phantom
 from feddraw.errors import UserError
 

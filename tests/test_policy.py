@@ -23,10 +23,10 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.report import write_report
-from feddraw.results.folder import RunFolder, policy_of
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_csv
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.server.policy import Policy, project, why_not
+from feddraw.system.reading import read_csv
 from small import small
 from tiny import Altered, bench, same, server_images, train
 

@@ -19,7 +19,7 @@ from feddraw.experiment import prediction
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
 from feddraw.system.workers import receive
 from small import small
 

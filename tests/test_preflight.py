@@ -17,11 +17,11 @@ from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.study import SameCause, conduct
-from feddraw.experiment.study_plan import read_study
-from feddraw.experiment.study_preflight import preflight, survey
-from feddraw.experiment.study_workers import Event
 from feddraw.experiment.timed_steps import _rehearsed
+from feddraw.study.conduct import SameCause, conduct
+from feddraw.study.plan import read_study
+from feddraw.study.preflight import preflight, survey
+from feddraw.study.workers import Event
 from feddraw.system.workers import peak_memory
 
 SCALE = 0.002

@@ -12,10 +12,10 @@ from feddraw.core import Update
 from feddraw.engines.serial import Serial
 from feddraw.experiment import run_progress as metering
 from feddraw.experiment.running import iterate
-from feddraw.experiment.study_progress import Tally
-from feddraw.experiment.study_workers import Event
-from feddraw.results.folder import RunFolder
-from feddraw.results.reading import read_jsonl
+from feddraw.results.run_folder import RunFolder
+from feddraw.study.progress import Tally
+from feddraw.study.workers import Event
+from feddraw.system.reading import read_jsonl
 from small import small
 
 

@@ -17,9 +17,9 @@ from feddraw.experiment.settings import Experiment, complete
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.random_effects import Sums, distances, estimate, random_effects, weights_of
 from feddraw.methods.uniform import uniform
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_csv
+from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
+from feddraw.system.reading import read_csv
 from feddraw.training.measurement import summary, whole_batches
 from small import small
 from tiny import NAMES, bench, cohort_of, initial, same, shards, train

@@ -29,8 +29,8 @@ from feddraw.report.section_order import compose
 from feddraw.report.sections import client_views
 from feddraw.report.sections.first_screen import first_table
 from feddraw.report.sections.summary import main_results
-from feddraw.results.one_run import read_run
-from feddraw.results.runs import collect
+from feddraw.results.recorded_run import read_run
+from feddraw.results.run_collection import collect
 from run_folders import FINDINGS, make_run, write_predictions
 
 NASTY = "<script>alert(1)</script>"

@@ -26,11 +26,11 @@ from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_labels
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study_plan import read_study
 from feddraw.models import densenet121
-from feddraw.results.reading import read_json, read_text, toml_values
-from feddraw.results.runs import collect
+from feddraw.results.run_collection import collect
 from feddraw.scenarios.index_list import _parsed
+from feddraw.study.plan import read_study
+from feddraw.system.reading import read_json, read_text, toml_values
 from run_folders import make_run
 
 SOURCE = Path(feddraw.__file__).parent

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure import fixed_point, shamir
-from feddraw.secure.client_half import Member
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Refused, SecureSumFailed, Session, threshold
-from feddraw.secure.sum_in_process import LocalSum
+from feddraw.secure_sums import fixed_point, shamir
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.in_process import LocalSum
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import Refused, SecureSumFailed, Session, threshold
 
 NAMES = tuple(f"site {number}" for number in range(6))
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES}

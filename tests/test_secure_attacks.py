@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from feddraw.secure import masks
-from feddraw.secure.client_half import Member
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Refused, SecureSumFailed, Session
-from feddraw.secure.sum_in_process import STAGES
-from feddraw.secure.sum_keys import Advert, pair_mask, public_half, self_mask
+from feddraw.secure_sums import masks
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.in_process import STAGES
+from feddraw.secure_sums.one_time_keys import Advert, pair_mask, public_half, self_mask
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import Refused, SecureSumFailed, Session
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))

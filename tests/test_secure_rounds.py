@@ -25,14 +25,14 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure.client_half import Member
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Session
-from feddraw.server.masked.announcement import Announced, Announcement, fingerprint
-from feddraw.server.masked.client_side import Contribution
-from feddraw.server.masked.in_process import FIRST, MOVES, Drops, MaskedRounds
-from feddraw.server.masked.server_side import check_announced, limit, open_round
-from feddraw.server.masked.word_layout import PRECISION, Form
+from feddraw.secure_rounds.announcement import Announced, Announcement, fingerprint
+from feddraw.secure_rounds.client import Contribution
+from feddraw.secure_rounds.in_process import FIRST, MOVES, Drops, MaskedRounds
+from feddraw.secure_rounds.server import check_announced, limit, open_round
+from feddraw.secure_rounds.word_layout import PRECISION, Form
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import Session
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 from small import small

@@ -22,7 +22,7 @@ FLOWER = """
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from feddraw.flower import FedDRAW
-from feddraw.flower._inprocess import InProcessGrid
+from feddraw.flower.in_process_grid import InProcessGrid
 
 app = ClientApp()
 

@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 from feddraw.cli import app as command_line
 from feddraw.errors import UserError
 from feddraw.flower import signatures, supernode
-from feddraw.flower._inprocess import identify
+from feddraw.flower.in_process_grid import identify
 from feddraw.flower.signatures import Bundle, Refused, Signatures
-from feddraw.secure.signing_keys import read_directory, read_public
+from feddraw.secure_sums.signing_keys import read_directory, read_public
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

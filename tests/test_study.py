@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data.cache import CHUNK
+from feddraw.data.image_cache import CHUNK
 from feddraw.errors import UserError
-from feddraw.experiment.study import conduct
-from feddraw.experiment.study_plan import read_study, shard_of
-from feddraw.experiment.study_table import ResultTable
 from feddraw.report import write_report
+from feddraw.study.conduct import conduct
+from feddraw.study.plan import read_study, shard_of
+from feddraw.study.results_table import ResultTable
 
 TINY = """
 rounds = 2

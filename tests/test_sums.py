@@ -12,9 +12,9 @@ from feddraw.core import Cohort, Entry, Layout, Model, Update, gram
 from feddraw.experiment.running import run
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
-from feddraw.results.reading import read_json
 from feddraw.server.gate import Gate
 from feddraw.server.round import aggregate_round
+from feddraw.system.reading import read_json
 from small import small
 
 COLUMNS = (1 << 19) + 12_345  # more than one thread's part, and an end that fits no block

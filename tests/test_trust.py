@@ -18,8 +18,8 @@ from feddraw.catalog import installed
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import complete
-from feddraw.experiment.study_plan import read_study
-from feddraw.results.reading import flat
+from feddraw.study.plan import read_study
+from feddraw.system.reading import flat
 from run_folders import make_run
 from small import small
 
@@ -91,8 +91,8 @@ def run_config(section: str, name: str) -> dict[str, Any]:
 
 
 def by_flower_server(section: str, name: str) -> str:
-    from feddraw.flower._inprocess import InProcessGrid
     from feddraw.flower.client_app import app as client
+    from feddraw.flower.in_process_grid import InProcessGrid
     from feddraw.flower.server_app import serve
 
     settings = run_config(section, name)

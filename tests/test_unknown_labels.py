@@ -27,18 +27,18 @@ from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
-from feddraw.flower.histograms import BINS, count, summary
-from feddraw.flower.histograms import best_edge as merged_edge
+from feddraw.flower.score_histograms import BINS, count, summary
+from feddraw.flower.score_histograms import best_edge as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
-from feddraw.results.one_run import read_run
+from feddraw.results.recorded_run import read_run
 from feddraw.scenarios.image_deck import Partition, Shard
 from feddraw.scenarios.skew_measures import counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
-from feddraw.training.build import build
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, over_known
+from feddraw.training.network_by_name import build
 from feddraw.training.settings import Training
 from small import small
 

@@ -17,7 +17,7 @@ import pytest
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
-from feddraw.results.runs import collect
+from feddraw.results.run_collection import collect
 from feddraw.watch import followed_runs as following
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, Tail
 from feddraw.watch.server import Watch, require_loopback, usual_port

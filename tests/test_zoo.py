@@ -20,7 +20,6 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import balanced, prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
-from feddraw.experiment.study_plan import read_study
 from feddraw.federation import seed_of
 from feddraw.methods.afl import onto_simplex
 from feddraw.methods.fairfed import gap
@@ -30,9 +29,10 @@ from feddraw.methods.feddraw_adaptive import steadiness
 from feddraw.methods.fedmgda import shortest
 from feddraw.methods.fedsim import k_means, principal
 from feddraw.report import pictures
-from feddraw.results.one_run import read_run
-from feddraw.results.reading import read_toml
+from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
+from feddraw.study.plan import read_study
+from feddraw.system.reading import read_toml
 from feddraw.training.client import group_counts
 from quadratics import Bowl, play
 from small import small
@@ -833,8 +833,8 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
 
 
 def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
-    from feddraw.results.folder import RunFolder
-    from feddraw.results.reading import read_csv
+    from feddraw.results.run_folder import RunFolder
+    from feddraw.system.reading import read_csv
 
     experiment = small(method="feddraw_by_class")
     rounds = iterate(experiment, tmp_path / "run")

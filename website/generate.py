@@ -14,7 +14,7 @@ import typer
 from feddraw import explorer
 from feddraw.cli import app
 from feddraw.experiment.settings import SETTINGS, Experiment, complete
-from feddraw.results.reading import toml_values as plain_values
+from feddraw.system.reading import toml_values as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"

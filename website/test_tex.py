@@ -15,7 +15,7 @@ from feddraw.paper import published_tables
 from feddraw.report import latex, paper_tex
 from feddraw.report.evidence import examine
 from feddraw.report.section_order import compose
-from feddraw.results.runs import collect
+from feddraw.results.run_collection import collect
 from feddraw.scenarios.paper import PAPER
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -21,7 +21,7 @@ from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Ve
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import by_half, combined_method, recorded_settings
 from feddraw.results.checkpoint import read_tree, tree_bytes
-from feddraw.results.folder import policy_of
+from feddraw.results.run_folder import policy_of
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy

@@ -17,7 +17,7 @@ from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
 
 if TYPE_CHECKING:
-    from feddraw.server.masked.in_process import MaskedRounds
+    from feddraw.secure_rounds.in_process import MaskedRounds
 
 OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it comes
 

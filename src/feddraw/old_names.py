@@ -16,7 +16,7 @@ MODULES = {
     "feddraw.statistics": "feddraw.analysis.statistics",
     "feddraw.plots": "feddraw.analysis.plots",
     "feddraw.published": "feddraw.paper.published_tables",
-    "feddraw.runs": "feddraw.results.runs",
+    "feddraw.runs": "feddraw.results.run_collection",
     "feddraw.gate": "feddraw.server.gate",
     "feddraw.data.phantom": "feddraw.datasets.phantom",
     "feddraw.paper.published": "feddraw.paper.published_tables",
@@ -36,7 +36,7 @@ NAMES = {
     },
     "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
     "feddraw.analysis.statistics": dict.fromkeys(("Difference", "against"), "feddraw.analysis.paired_differences"),
-    "feddraw.results": {"RunFolder": "feddraw.results.folder"},
+    "feddraw.results": {"RunFolder": "feddraw.results.run_folder"},
 }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import feddraw.cli.show
-import feddraw.data.cache
+import feddraw.data.image_cache
 import feddraw.datasets.phantom
 import feddraw.experiment.running
 from feddraw import cli
@@ -35,7 +35,7 @@ feddraw.datasets.phantom.block = cache(feddraw.datasets.phantom.block)
 feddraw.datasets.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
 fork = multiprocessing.get_context("fork")
 multiprocessing.get_context = lambda method=None: fork  # workers, too, start in milliseconds
-feddraw.data.cache.CHUNK = 16  # more moments in a small preparation
+feddraw.data.image_cache.CHUNK = 16  # more moments in a small preparation
 
 # Where a process can be told to die, in the words of the table, and what is called there.
 CALLS = {
@@ -44,11 +44,11 @@ CALLS = {
     "inside a weighted sum": ("feddraw.core", "weighted_sum"),
     "the gate": ("feddraw.server.round", "accept_by_distance"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
-    "before the ledger": ("feddraw.results.folder", "RunFolder.add_round"),
-    "making a checkpoint": ("feddraw.results.folder", "RunFolder.save_checkpoint"),
-    "dropping cut-off lines": ("feddraw.results.folder", "RunFolder.forget_from"),
-    "the last files": ("feddraw.results.folder", "RunFolder.finish"),
-    "preparing a chunk": ("feddraw.data.cache", "ChunkJob.__call__"),
+    "before the ledger": ("feddraw.results.run_folder", "RunFolder.add_round"),
+    "making a checkpoint": ("feddraw.results.run_folder", "RunFolder.save_checkpoint"),
+    "dropping cut-off lines": ("feddraw.results.run_folder", "RunFolder.forget_from"),
+    "the last files": ("feddraw.results.run_folder", "RunFolder.finish"),
+    "preparing a chunk": ("feddraw.data.image_cache", "ChunkJob.__call__"),
     "before fsync": ("os", "fsync"),
     "before a rename": ("pathlib", "Path.replace"),
 }

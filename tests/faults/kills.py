@@ -30,7 +30,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from feddraw import catalog
-from feddraw.results.folder import CLOCK
+from feddraw.results.run_folder import CLOCK
 
 ROUNDS = 6
 SMALL = (

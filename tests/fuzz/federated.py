@@ -24,11 +24,11 @@ from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked,
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import histograms, records, reply_intake, site, strategy
-from feddraw.flower._inprocess import identify
-from feddraw.flower.histograms import merge, to_metrics
+from feddraw.flower import records, reply_intake, score_histograms, site, strategy
+from feddraw.flower.in_process_grid import identify
 from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
 from feddraw.flower.roster import Roster
+from feddraw.flower.score_histograms import merge, to_metrics
 from feddraw.flower.site import Site
 from feddraw.training.client import Trainer
 
@@ -82,7 +82,7 @@ def read_reply(data: bytes, _: Path) -> object:
     check(ledger, waiting.model.params)
     waiting.aggregate_evaluate(1, [message])
     if message.has_content():
-        histograms.flat(merge([message.content], CLASSES))
+        score_histograms.flat(merge([message.content], CLASSES))
     refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
     if refused:
         raise UserError(refused[0])
@@ -97,7 +97,7 @@ def check(ledger: dict[str, Any], params: np.ndarray) -> None:
 
 
 def evaluated() -> RecordDict:
-    counts = histograms.count(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
+    counts = score_histograms.count(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
     return RecordDict({"metrics": MetricRecord({"num-examples": 4, **to_metrics("validation", counts)})})
 
 
@@ -220,8 +220,8 @@ def targets() -> list[Target]:
     tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
     tensors.append(records.Reader.read)
     counting = [
-        histograms.add_up,
-        histograms._whole,
+        score_histograms.add_up,
+        score_histograms._whole,
         strategy.weighted_means,
         strategy._weight,
         reply_intake.all_metrics,

@@ -32,22 +32,23 @@ import tiny
 from feddraw import catalog, participation
 from feddraw.analysis import explain_weights
 from feddraw.cli import stats, weights
-from feddraw.data import cache, corruption, imaging, label_cells, table_columns, tables
+from feddraw.data import corruption, image_cache, imaging, label_cells, table_columns, tables
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, folder, nih, npz
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data as inspection
-from feddraw.experiment import study_plan, study_table, verify
+from feddraw.experiment import verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.report import evidence, html, latex, markdown, section_order, writing
-from feddraw.results import checkpoint, ledger_table, one_run, reading, runs
-from feddraw.results import folder as run_folder
+from feddraw.results import checkpoint, ledger_table, recorded_run, run_collection, run_folder
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
-from feddraw.results.folder import RunFolder
+from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
+from feddraw.study import plan, results_table
+from feddraw.system import reading
 from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
@@ -136,7 +137,7 @@ def read_experiment(data: bytes, room: Path) -> object:
 
 
 def read_study(data: bytes, room: Path) -> object:
-    return study_plan.read_study(written(data, room / "study.toml"))
+    return plan.read_study(written(data, room / "study.toml"))
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -205,8 +206,8 @@ DONE = [
 def read_done(data: bytes, room: Path) -> object:
     """A study's table, and what it is after a run has been added."""
     path = written(data, room / "runs.csv")
-    study_table.ResultTable(path).add([{"key": "new", "run": "c", "auc": 0.5, "gm": math.nan}])
-    again = study_table.ResultTable(path)
+    results_table.ResultTable(path).add([{"key": "new", "run": "c", "auc": 0.5, "gm": math.nan}])
+    again = results_table.ResultTable(path)
     assert "new" in again.rows
     return again.rows
 
@@ -357,8 +358,8 @@ def read_folder(data: bytes, room: Path) -> object:
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
     try:
-        run = one_run.read_run(place)
-        runs.collect([place])
+        run = recorded_run.read_run(place)
+        run_collection.collect([place])
         found = explain_weights.explain(run)
         _ = list(explain_weights.sentences(found)), explain_weights.document(found)
         _ = list(verify._hashes(RunFolder(place), RunFolder(place), 2, True))
@@ -393,7 +394,7 @@ def read_report(data: bytes, room: Path) -> object:
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
     try:
-        found = runs.collect([place.parent])
+        found = run_collection.collect([place.parent])
         made = evidence.examine(found, alpha=0.05, replicates=5, command="", say=str)
         document = section_order.compose(made, "A report", str)
         page = html.render(document, {picture.name: "<svg></svg>" for picture in writing._pictures(document.blocks)})
@@ -414,7 +415,7 @@ def odd_report(replicates: int, room: Path) -> object:
             (room / "scored" / name / "environment.json").write_text(json.dumps(versions), encoding="utf-8")
     odd_folders(room)
     return [
-        evidence.examine(runs.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
+        evidence.examine(run_collection.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
         for place in ("scored", "odd/one")
     ]
 
@@ -653,7 +654,7 @@ def read_entry(data: bytes, room: Path) -> object:
     for number, seed in enumerate(entry_seeds()[:3]):
         name = ("images.npy", "bad.json", "progress.jsonl")[number]
         written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
-    found = cache.open_finished(place, (3, 4, 4)), cache.read_log(place / "progress.jsonl")
+    found = image_cache.open_finished(place, (3, 4, 4)), image_cache.read_log(place / "progress.jsonl")
     if found[0] is None:
         raise UserError("it is made again")
     return found
@@ -709,8 +710,8 @@ def odd_folders(room: Path) -> object:
     (room / "empty").mkdir(exist_ok=True)
     for wrong in (room / "empty", room / "nowhere", room / "odd" / "three"):
         with suppress(UserError):
-            runs.collect([wrong])
-    return runs.collect([room / "odd"])
+            run_collection.collect([wrong])
+    return run_collection.collect([room / "odd"])
 
 
 def crowded(room: Path) -> object:
@@ -720,7 +721,7 @@ def crowded(room: Path) -> object:
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
     (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER), *lines, ""]), encoding="utf-8")
-    return one_run.read_run(place)
+    return recorded_run.read_run(place)
 
 
 def odd_log(room: Path) -> object:
@@ -754,7 +755,7 @@ def named_columns(room: Path) -> object:
 
 
 def added_twice(room: Path) -> object:
-    table = study_table.ResultTable(room / "new.csv")
+    table = results_table.ResultTable(room / "new.csv")
     table.add([{"key": "a"}])
     return table.add([{"key": "a"}])
 
@@ -799,10 +800,10 @@ def targets(room: Path) -> list[Target]:
             odd=[*no_file(Experiment.read), huge("x.toml", Experiment.read), trusted(Experiment.read, EXPERIMENTS[3])],
         ),
         Target(
-            "study.toml", read_study, ONE_LINE, STUDIES, [*text, *named(study_plan, PLAN)], SETTINGS,
+            "study.toml", read_study, ONE_LINE, STUDIES, [*text, *named(plan, PLAN)], SETTINGS,
             odd=[
-                *no_file(study_plan.read_study), huge("x.toml", study_plan.read_study),
-                trusted(study_plan.read_study, STUDIES[5]),
+                *no_file(plan.read_study), huge("x.toml", plan.read_study),
+                trusted(plan.read_study, STUDIES[5]),
             ],
         ),
         Target(
@@ -817,8 +818,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,
-            [*named(study_table.ResultTable, "__init__ add"), study_table._cell, *lines], TABLE_WORDS,
-            odd=[huge("runs.csv", study_table.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
+            [*named(results_table.ResultTable, "__init__ add"), results_table._cell, *lines], TABLE_WORDS,
+            odd=[huge("runs.csv", results_table.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
@@ -836,8 +837,9 @@ def targets(room: Path) -> list[Target]:
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
             [
-                *named(runs, RUNS), *named(one_run, "read_run _check number"), *functions(ledger_table.Ledger),
-                *named(one_run.Run, "predictions curve by_class"),
+                *named(run_collection, RUNS), *named(recorded_run, "read_run _check number"),
+                *functions(ledger_table.Ledger),
+                *named(recorded_run.Run, "predictions curve by_class"),
                 *named(reading, "read_json as_written"), *named(verify, "_hashes _lines _differing_environment"),
                 *functions(explain_weights),
             ],
@@ -845,7 +847,10 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "reports", read_report, ONE_LINE, report_seeds(room),
-            [*functions(evidence), *named(runs, "_label _differing _is_crossed _notes _once _bracketed _text")],
+            [
+                *functions(evidence),
+                *named(run_collection, "_label _differing _is_crossed _notes _once _bracketed _text"),
+            ],
             [b",", b"\n", b"null", b"<script>alert(1)</script>", b"$\\input{x}$", b"|"],
             odd=[partial(odd_report, 0), partial(odd_report, 5)],
         ),
@@ -872,8 +877,8 @@ def targets(room: Path) -> list[Target]:
             odd=no_file(densenet121._weights_file),
         ),
         Target(
-            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(cache, "open_finished read_log"),
-            odd=[lambda room: cache.read_log(room / "nowhere")],
+            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(image_cache, "open_finished read_log"),
+            odd=[lambda room: image_cache.read_log(room / "nowhere")],
         ),
         *messages(),
     ]  # fmt: skip

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from feddraw.analysis.site_distances import from_ledger, number_or_none, verdict
 from feddraw.errors import UserError
 from feddraw.results.ledger_table import Ledger
-from feddraw.results.one_run import Run
-from feddraw.results.reading import json_values
+from feddraw.results.recorded_run import Run
 from feddraw.schedules import softmax
 from feddraw.server.policy import EASED
+from feddraw.system.reading import json_values
 
 Floats = NDArray[np.float64]
 Span = tuple[int, int]  # first and last round

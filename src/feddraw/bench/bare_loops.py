@@ -25,9 +25,9 @@ from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.settings import PRESETS
 from feddraw.federation import federate
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
-from feddraw.training.build import build
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples, Rows, batches, one_thread
+from feddraw.training.network_by_name import build
 from feddraw.training.settings import Training
 
 CORES = 2  # that bare processes and workers share

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from feddraw.bench.ratios import Session, ratio, timed
-from feddraw.data.cache import Files, prepare
 from feddraw.data.dataset_from_table import stamp
+from feddraw.data.image_cache import Files, prepare
 from feddraw.data.imaging import Recipe
 from feddraw.datasets.phantom import phantom
 

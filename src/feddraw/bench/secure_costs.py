@@ -29,11 +29,11 @@ from feddraw.bench.server_memory import child
 from feddraw.bench.server_step import CLIENTS, WIDE, names_of
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
-from feddraw.secure import fixed_point, masks
-from feddraw.secure.client_half import Member
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Session as Sum
-from feddraw.secure.signing_keys import directory_line, new_key
+from feddraw.secure_sums import fixed_point, masks
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import Session as Sum
+from feddraw.secure_sums.signing_keys import directory_line, new_key
 from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def in_process(session: Session, parameters: int) -> dict[str, Any]:
 
 def _grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
     from feddraw.bench.secure_app import app, bytes_in
-    from feddraw.flower._inprocess import InProcessGrid
+    from feddraw.flower.in_process_grid import InProcessGrid
 
     class Counting(InProcessGrid):
         """Counts what goes to the clients and what comes back."""

@@ -16,9 +16,9 @@ from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study import conduct
-from feddraw.experiment.study_plan import planned_run
-from feddraw.experiment.study_table import ResultTable
+from feddraw.study.conduct import conduct
+from feddraw.study.plan import planned_run
+from feddraw.study.results_table import ResultTable
 from feddraw.system.workers import belong_to_parent, start_worker
 
 RUNS = 40

@@ -17,9 +17,9 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
 
 if TYPE_CHECKING:
-    from feddraw.experiment.compare import Budget
     from feddraw.experiment.run_time_estimate import Estimate
-    from feddraw.experiment.study_plan import Planned
+    from feddraw.study.comparison import Budget
+    from feddraw.study.plan import Planned
     from feddraw.training.devices import Place
 
 
@@ -48,12 +48,12 @@ def compare(
         raise UserError("--minutes and --workers must be zero or more")
     from feddraw.cli.report import write_and_show
     from feddraw.cli.study import follow, summary, tell_places
-    from feddraw.experiment.compare import Budget, by_seed, comparison, unfinished
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment
-    from feddraw.experiment.study import conduct
-    from feddraw.experiment.study_progress import Tally
-    from feddraw.experiment.study_table import ResultTable
+    from feddraw.study.comparison import Budget, by_seed, comparison, unfinished
+    from feddraw.study.conduct import conduct
+    from feddraw.study.progress import Tally
+    from feddraw.study.results_table import ResultTable
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison(experiment, seeds=seeds, folds=folds)
@@ -89,8 +89,8 @@ def _prepared_and_timed(runs: Sequence[Planned], workers: Sequence[Place]) -> di
     if not runs:
         return {}
     from feddraw.cli.progress import preparing
-    from feddraw.experiment.compare import estimates, method_of
-    from feddraw.experiment.study import prepare_data
+    from feddraw.study.comparison import estimates, method_of
+    from feddraw.study.conduct import prepare_data
 
     say = console()
     with preparing(say) as report_progress:
@@ -116,8 +116,8 @@ def _show(found: Mapping[str, Estimate]) -> None:
 def _announced(budget: Budget, minutes: float) -> list[Planned]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.cli.progress import duration
-    from feddraw.experiment.compare import by_seed
-    from feddraw.experiment.study_progress import Tally
+    from feddraw.study.comparison import by_seed
+    from feddraw.study.progress import Tally
 
     say, chosen = console(), budget.chosen()
     everything = Tally([], budget.workers, budget.expected)

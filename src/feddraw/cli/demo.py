@@ -27,7 +27,7 @@ def demo(
     from feddraw.experiment.run_preparation import open_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
-    from feddraw.results.one_run import METRICS
+    from feddraw.results.recorded_run import METRICS
 
     say = console()
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")

@@ -37,7 +37,7 @@ def doctor(
         raise UserError(f"--seconds must be at least 10, not {seconds:g}")
     from feddraw.doctor.cost import paper
     from feddraw.doctor.examination import examine
-    from feddraw.experiment.study_plan import read_study
+    from feddraw.study.plan import read_study
 
     studies = {"studies/paper.toml": paper()}
     if study is not None:

@@ -14,7 +14,7 @@ from feddraw.cli.run import Data, Scenario
 from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError, one_of
 from feddraw.experiment.assignments import parse_settings
-from feddraw.results.reading import as_written, read_csv, read_toml
+from feddraw.system.reading import as_written, read_csv, read_toml
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_distances import Group, Heterogeneity, SiteDistance
@@ -103,8 +103,8 @@ def _of_experiment(
 
 def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.analysis.site_distances import from_ledger
-    from feddraw.results.folder import RunFolder
     from feddraw.results.ledger_table import Ledger
+    from feddraw.results.run_folder import RunFolder
 
     files = RunFolder(folder)
     if not files.ledger.is_file():

@@ -21,7 +21,7 @@ def key(
     passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
 ) -> None:
     """Make an Ed25519 key pair. Do it on a machine of your own: the private key must never be on the server."""
-    from feddraw.secure.signing_keys import fingerprint, new_key
+    from feddraw.secure_sums.signing_keys import fingerprint, new_key
 
     secret = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if passphrase else ""
     line = new_key(path, secret)
@@ -44,7 +44,7 @@ def sign(
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
     from feddraw.flower.signatures import file_name, sign
     from feddraw.flower.supernode import read_bundle
-    from feddraw.secure.signing_keys import read_private
+    from feddraw.secure_sums.signing_keys import read_private
     from feddraw.system.files import write_whole
 
     made = read_bundle(bundle)

@@ -15,7 +15,7 @@ from feddraw import naming
 from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
-from feddraw.results.reading import read_json, read_toml
+from feddraw.system.reading import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +115,7 @@ def run(
 def starting_point(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
     """Where the settings start from: a file, the folder that is resumed, or a preset."""
     from feddraw.experiment.settings import Experiment
-    from feddraw.results.folder import RunFolder
+    from feddraw.results.run_folder import RunFolder
 
     if file is not None and preset is not None:
         raise UserError("give an experiment file or a preset, not both")
@@ -142,7 +142,7 @@ def free_folder(experiment: Experiment, resume: bool) -> Path:
 def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
     """Run an experiment and show how it goes."""
     from feddraw.experiment import running
-    from feddraw.results.folder import RunFolder
+    from feddraw.results.run_folder import RunFolder
 
     if resume and RunFolder(folder).metrics.is_file():
         list(running.iterate(experiment, folder, resume=True))  # refuses other settings
@@ -230,7 +230,7 @@ def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
     from feddraw.data.findings_per_split import too_few
-    from feddraw.results.one_run import number as undefined_as_nan
+    from feddraw.results.recorded_run import number as undefined_as_nan
 
     found = read_json(folder / "metrics.json")
     test = found["test"]

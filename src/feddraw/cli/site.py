@@ -21,7 +21,7 @@ def key(
     name: Annotated[str, Option(help="The site's name in the federation, for the line of the directory.")] = "NAME",
 ) -> None:
     """Make the key with which this site signs its part of secure sums. The private key stays at the site."""
-    from feddraw.secure.signing_keys import directory_line, fingerprint, new_key
+    from feddraw.secure_sums.signing_keys import directory_line, fingerprint, new_key
 
     line = new_key(path)
     typer.echo(f"{path} is this site's private key: name it in the node's settings, --node-config 'key=\"{path}\"'")
@@ -47,7 +47,7 @@ def start(
     """Start this site's SuperNode. An app is unpacked only if the operator has signed it; others are refused."""
     from feddraw.flower.signatures import Signatures
     from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start
-    from feddraw.secure.signing_keys import read_public
+    from feddraw.secure_sums.signing_keys import read_public
 
     refuse_unknown_flower()
     for file in [key] if root_certificates is None else [key, root_certificates]:

@@ -18,16 +18,16 @@ from feddraw.cli.run import Devices
 from feddraw.cli.show import as_json, console, status, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.assignments import parse_settings
-from feddraw.results.reading import read_toml
+from feddraw.system.reading import read_toml
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from feddraw.experiment.run_preparation import Progress
-    from feddraw.experiment.study_plan import Planned
-    from feddraw.experiment.study_preflight import Preflight
-    from feddraw.experiment.study_progress import Tally
-    from feddraw.experiment.study_workers import Event
+    from feddraw.study.plan import Planned
+    from feddraw.study.preflight import Preflight
+    from feddraw.study.progress import Tally
+    from feddraw.study.workers import Event
     from feddraw.training.devices import Place
 
 
@@ -76,10 +76,10 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.experiment.study import PATIENCE, conduct
-    from feddraw.experiment.study_plan import read_study, shard_of
-    from feddraw.experiment.study_progress import Tally
-    from feddraw.experiment.study_table import ResultTable
+    from feddraw.study.conduct import PATIENCE, conduct
+    from feddraw.study.plan import read_study, shard_of
+    from feddraw.study.progress import Tally
+    from feddraw.study.results_table import ResultTable
 
     if pdf:
         from feddraw.report.paper_tex import engine
@@ -137,7 +137,7 @@ def tell_places(places: Sequence[Place]) -> None:
 
 def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, devices: str, json: bool) -> None:
     """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
-    from feddraw.experiment.study_preflight import preflight
+    from feddraw.study.preflight import preflight
 
     with status("looking", stderr=True) as say:
         found = preflight(runs, folder, workers, devices, say)
@@ -151,8 +151,8 @@ def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, de
 
 def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
-    from feddraw.experiment.study_plan import is_file_data
-    from feddraw.experiment.study_preflight import survey
+    from feddraw.study.plan import is_file_data
+    from feddraw.study.preflight import survey
 
     there = [planned for planned in runs if is_file_data(planned)]
     with status("looking", stderr=True) as say:
@@ -170,7 +170,7 @@ def _obstacles(found: Sequence[str]) -> str:
 def show_preflight(heading: str, found: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
     from feddraw.cli.progress import duration
-    from feddraw.experiment.study_preflight import free_memory
+    from feddraw.study.preflight import free_memory
 
     out, survey = console(), found.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""

@@ -11,8 +11,8 @@ from typer import Option
 
 from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
-from feddraw.results.reading import read_text
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
+from feddraw.system.reading import read_text
 
 
 def weights(

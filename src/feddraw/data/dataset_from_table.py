@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.catalog import installed
-from feddraw.data.cache import Files, Prepared, Progress, Source, entry_for, open_finished, prepare
 from feddraw.data.dataset import SPLITS, Dataset, Split
+from feddraw.data.image_cache import Files, Prepared, Progress, Source, entry_for, open_finished, prepare
 from feddraw.data.imaging import BadImage, Recipe
 from feddraw.data.tables import Problem, Table, describe_problems, numbers
 from feddraw.errors import UserError, not_negative

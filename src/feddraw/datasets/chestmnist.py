@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from feddraw.data.cache import Progress, root
 from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import Preparation
+from feddraw.data.image_cache import Progress, root
 from feddraw.data.tables import Findings
 from feddraw.datasets.npz import load
 from feddraw.errors import UserError, expanded, first_line

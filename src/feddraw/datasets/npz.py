@@ -21,9 +21,18 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.cache import Prepared, Progress, Rows, array_header, entry_for, open_finished, open_or_make, silent
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_from_table import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
+from feddraw.data.image_cache import (
+    Prepared,
+    Progress,
+    Rows,
+    array_header,
+    entry_for,
+    open_finished,
+    open_or_make,
+    silent,
+)
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError, first_line

@@ -13,8 +13,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.anatomy import radiographs
 from feddraw.data.dataset import FINDINGS, SPLITS, Dataset, Labels
+from feddraw.data.phantom_anatomy import radiographs
 from feddraw.errors import UserError, unknown
 
 SMALLEST, LARGEST = 28, 224  # pixels

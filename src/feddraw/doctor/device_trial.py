@@ -26,9 +26,9 @@ from feddraw.experiment.timed_steps import step_factors
 from feddraw.system.workers import belong_to_parent, peak_memory
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.devices import Place, allot, compute_exactly
-from feddraw.training.footprint import step_memory
 from feddraw.training.loop import fit, make_optimizer, predict, seeded
 from feddraw.training.settings import Training
+from feddraw.training.step_memory import step_memory
 
 LARGEST = 64  # images of a batch, as in the paper
 STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that

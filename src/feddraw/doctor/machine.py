@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddraw.data import cache
+from feddraw.data import image_cache
 from feddraw.doctor.checks import Check, attempted
 from feddraw.system.files import nearest_place
 from feddraw.system.shared_memory import Shared
@@ -26,10 +26,10 @@ DISK_SECONDS = 5.0  # for writing and reading
 def check_machine() -> list[Check]:
     looks: dict[str, Callable[[], Check]] = {
         "results folder": lambda: writable("results folder", Path.cwd()),
-        "cache folder": lambda: writable("cache folder", cache.root()),
+        "cache folder": lambda: writable("cache folder", image_cache.root()),
         "temporary folder": lambda: writable("temporary folder", Path(tempfile.gettempdir())),
         "shared memory": shared_memory,
-        "cache's disk": lambda: disk(cache.root(), DISK_SECONDS),
+        "cache's disk": lambda: disk(image_cache.root(), DISK_SECONDS),
     }
     return [attempted(what, look) for what, look in looks.items()]
 
@@ -82,7 +82,7 @@ def disk(root: Path, seconds: float) -> Check:
 
 def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = time.perf_counter(), 0, cache.array_header((IMAGES, PIXELS, PIXELS))
+    began, count, header = time.perf_counter(), 0, image_cache.array_header((IMAGES, PIXELS, PIXELS))
     with file.open("wb") as out:
         out.write(header)
         while count < IMAGES // BATCH:

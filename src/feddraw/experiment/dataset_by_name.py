@@ -10,9 +10,9 @@ from typing import Any
 
 from feddraw import catalog
 from feddraw.catalog import check, outside
-from feddraw.data.cache import Progress
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.dataset_from_table import Look, Preparation
+from feddraw.data.image_cache import Progress
 from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
 from feddraw.datasets.folder import read_tables

@@ -14,9 +14,9 @@ import torch
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import cores, limited
-from feddraw.training.build import build
 from feddraw.training.devices import Place, devices_here, place_workers, record, survey, survey_apart
-from feddraw.training.footprint import step_memory
+from feddraw.training.network_by_name import build
+from feddraw.training.step_memory import step_memory
 
 _SEEN: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
 CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.cache import Progress, silent
 from feddraw.data.dataset_from_table import check_pydicom
+from feddraw.data.image_cache import Progress, silent
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.table_columns import SUFFIXES, path_column
 from feddraw.data.tables import Sheet

@@ -27,11 +27,11 @@ from feddraw.experiment.device_placement import devices_of, on_device, places_fo
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
-from feddraw.training.build import build, with_frozen
 from feddraw.training.client import Trainer
 from feddraw.training.devices import Place
 from feddraw.training.loop import Examples, steps_per_epoch
 from feddraw.training.network import Build, Network
+from feddraw.training.network_by_name import build, with_frozen
 from feddraw.training.server_images import ServerImages
 
 Rows = NDArray[np.intp]
@@ -144,8 +144,8 @@ def task_of(experiment: Experiment, data: DealtData) -> Task:
 
 def _check_secure(setup: Setup) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
-    from feddraw.server.masked.announcement import announce, party_of
-    from feddraw.server.masked.word_layout import check_facts
+    from feddraw.secure_rounds.announcement import announce, party_of
+    from feddraw.secure_rounds.word_layout import check_facts
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
     sizes = [len(rows) for rows in setup.training_rows]

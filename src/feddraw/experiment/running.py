@@ -25,16 +25,16 @@ from feddraw.experiment.run_progress import Meter
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.folder import RunFolder
 from feddraw.results.kept_models import Keep, Keeper, KeptModel
-from feddraw.results.reading import read_json
+from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import with_findings
 from feddraw.server.round import RoundResult
+from feddraw.system.reading import read_json
 from feddraw.training.client import shortage_told
 
 if TYPE_CHECKING:
-    from feddraw.server.masked.in_process import MaskedRounds
+    from feddraw.secure_rounds.in_process import MaskedRounds
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # metrics, and every image's scores
@@ -203,7 +203,7 @@ def _rounds(
 
 
 def _masked(setup: Setup) -> MaskedRounds:
-    from feddraw.server.masked.in_process import MaskedRounds
+    from feddraw.secure_rounds.in_process import MaskedRounds
 
     name, settings = setup.experiment.section("method")
     sizes = [len(rows) for rows in setup.training_rows]

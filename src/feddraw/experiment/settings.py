@@ -15,14 +15,14 @@ from feddraw.experiment.dataset_by_name import defaults as dataset_defaults
 from feddraw.experiment.method_by_name import Section, by_half, combined_method, recorded_settings
 from feddraw.participation import Participation
 from feddraw.results.kept_models import Keep
-from feddraw.results.reading import read_toml
 from feddraw.scenarios.partition import complete_options, dataset_of, wanted
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import STREAM_WEIGHTS
-from feddraw.training.build import model_defaults
+from feddraw.system.reading import read_toml
 from feddraw.training.devices import device_names
+from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
 NAMED = ("data", "scenario", "model", "method")
@@ -258,7 +258,7 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
 
 
 def _require_secure(experiment: Experiment, method: Method) -> None:
-    import feddraw.secure  # noqa: F401 - says so if cryptography is not installed
+    import feddraw.secure_sums  # noqa: F401 - says so if cryptography is not installed
 
     name = experiment.section("method")[0]
     if why := method.secure.why_not:

@@ -27,10 +27,10 @@ from feddraw.experiment.run_preparation import builder, initial_model
 from feddraw.experiment.run_time_estimate import Work, answers
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.workers import belong_to_parent, peak_memory, start_worker
-from feddraw.training.build import build
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Build
+from feddraw.training.network_by_name import build
 from feddraw.training.settings import Training
 
 SECONDS = 45.0  # for all that is timed; a first step of a large network may take it beyond

@@ -24,11 +24,11 @@ from feddraw.data.tables import numbers
 from feddraw.errors import UserError, one_of
 from feddraw.experiment.run_preparation import builder, open_data
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.results.folder import RunFolder
 from feddraw.results.kept_models import KEPT
-from feddraw.results.one_run import Run, number, read_run
-from feddraw.results.reading import as_written
-from feddraw.results.runs import require_run
+from feddraw.results.recorded_run import Run, number, read_run
+from feddraw.results.run_collection import require_run
+from feddraw.results.run_folder import RunFolder
+from feddraw.system.reading import as_written
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 

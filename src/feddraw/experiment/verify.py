@@ -14,11 +14,11 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
-from feddraw.results.folder import CLOCK, RunFolder
 from feddraw.results.kept_models import KEPT
-from feddraw.results.reading import as_written, read_csv, read_json, read_jsonl, read_toml
+from feddraw.results.run_folder import CLOCK, RunFolder
 from feddraw.server.round import RoundResult
 from feddraw.system.files import sha256_of
+from feddraw.system.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 
 LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from feddraw.errors import RunFailed, UserError, unknown
 from feddraw.experiment.run_preparation import DealtData, deal_data, open_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
-from feddraw.export import monai_bundle, onnx_file, tensors
-from feddraw.export.card import model_card
+from feddraw.export import monai_bundle, onnx_file, safetensors_file
 from feddraw.export.graph import Scorer
+from feddraw.export.model_card import model_card
 from feddraw.system.files import make_folder, make_subfolder, write_json, write_whole
 
 Progress = Callable[[str, int, int], None]
 Grey = NDArray[np.uint8]
 
-FORMATS = {"onnx": onnx_file, "monai": monai_bundle, "safetensors": tensors}
+FORMATS = {"onnx": onnx_file, "monai": monai_bundle, "safetensors": safetensors_file}
 TOLERANCE = 1e-5  # largest difference of a probability from the run's own model
 CHUNK = 256  # images at a time
 

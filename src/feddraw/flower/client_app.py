@@ -21,9 +21,9 @@ from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import Setup, make_trainer, prepare
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import settings
-from feddraw.flower.memory import folder_of
+from feddraw.flower.client_memory import folder_of
 from feddraw.flower.site import Site, client
-from feddraw.results.folder import read_policy
+from feddraw.results.run_folder import read_policy
 from feddraw.server.policy import Policy
 
 

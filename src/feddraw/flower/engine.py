@@ -22,8 +22,8 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.flower import job_orders, reply_intake
-from feddraw.flower._inprocess import InProcessGrid
-from feddraw.flower._simulation import Simulation
+from feddraw.flower.in_process_grid import InProcessGrid
+from feddraw.flower.ray_simulation import Simulation
 from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
 from feddraw.flower.reply_intake import ReplyFormat
 from feddraw.flower.site import Site, client

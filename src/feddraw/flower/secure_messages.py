@@ -15,7 +15,7 @@ from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.reply_intake import one_line
-from feddraw.server.masked.announcement import fingerprint
+from feddraw.secure_rounds.announcement import fingerprint
 
 Kind = TypeVar("Kind", str, bytes)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 
 from feddraw.errors import UserError
-from feddraw.flower.memory import folder_of
+from feddraw.flower.client_memory import folder_of
 from feddraw.flower.secure_memory import Vault
 from feddraw.flower.secure_messages import hash_of_message, order_in
 from feddraw.flower.secure_site import NO_KEY, SecureNode, SiteRound

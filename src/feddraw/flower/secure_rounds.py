@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
-from feddraw.flower import histograms, reply_intake
+from feddraw.flower import reply_intake, score_histograms
 from feddraw.flower.method_as_text import described
 from feddraw.flower.records import Refused
 from feddraw.flower.roster import Roster
@@ -34,11 +34,11 @@ from feddraw.flower.secure_messages import (
     pairs_in,
 )
 from feddraw.flower.secure_sums import Circle, SecureSums, Told
-from feddraw.secure.session import FEWEST, SecureSumFailed
-from feddraw.secure.signing_keys import Directory, read_directory
+from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
+from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
+from feddraw.secure_sums.session import FEWEST, SecureSumFailed
+from feddraw.secure_sums.signing_keys import Directory, read_directory
 from feddraw.server.gate import Gate
-from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
-from feddraw.server.masked.server_side import check_announced, inform, limit, open_round
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 
@@ -233,7 +233,7 @@ class SecureRounds:
         except (SecureSumFailed, NotSummed) as failure:
             log.error("no evaluation: %s", failure)
             return None
-        metrics = histograms.from_words(opened.words, findings)
+        metrics = score_histograms.from_words(opened.words, findings)
         metrics[size_key] = sum(_images(table.answers[name].content, size_key) for name in opened.survivors)
         return RecordDict({"metrics": metrics})
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
-from feddraw.flower import frozen_layers, histograms, job_orders, reply_intake
+from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
 from feddraw.flower.method_as_text import method_of
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
 from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
@@ -42,11 +42,11 @@ from feddraw.flower.secure_messages import (
     pairs_in,
     reading,
 )
-from feddraw.secure.client_half import Member
-from feddraw.secure.session import FEWEST, About
-from feddraw.secure.signing_keys import Directory, name_in, read_directory, read_key
-from feddraw.server.masked.announcement import Announcement
-from feddraw.server.masked.client_side import Contribution
+from feddraw.secure_rounds.announcement import Announcement
+from feddraw.secure_rounds.client import Contribution
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.session import FEWEST, About
+from feddraw.secure_sums.signing_keys import Directory, name_in, read_directory, read_key
 from feddraw.server.state_dict import layout_of_arrays
 
 WORDS = "words"
@@ -175,7 +175,7 @@ class SiteRound:
         """What an evaluation counted."""
         with reading():
             findings = int(self._order.settings["findings"])
-        return {COUNTS: histograms.to_words(content, findings)}, {}
+        return {COUNTS: score_histograms.to_words(content, findings)}, {}
 
     # ------------------------------------------------------------------------------------------ the later stages
 

@@ -25,9 +25,9 @@ from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import RECORD, Order, digest_of_told, pairs_in, reading
 from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import FEWEST, SecureSumFailed, Session
-from feddraw.secure.signing_keys import Directory
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import FEWEST, SecureSumFailed, Session
+from feddraw.secure_sums.signing_keys import Directory
 
 log = logging.getLogger("flwr")
 

@@ -29,18 +29,18 @@ from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import builder, initial_model, make_trainer, prepare, server_images
 from feddraw.experiment.running import evaluate_kept
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
-from feddraw.flower import histograms, settings
+from feddraw.flower import score_histograms, settings
 from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy
-from feddraw.results.folder import RunFolder
 from feddraw.results.kept_models import Keeper
-from feddraw.results.reading import read_jsonl
+from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios.image_deck import Partition
-from feddraw.secure.session import FEWEST
+from feddraw.secure_sums.session import FEWEST
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord
+from feddraw.system.reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -76,8 +76,8 @@ class ServerEvaluation:
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted = histograms.merge(contents, self.findings)
-        return histograms.flat(self.counted)
+        self.counted = score_histograms.merge(contents, self.findings)
+        return score_histograms.flat(self.counted)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from feddraw.errors import UserError, positive
-from feddraw.secure.signing_keys import small_file
+from feddraw.secure_sums.signing_keys import small_file
 
 PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
 SUFFIX = ".signature"

@@ -29,9 +29,9 @@ from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.flower import job_orders, reply_intake
+from feddraw.flower.client_memory import alias
 from feddraw.flower.frozen_layers import KEY as FROZEN
 from feddraw.flower.frozen_layers import FrozenLayers
-from feddraw.flower.memory import alias
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import Counting
@@ -39,10 +39,10 @@ from feddraw.flower.secure_rounds import SecureRounds, Table, directory_of
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.secure.session import FEWEST as FEWEST_SUMMED
-from feddraw.secure.signing_keys import Directory
+from feddraw.secure_sums.session import FEWEST as FEWEST_SUMMED
+from feddraw.secure_sums.signing_keys import Directory
 from feddraw.server.gate import MOST_IMAGES, Gate
 from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
 from feddraw.server.policy import FEWEST, Policy

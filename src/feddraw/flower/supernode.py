@@ -25,8 +25,8 @@ from flwr.app import Error, Message
 
 from feddraw.errors import UserError
 from feddraw.flower.signatures import LARGEST_BUNDLE, Bundle, Refused, Signatures
-from feddraw.secure.client_half import NO_DIRECTORY
-from feddraw.secure.signing_keys import read_directory, read_key
+from feddraw.secure_sums.client import NO_DIRECTORY
+from feddraw.secure_sums.signing_keys import read_directory, read_key
 
 KNOWN_FLOWER = ("1.41.0",)
 package_version = version("flwr")

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import shares
+from feddraw import standing_shares
 from feddraw.core import (
     ONE_SUM,
     Client,
@@ -69,7 +69,7 @@ class DynamicServer(Server):
     all_rows = True
 
     def init(self, model: Model) -> State:
-        return {"h": np.zeros_like(model.params)} | shares.initial()
+        return {"h": np.zeros_like(model.params)} | standing_shares.initial()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """For those present standing for as much as the others do; the shares themselves are in the state."""
@@ -79,7 +79,7 @@ class DynamicServer(Server):
         def changes(by: NDArray[np.float64], span: slice) -> Vector:
             return -self.alpha * cohort.moved(by, span)
 
-        h, standing = shares.update_mean(state["h"], state, cohort, weights, changes)
+        h, standing = standing_shares.update_mean(state["h"], state, cohort, weights, changes)
         return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing
 
     def shown(self, model: Model, state: State) -> Model:

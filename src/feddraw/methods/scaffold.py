@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import shares
+from feddraw import standing_shares
 from feddraw.core import (
     ONE_SUM,
     Client,
@@ -104,7 +104,7 @@ class ControlledServer(Server):
     streams = False
 
     def init(self, model: Model) -> State:
-        return {"control": np.zeros_like(model.params)} | shares.initial()
+        return {"control": np.zeros_like(model.params)} | standing_shares.initial()
 
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
@@ -115,7 +115,7 @@ class ControlledServer(Server):
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
         sums = (cohort, weights, lambda by, span: cohort.extra_sum("control_change", by, span))
-        control, standing = shares.update_mean(state["control"], state, *sums)
+        control, standing = standing_shares.update_mean(state["control"], state, *sums)
         return params, {"control": control} | standing
 
 

@@ -33,7 +33,7 @@ from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import line
 from feddraw.nvflare.carried_state import packed, unpacked
-from feddraw.results.folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry

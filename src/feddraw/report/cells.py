@@ -10,8 +10,8 @@ from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Interval
 from feddraw.report.blocks import Cell, numeral
 from feddraw.report.evidence import Draws, Mean, Trainings
-from feddraw.results.one_run import REFERENCES
-from feddraw.results.runs import Collection
+from feddraw.results.recorded_run import REFERENCES
+from feddraw.results.run_collection import Collection
 
 
 def brackets(found: Interval | Difference) -> str:

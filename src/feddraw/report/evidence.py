@@ -25,8 +25,8 @@ from feddraw.analysis.statistics import (
     weighted_gm,
 )
 from feddraw.grouping import grouped
-from feddraw.results.one_run import METRICS, Predictions, Run, number
-from feddraw.results.runs import Collection
+from feddraw.results.recorded_run import METRICS, Predictions, Run, number
+from feddraw.results.run_collection import Collection
 
 Floats = NDArray[np.float64]
 MEASURES = {"auc": weighted_auc, "gm": weighted_gm}

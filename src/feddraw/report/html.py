@@ -11,7 +11,7 @@ from feddraw.analysis import palette
 from feddraw.analysis.web_page import offline_policy, read
 from feddraw.report import blocks
 from feddraw.report.blocks import Block, Cell, Document, Picture
-from feddraw.results.one_run import METRICS
+from feddraw.results.recorded_run import METRICS
 
 WIDEST = 190  # characters of a table: more would need type below 7 points on a page
 PAGE_POINTS = 770  # of A4 across, between the margins

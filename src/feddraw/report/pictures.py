@@ -17,7 +17,7 @@ from feddraw.analysis.statistics import Comparison, Interval
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Picture
-from feddraw.results.one_run import METRICS, Run
+from feddraw.results.recorded_run import METRICS, Run
 
 Floats = NDArray[np.float64]
 SHOWN_ROC = 4  # curves in a panel; more cannot be distinguished

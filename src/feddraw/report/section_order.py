@@ -16,7 +16,7 @@ from feddraw.report.sections.one_scenario import scenario_sections
 from feddraw.report.sections.paper_form import paper_form
 from feddraw.report.sections.record import record
 from feddraw.report.sections.summary import caveats, main_results
-from feddraw.results.runs import Collection
+from feddraw.results.run_collection import Collection
 
 
 def compose(report: Report, title: str, say: Say) -> Document:

@@ -21,9 +21,9 @@ from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only,
 from feddraw.report.evidence import Report, Say, examine
 from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
-from feddraw.results.reading import read_json
-from feddraw.results.runs import Collection, collect
+from feddraw.results.run_collection import Collection, collect
 from feddraw.system.files import make_folder, make_subfolder, refuse_link, sha256_of, write_whole
+from feddraw.system.reading import read_json
 
 ALPHA = 0.05
 REPLICATES = 1000

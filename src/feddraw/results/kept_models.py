@@ -17,9 +17,9 @@ import numpy as np
 from feddraw.core import Layout, Model
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import read_tree, tree_bytes
-from feddraw.results.folder import RunFolder
-from feddraw.results.reading import read_jsonl
+from feddraw.results.run_folder import RunFolder
 from feddraw.system.files import make_subfolder, write_whole
+from feddraw.system.reading import read_jsonl
 
 KEPT = ("best", "tail")
 

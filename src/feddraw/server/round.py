@@ -11,9 +11,9 @@ import numpy as np
 
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
-from feddraw.server.findings import among_labelling, with_unweighted_rows
 from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, with_remarks
+from feddraw.server.partial_labels import among_labelling, with_unweighted_rows
 from feddraw.server.policy import Policy
 from feddraw.server.streaming import Stream
 

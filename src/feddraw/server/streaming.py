@@ -19,7 +19,7 @@ import numpy as np
 
 from feddraw.core import Aggregate, Cohort, Column, Method, Model, Segment, State, SummedCohort, Update, Vector, Weights
 from feddraw.errors import UserError
-from feddraw.server.findings import divided, with_unweighted_rows
+from feddraw.server.partial_labels import divided, with_unweighted_rows
 
 _BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 

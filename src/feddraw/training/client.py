@@ -32,7 +32,6 @@ from feddraw.core import (
 )
 from feddraw.errors import OutOfMemory
 from feddraw.training.allocator import keep_freed_memory
-from feddraw.training.build import with_frozen
 from feddraw.training.devices import out_of_memory, shortage
 from feddraw.training.loop import (
     Examples,
@@ -50,6 +49,7 @@ from feddraw.training.loop import (
 )
 from feddraw.training.measurement import batch_gradients, summary
 from feddraw.training.network import Build, Network, layout_of_module
+from feddraw.training.network_by_name import with_frozen
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
 

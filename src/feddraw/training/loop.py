@@ -17,7 +17,7 @@ from feddraw.core import Correction
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.devices import generator_of
-from feddraw.training.feed import Feed, feed_to
+from feddraw.training.image_feed import Feed, feed_to
 from feddraw.training.network import CPU, Network
 from feddraw.training.optimizers import SGD, Adam, Optimizer
 from feddraw.training.settings import Training

@@ -10,7 +10,7 @@ from feddraw.report.blocks import Block, Bullets, Cell, Fold, Gallery, Heading, 
 from feddraw.report.cells import column_cells, table_note
 from feddraw.report.evidence import Report, mean
 from feddraw.report.sections.differences import differences
-from feddraw.results.one_run import METRICS
+from feddraw.results.recorded_run import METRICS
 
 
 def results(report: Report) -> Iterator[Block]:

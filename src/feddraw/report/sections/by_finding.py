@@ -10,7 +10,7 @@ from feddraw.report.blocks import Block, Cell, Heading, Table
 from feddraw.report.cells import column_cells
 from feddraw.report.evidence import Report, mean, mean_over
 from feddraw.report.sections import images_by_finding
-from feddraw.results.one_run import Run
+from feddraw.results.recorded_run import Run
 
 
 def by_finding(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from feddraw.analysis.statistics import Interval, bootstrap, interval
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text, numeral
 from feddraw.report.evidence import Draws
-from feddraw.results.one_run import Holdout, Run, read_holdout
+from feddraw.results.recorded_run import Holdout, Run, read_holdout
 
 Floats = NDArray[np.float64]
 ALONE, FEDAVG = "alone", "fedavg"

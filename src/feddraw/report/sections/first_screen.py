@@ -12,7 +12,7 @@ from feddraw.report.cells import column_cells, difference_cells, patients_note, 
 from feddraw.report.evidence import Draws, Report, mean
 from feddraw.report.sections import images_by_finding
 from feddraw.report.sections.weights import weighed_methods
-from feddraw.results.one_run import METRICS
+from feddraw.results.recorded_run import METRICS
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:

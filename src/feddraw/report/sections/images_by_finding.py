@@ -15,7 +15,7 @@ from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text
 from feddraw.report.evidence import owners_of
-from feddraw.results.one_run import Run
+from feddraw.results.recorded_run import Run
 
 COMPARED = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 

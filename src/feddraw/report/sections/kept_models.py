@@ -9,7 +9,7 @@ from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text
 from feddraw.report.cells import difference_cells, mean_cell, patients_note
 from feddraw.report.evidence import Draws, Mean, Report, draw, mean
-from feddraw.results.one_run import UNTESTED, Run, number
+from feddraw.results.recorded_run import UNTESTED, Run, number
 
 MODELS = {"last": "last round", "best": "best validation round", "tail": "mean of the last rounds"}
 

@@ -15,7 +15,7 @@ from feddraw.report.sections.curves import curves
 from feddraw.report.sections.differences import differences, other_pairs
 from feddraw.report.sections.kept_models import kept_models
 from feddraw.report.sections.weights import weights
-from feddraw.results.one_run import METRICS
+from feddraw.results.recorded_run import METRICS
 
 
 def scenario_sections(report: Report, scenario: str) -> Iterator[Block]:

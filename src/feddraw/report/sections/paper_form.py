@@ -15,7 +15,7 @@ from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text, numeral
 from feddraw.report.evidence import Report, mean
 from feddraw.report.sections.weights import weighed_methods
-from feddraw.results.one_run import METRICS
+from feddraw.results.recorded_run import METRICS
 from feddraw.scenarios.paper import PAPER, TITLES
 
 IN_A_ROW = {7: 4}  # scenarios beside one another, where the paper breaks a table; else up to six

@@ -9,9 +9,9 @@ from typing import Any
 
 from feddraw.grouping import grouped
 from feddraw.report.blocks import Block, Cell, Code, Fold, Heading, Table, Text, numeral
-from feddraw.results.one_run import Run
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, device_kind
-from feddraw.results.runs import Collection
+from feddraw.results.recorded_run import Run
+from feddraw.results.run_collection import Collection
 
 
 def record(collection: Collection, command: str, folders: Sequence[Path]) -> Iterator[Block]:

@@ -16,8 +16,8 @@ from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.cells import interval_over, span
 from feddraw.report.evidence import Draws, Report, mean, over_trainings
 from feddraw.report.sections.record import shown_path
-from feddraw.results.one_run import METRICS, REFERENCES, Run
-from feddraw.results.runs import Collection
+from feddraw.results.recorded_run import METRICS, REFERENCES, Run
+from feddraw.results.run_collection import Collection
 
 
 def main_results(report: Report) -> Iterator[str]:

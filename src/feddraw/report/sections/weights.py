@@ -11,8 +11,8 @@ from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Fold, Gallery, Heading, Text
 from feddraw.report.evidence import Report
-from feddraw.results.one_run import Run
-from feddraw.results.runs import Collection
+from feddraw.results.recorded_run import Run
+from feddraw.results.run_collection import Collection
 
 
 def weights(report: Report, scenario: str) -> Iterator[Block]:

@@ -32,7 +32,6 @@ from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.outcome_settings import without_execution
-from feddraw.results.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
 from feddraw.scenarios.image_deck import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
@@ -40,6 +39,7 @@ from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
 from feddraw.system.files import append, make_folder, make_subfolder, nearest_place, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_folder
+from feddraw.system.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))

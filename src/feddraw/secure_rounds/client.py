@@ -13,12 +13,12 @@ import numpy as np
 
 from feddraw.core import Cohort, Layout, Method, Model, Update, Vector, Weights
 from feddraw.errors import UserError
-from feddraw.secure import fixed_point
-from feddraw.secure.fixed_point import Words
-from feddraw.server.findings import among_labelling
+from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers, fingerprint
+from feddraw.secure_rounds.word_layout import Form, as_weights, check_facts, exact, outputs_of
+from feddraw.secure_sums import fixed_point
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.server.gate import Gate, check_update
-from feddraw.server.masked.announcement import Announced, Announcement, Numbers, fingerprint
-from feddraw.server.masked.word_layout import Form, as_weights, check_facts, exact, outputs_of
+from feddraw.server.partial_labels import among_labelling
 
 LISTED = ("loss",)  # metrics that leave the client
 AGREEMENT = 1e-9  # rounding that two machines' weights may differ by

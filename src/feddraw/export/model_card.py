@@ -13,7 +13,7 @@ from feddraw.analysis import metrics
 from feddraw.experiment.run_preparation import DealtData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import line
-from feddraw.results.one_run import Predictions, number
+from feddraw.results.recorded_run import Predictions, number
 
 REPLICATES = 500
 MODELS = {

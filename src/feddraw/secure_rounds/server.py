@@ -28,14 +28,14 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import UserError
-from feddraw.secure import fixed_point
-from feddraw.secure.fixed_point import FRACTION_BITS, Words
-from feddraw.server.findings import with_unweighted_rows
+from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers
+from feddraw.secure_rounds.client import limited_weights, weights_under_policy
+from feddraw.secure_rounds.cohort import MaskedCohort
+from feddraw.secure_rounds.word_layout import Form, as_weights, outputs_of, too_small
+from feddraw.secure_sums import fixed_point
+from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words
 from feddraw.server.gate import Gate, Verdict, compare_with_median
-from feddraw.server.masked.announcement import Announced, Announcement, Numbers
-from feddraw.server.masked.client_side import limited_weights, weights_under_policy
-from feddraw.server.masked.cohort import MaskedCohort
-from feddraw.server.masked.word_layout import Form, as_weights, outputs_of, too_small
+from feddraw.server.partial_labels import with_unweighted_rows
 from feddraw.server.policy import int_if_whole
 from feddraw.server.round import RoundResult, result_of
 

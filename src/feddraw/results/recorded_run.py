@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from feddraw.results.folder import RunFolder, first_divergence
 from feddraw.results.kept_models import KEPT
 from feddraw.results.ledger_table import MOST_CELLS, Ledger
-from feddraw.results.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.results.run_folder import RunFolder, first_divergence
+from feddraw.system.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 

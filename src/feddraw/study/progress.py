@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feddraw.experiment.study_workers import Event
+from feddraw.study.workers import Event
 
 ENOUGH = 0.02  # of a run must be done before its time is multiplied up
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from feddraw.core import Facts, Model, Vector
 from feddraw.errors import UserError
-from feddraw.secure.session import FEWEST
+from feddraw.secure_sums.session import FEWEST
 from feddraw.server.gate import MOST_IMAGES, MOST_STEPS
 from feddraw.server.policy import Policy
 

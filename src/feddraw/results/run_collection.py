@@ -15,9 +15,9 @@ from typing import Any
 
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.results.folder import RunFolder
-from feddraw.results.one_run import Run, read_run
 from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
+from feddraw.results.recorded_run import Run, read_run
+from feddraw.results.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

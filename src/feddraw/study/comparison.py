@@ -13,10 +13,10 @@ from pathlib import Path
 from feddraw.errors import UserError
 from feddraw.experiment.run_time_estimate import Estimate, measure
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study_plan import Planned, planned_run
-from feddraw.experiment.study_progress import Tally
 from feddraw.grouping import grouped
-from feddraw.results.folder import RunFolder
+from feddraw.results.run_folder import RunFolder
+from feddraw.study.plan import Planned, planned_run
+from feddraw.study.progress import Tally
 from feddraw.training.devices import Place
 
 METHODS = ("feddraw", "fedavg", "uniform", "alone")

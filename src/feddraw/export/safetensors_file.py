@@ -15,7 +15,7 @@ LOADER = """\
 import json
 from pathlib import Path
 from safetensors.torch import load_file
-from feddraw.training.build import build  # pip install feddraw: the network's architecture
+from feddraw.training.network_by_name import build  # pip install feddraw: the network's architecture
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text())

@@ -17,8 +17,8 @@ import numpy as np
 
 from feddraw.core import Column, Facts, Layout, Method, Piece, Server, Weights, row_name
 from feddraw.errors import UserError
-from feddraw.secure.fixed_point import FRACTION_BITS
-from feddraw.server.masked.announcement import LEAST_SHARE, Numbers
+from feddraw.secure_rounds.announcement import LEAST_SHARE, Numbers
+from feddraw.secure_sums.fixed_point import FRACTION_BITS
 
 SMALLEST = LEAST_SHARE  # mean weight
 PRECISION = 2.0 ** -(FRACTION_BITS + 1) / SMALLEST  # of a mean over clients: 2^-25

@@ -21,8 +21,8 @@ from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.run_preparation import open_data
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.study_plan import Planned, data_key
-from feddraw.experiment.study_table import row_of
+from feddraw.study.plan import Planned, data_key
+from feddraw.study.results_table import row_of
 from feddraw.system.files import append
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers

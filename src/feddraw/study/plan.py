@@ -16,10 +16,10 @@ from typing import Any
 
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
-from feddraw.experiment.study_families import by_family, changed, placed, read_only, read_paths, require_members
-from feddraw.results.folder import RunFolder
 from feddraw.results.outcome_settings import without_execution
-from feddraw.results.reading import flat, read_toml
+from feddraw.results.run_folder import RunFolder
+from feddraw.study.families import by_family, changed, placed, read_only, read_paths, require_members
+from feddraw.system.reading import flat, read_toml
 
 ALWAYS_NAMED = ("scenario", "method")
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from feddraw.core import Method, Model, Parts, State, Update
 from feddraw.errors import UserError
-from feddraw.secure.fixed_point import Words
-from feddraw.secure.session import SecureSumFailed, Session
-from feddraw.secure.sum_in_process import LocalSum
+from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
+from feddraw.secure_rounds.client import Contribution
+from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
+from feddraw.secure_sums.fixed_point import Words
+from feddraw.secure_sums.in_process import LocalSum
+from feddraw.secure_sums.session import SecureSumFailed, Session
 from feddraw.server.gate import Gate
-from feddraw.server.masked.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
-from feddraw.server.masked.client_side import Contribution
-from feddraw.server.masked.server_side import check_announced, inform, limit, open_round
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 

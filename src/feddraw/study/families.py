@@ -11,7 +11,7 @@ from typing import Any
 from feddraw.errors import UserError, unknown
 from feddraw.experiment.settings import Experiment, data_name
 from feddraw.results.outcome_settings import ARCHIVES
-from feddraw.results.reading import flat
+from feddraw.system.reading import flat
 
 Settings = Mapping[str, Any]  # by dotted path
 SETTING_NAMES = frozenset(field.name for field in fields(Experiment))

@@ -11,9 +11,9 @@ from typing import Any
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import Progress, open_data
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study_plan import Planned, data_key, is_file_data
-from feddraw.experiment.study_table import ResultTable, row_of
-from feddraw.experiment.study_workers import Event, WorkerPool
+from feddraw.study.plan import Planned, data_key, is_file_data
+from feddraw.study.results_table import ResultTable, row_of
+from feddraw.study.workers import Event, WorkerPool
 from feddraw.system.files import make_folder, refuse_link, reporting, write_whole
 from feddraw.training.devices import Place
 

@@ -8,10 +8,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from feddraw.secure.client_half import Member
-from feddraw.secure.server_half import Collector
-from feddraw.secure.session import Session
-from feddraw.secure.signing_keys import Directory
+from feddraw.secure_sums.client import Member
+from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.session import Session
+from feddraw.secure_sums.signing_keys import Directory
 
 STAGES = 5
 

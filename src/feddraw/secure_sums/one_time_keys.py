@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from feddraw.secure.masks import Mask
-from feddraw.secure.session import About, Refused, pack, unpack, verify
-from feddraw.secure.signing_keys import Directory, raw
+from feddraw.secure_sums.masks import Mask
+from feddraw.secure_sums.session import About, Refused, pack, unpack, verify
+from feddraw.secure_sums.signing_keys import Directory, raw
 
 NONCE_BYTES = 12
 

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure import masks, shamir
-from feddraw.secure import sum_keys as adverts
-from feddraw.secure.session import FEWEST, PURPOSE, About, Context, Refused, pack, threshold, unpack, verify
-from feddraw.secure.signing_keys import Directory
-from feddraw.secure.sum_keys import NONCE_BYTES, Advert, Envelope, Secrets
+from feddraw.secure_sums import masks, shamir
+from feddraw.secure_sums import one_time_keys as adverts
+from feddraw.secure_sums.one_time_keys import NONCE_BYTES, Advert, Envelope, Secrets
+from feddraw.secure_sums.session import FEWEST, PURPOSE, About, Context, Refused, pack, threshold, unpack, verify
+from feddraw.secure_sums.signing_keys import Directory
 
 STAGES = ("new", "advertised", "shared", "masked", "signed", "revealed")
 NO_DIRECTORY = (

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.secure import masks, shamir
-from feddraw.secure.masks import Mask
-from feddraw.secure.session import FEWEST, Context, Refused, SecureSumFailed, Session, unpack, verify
-from feddraw.secure.signing_keys import Directory
-from feddraw.secure.sum_keys import Advert, commitment, pair_mask, public_half, read_advert, self_mask
+from feddraw.secure_sums import masks, shamir
+from feddraw.secure_sums.masks import Mask
+from feddraw.secure_sums.one_time_keys import Advert, commitment, pair_mask, public_half, read_advert, self_mask
+from feddraw.secure_sums.session import FEWEST, Context, Refused, SecureSumFailed, Session, unpack, verify
+from feddraw.secure_sums.signing_keys import Directory
 
 STAGES = ("keys", "shares", "values", "signatures", "opened shares")
 

@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from feddraw.core import Model
-from feddraw.data import cache
+from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
 from feddraw.data.dataset_from_table import Look
 from feddraw.errors import RunFailed, UserError
@@ -27,11 +27,11 @@ from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
 from feddraw.experiment.run_time_estimate import Work
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.study_plan import Planned, data_key
-from feddraw.experiment.study_progress import Tally
 from feddraw.experiment.timed_steps import SECONDS, Rehearsed, profile, rehearse
 from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
+from feddraw.study.plan import Planned, data_key
+from feddraw.study.progress import Tally
 from feddraw.system.files import nearest_place
 from feddraw.system.workers import cores
 from feddraw.training.client import memory_of
@@ -212,7 +212,7 @@ def preflight(
     images = {entry: size for look in looks for entry, size in look.bytes.items()}
     folders = sum(found.folder_bytes[planned.name] for planned in left)
     memory = max((one.memory for one in timed.values()), default=0)
-    obstacles += _full_disks({cache.root(): sum(images.values()), out: folders})
+    obstacles += _full_disks({image_cache.root(): sum(images.values()), out: folders})
     obstacles += _too_little_memory(memory, places)
     seconds = Tally([], len(places), expected).seconds_left(list(expected)) or 0.0
     preparing = sum(look.seconds for look in looks) / cores()

@@ -1,0 +1,1 @@
+"""Many runs as one study: its plan, its workers, its table, and what it would take."""
