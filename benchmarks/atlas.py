@@ -52,10 +52,11 @@ from atlas_runs import (
     values,
     with_holm,
 )
+from feddraw.analysis.bootstrap import bootstrap, interval
 from feddraw.analysis.paired_differences import Difference, against
 from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import look, save, styled
-from feddraw.analysis.statistics import bootstrap, holm, interval
+from feddraw.analysis.statistics import holm
 from feddraw.results.recorded_run import read_run
 from feddraw.system.reading import read_csv, read_toml
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from feddraw.data.dataset import SPLITS
 from feddraw.data.label_cells import NO_COLUMN
+from feddraw.data.own_tables import read_tables
 from feddraw.data.tables import describe_problems
-from feddraw.datasets.folder import read_tables
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.init_own_data import Survey, document, inspect_data, plan, unusable_rows

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data import tables
+from feddraw.data import npz_archive, tables
 from feddraw.data.dataset import FINDINGS, SPLITS
 from feddraw.data.dataset_from_table import MEAN, STD
 from feddraw.data.tables import FOURTEEN
-from feddraw.datasets import chestmnist, npz
+from feddraw.datasets import chestmnist
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import names, open_dataset, read_labels
 from test_imaging import film, save_dicom
@@ -126,7 +126,12 @@ def test_another_size_is_resized_and_said(tmp_path):
     )
     assert dataset.images.shape == (21, 8, 8)
     assert "a, resized from 16 to 8 px" in told
-    assert abs(dataset.images.mean() - np.concatenate([arrays()[f"{s}_images"] for s in npz.SPLIT_PREFIXES]).mean()) < 2
+    assert (
+        abs(
+            dataset.images.mean() - np.concatenate([arrays()[f"{s}_images"] for s in npz_archive.SPLIT_PREFIXES]).mean()
+        )
+        < 2
+    )
 
 
 def test_mean_and_deviation_can_be_measured_or_given(tmp_path):
@@ -188,13 +193,13 @@ def test_a_damaged_or_foreign_npz_is_one_line(tmp_path):
 
 
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "copy", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(npz_archive, "copy", lambda *_: pytest.fail("unpacked"))
     big = np.zeros((12, 4000, 4000), np.uint8)
     says(archive(tmp_path / "a.npz", train_images=big), "would unpack from")
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 14)})
     with zipfile.ZipFile(tmp_path / "lie.npz", "w") as file:
-        for split in npz.SPLIT_PREFIXES:
+        for split in npz_archive.SPLIT_PREFIXES:
             file.writestr(f"{split}_labels.npy", header.getvalue() + b"\0" * 100)
     says(tmp_path / "lie.npz", "not as long as it says")
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from feddraw.analysis.bootstrap import weighted_auc
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.analysis.metrics import not_finite
-from feddraw.analysis.statistics import weighted_auc
 from feddraw.cli import app
 from feddraw.cli.run import line
 from feddraw.engines.serial import Serial

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from feddraw.cli import main
-from feddraw.doctor import cost, examination, machine, versions
+from feddraw.doctor import checks, cost, examination
 from feddraw.doctor.checks import Check
 from feddraw.doctor.cost import Speed, best, extrapolated, images_of, paper, task_of, usable
-from feddraw.doctor.device_trial import Examined, Task, relative
+from feddraw.doctor.device_trial import Examined, Task, Team, TooSlow, relative
 from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
-from feddraw.doctor.trial_processes import Team, TooSlow
 from feddraw.errors import RunFailed
 from feddraw.study.plan import read_study
 from feddraw.training.devices import Place
@@ -248,33 +247,33 @@ def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_hol
 
 def test_versions_are_those_of_the_constraints() -> None:
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    assert {name: pinned[name] for name in versions.TESTED} == versions.TESTED
+    assert {name: pinned[name] for name in checks.TESTED} == checks.TESTED
 
 
 def test_versions_that_differ_are_noted_and_those_that_cannot_work_are_broken() -> None:
-    assert versions.compare("torch", "2.13.0", "2.13.4+cu128") is None
-    assert versions.compare("torch", "2.13.0", "2.9.1") == Check("torch", "note", "2.9.1, tested with 2.13.0")
-    assert versions.compare("torch", "2.13.0", "2.1.0") == Check("torch", "broken", "2.1.0: feddraw needs 2.4 or later")
-    assert versions.compare("monai", "1.5.1", "").state == "note"  # type: ignore[union-attr]
-    assert versions.compare("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
+    assert checks.compare("torch", "2.13.0", "2.13.4+cu128") is None
+    assert checks.compare("torch", "2.13.0", "2.9.1") == Check("torch", "note", "2.9.1, tested with 2.13.0")
+    assert checks.compare("torch", "2.13.0", "2.1.0") == Check("torch", "broken", "2.1.0: feddraw needs 2.4 or later")
+    assert checks.compare("monai", "1.5.1", "").state == "note"  # type: ignore[union-attr]
+    assert checks.compare("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
 
 
 def test_a_folder_that_cannot_be_written_to_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.writable("cache folder", tmp_path / "not" / "there").state == "ok"
+    assert checks.writable("cache folder", tmp_path / "not" / "there").state == "ok"
 
     def refuse(**_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    found = machine.writable("cache folder", tmp_path)
+    found = checks.writable("cache folder", tmp_path)
     assert found == Check("cache folder", "broken", f"{tmp_path}: Permission denied; FEDDRAW_CACHE names another")
 
 
 def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
-    found = machine.disk(tmp_path, 0.5)
+    found = checks.disk(tmp_path, 0.5)
     assert min(found.numbers["write_mb_s"], found.numbers["read_mb_s"]) > 0
     assert not list(tmp_path.iterdir())
-    assert machine.shared_memory().state in ("ok", "note")
+    assert checks.shared_memory().state in ("ok", "note")
 
 
 # ---------------------------------------------------------------------------------------------------- the command

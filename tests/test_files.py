@@ -210,7 +210,7 @@ def test_prepared_images_are_for_their_owner_only_and_older_ones_are_closed(
 ) -> None:
     import numpy as np
 
-    from feddraw.datasets.npz import Archive
+    from feddraw.data.npz_archive import Archive
 
     parts = {f"{part}_{kind}": np.zeros((4, 8, 8) if kind == "images" else (4, 14), np.uint8)
              for part in ("train", "val", "test") for kind in ("images", "labels")}  # fmt: skip

@@ -24,9 +24,8 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
-from feddraw.flower.method_as_text import described, method_of
 from feddraw.flower.records import to_arrays, unpack
-from feddraw.flower.secure_messages import ORDER, RECORD, Order
+from feddraw.flower.secure_messages import ORDER, RECORD, Order, method_as_text, method_from_text
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
@@ -613,11 +612,11 @@ def test_a_site_asks_for_as_many_clients_as_it_wants(keys: Path, tmp_path: Path)
 def test_a_server_names_rules_of_this_package_and_nothing_else() -> None:
     for name in catalog.names("methods"):
         method = catalog.find("methods", name)()
-        assert method.centralised or method_of(json.loads(json.dumps(described(method)))) == method
-    given = described(feddraw())
+        assert method.centralised or method_from_text(json.loads(json.dumps(method_as_text(method)))) == method
+    given = method_as_text(feddraw())
     for bad in ("os:system", "feddraw:cosine", "feddraw.core:Model", "feddraw:feddraw", "subprocess:Popen", "x"):
         with pytest.raises(UserError):
-            method_of(given | {"weighting": {"rule": bad}})
+            method_from_text(given | {"weighting": {"rule": bad}})
 
 
 def test_the_quickstart_trains_with_the_mod_added_and_nothing_else(

@@ -12,9 +12,9 @@ import pytest
 
 import feddraw
 from feddraw.core import Layout
-from feddraw.data import image_cache, imaging, tables
+from feddraw.data import image_cache, imaging, npz_archive, tables
 from feddraw.data.imaging import BadImage, decode
-from feddraw.datasets import nih, npz
+from feddraw.datasets import nih
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
@@ -50,7 +50,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "list.json": index_list._parsed,
     "labels.csv": dataset_by_name.read_labels,
     "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
-    "data.npz": npz.Archive.open,
+    "data.npz": npz_archive.Archive.open,
     "x.dcm": decode,
     "w.pth": densenet121._weights_file,
     "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
@@ -107,8 +107,8 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_WEIGHTS,
         "DICOM files": imaging.MAX_FILE,
-        "labels or names in an `.npz`": npz.MAX_TABLE,
-        "images in an `.npz`": npz.MAX_IMAGES,
+        "labels or names in an `.npz`": npz_archive.MAX_TABLE,
+        "images in an `.npz`": npz_archive.MAX_IMAGES,
     }
     for what, limit in limits.items():
         assert said[what] == (f"{limit >> 30} GB" if limit >= 1 << 30 else f"{limit >> 20} MB"), what

@@ -35,10 +35,9 @@ PRINTED_BY = {
     "bench/document.py": ("bench",),
     "doctor/cost.py": ("study", "compare", "run"),
     "doctor/examination.py": ("doctor",),
-    "experiment/assignments.py": ("run", "study"),
+    "experiment/settings.py": ("run", "study"),
     "study/preflight.py": ("study",),
     "experiment/running.py": ("run", "study", "verify"),
-    "experiment/settings.py": ("run", "study", "verify"),
     "study/plan.py": ("study",),
     "experiment/heterogeneity.py": ("heterogeneity",),
     "experiment/init_own_data.py": ("run",),  # in the file that `feddraw init` writes for it

@@ -13,9 +13,8 @@ from feddraw import catalog
 from feddraw.cli.listing import methods
 from feddraw.core import Local, Method, Server
 from feddraw.errors import UserError
-from feddraw.experiment.assignments import parse_settings
 from feddraw.experiment.running import iterate, run
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
 from feddraw.experiment.verify import verify
 from feddraw.flower.settings import read
 from feddraw.methods.feddraw import feddraw

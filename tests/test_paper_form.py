@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.analysis import statistics
+from feddraw.analysis import bootstrap
 from feddraw.analysis.plots import styled
 from feddraw.cli import app
 from feddraw.cli.report import level
@@ -135,12 +135,12 @@ def test_replicates_on_many_images_are_those_on_few_but_for_a_hair(monkeypatch):
     truth = (rng.random((1500, 2)) < (0.1, 0.5)).astype(np.int8)
     truth[:40, 1] = -1
     models = [1.2 * truth + rng.standard_normal(truth.shape) for _ in range(2)]
-    for measure, tolerance in ((statistics.weighted_auc, 0.1), (statistics.weighted_gm, 1e-9)):
-        outputs = models if measure is statistics.weighted_auc else [(m > 0.5).astype(float) for m in models]
+    for measure, tolerance in ((bootstrap.weighted_auc, 0.1), (bootstrap.weighted_gm, 1e-9)):
+        outputs = models if measure is bootstrap.weighted_auc else [(m > 0.5).astype(float) for m in models]
         found = []
         for large in (10, 10**9):
-            monkeypatch.setattr(statistics, "LARGE", large)
+            monkeypatch.setattr(bootstrap, "LARGE", large)
             how = {"measure": measure, "patients": np.arange(1500) // 2, "folds": np.arange(1500) % 2, "replicates": 60}
-            found.append(statistics.bootstrap(outputs, truth, np.random.default_rng(1), **how))
+            found.append(bootstrap.bootstrap(outputs, truth, np.random.default_rng(1), **how))
         np.testing.assert_allclose(found[0][:, 0], found[1][:, 0], atol=1e-12)
         assert np.abs(found[0] - found[1]).max() < tolerance * found[1][:, 1:].std()

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from feddraw.analysis import plots
-from feddraw.paper import published_tables, weight_claims
+from feddraw.paper import conclusions, published_tables, weight_claims
 from feddraw.scenarios.paper import PAPER
 from feddraw.schedules import READINGS, schedule
 
@@ -86,12 +86,12 @@ def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
     assert weight_claims.judge(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
     failing = [weight_claims.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
     assert failing == [(0, 14), (0,), (0, 14)]
-    gaps = {reading: [published_tables.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
+    gaps = {reading: [conclusions.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
     for reading in READINGS:
-        gaps[reading].append(published_tables.gap_needed("CHX-1", 6, 0.2334, reading))
+        gaps[reading].append(conclusions.gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert published_tables.gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
+    assert conclusions.gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
 
 
 def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None:
@@ -135,7 +135,7 @@ def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_d
 def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading):
     """Similarities a round: the followed client's gap puts it where it is wanted, the others spread a little."""
     sizes = published_tables.client_sizes()[name]
-    followed, equal = published_tables.FOLLOWED[name], 1 / len(sizes)
+    followed, equal = conclusions.FOLLOWED[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
     table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):
@@ -156,8 +156,8 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
-    findings = {finding.topic: finding for finding in published_tables.findings(FOUND)}
-    assert all(finding.numbers for finding in findings.values())
+    findings = {finding.topic: finding for finding in conclusions.findings(FOUND)}
+    assert all(finding.numbers for finding in conclusions.values())
     assert "not significant at the paper's own threshold" in findings["against FedAvg"].text
     assert findings["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])
     assert findings["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])

@@ -18,7 +18,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
-from feddraw.analysis.statistics import bootstrap, interval
+from feddraw.analysis.bootstrap import bootstrap, interval
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw.cli import app
 from feddraw.data.imaging import BadImage, decode
-from feddraw.datasets.folder import inside, read_tables
+from feddraw.data.npz_archive import Archive
+from feddraw.data.own_tables import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
-from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_labels
 from feddraw.experiment.settings import Experiment

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from feddraw import cli
-from feddraw.analysis import statistics
+from feddraw.analysis import bootstrap, statistics
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.paired_differences import against, repeats_needed
 from feddraw.analysis.statistics import Table, compare
@@ -229,16 +229,16 @@ def scores_of_two(images: int = 400, classes: int = 3) -> tuple[np.ndarray, ...]
     return good, np.round(truth + 2 * rng.normal(size=truth.shape), 1), truth, rng.integers(0, 150, images)
 
 
-def auc_difference(first: Any, second: Any, truth: Any, seed: int = 0, **options: Any) -> statistics.Interval:
-    drawn = statistics.bootstrap([first, second], truth, np.random.default_rng(seed), **options)
-    return statistics.interval(drawn[0] - drawn[1])
+def auc_difference(first: Any, second: Any, truth: Any, seed: int = 0, **options: Any) -> bootstrap.Interval:
+    drawn = bootstrap.bootstrap([first, second], truth, np.random.default_rng(seed), **options)
+    return bootstrap.interval(drawn[0] - drawn[1])
 
 
 def test_a_weighted_auc_is_the_auc_of_images_so_often_repeated() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     good, _, truth, _ = scores_of_two()
     weights = np.random.default_rng(1).integers(0, 4, (5, len(truth))).astype(np.float64)
-    found = statistics.weighted_auc(good[:, 0], truth[:, 0], weights)
+    found = bootstrap.weighted_auc(good[:, 0], truth[:, 0], weights)
     for row, area in zip(weights, found, strict=True):
         assert area == pytest.approx(metrics.roc_auc_score(truth[:, 0], good[:, 0], sample_weight=row))
 
@@ -251,7 +251,7 @@ def test_the_weighted_auc_counts_ties_half_and_is_exact_for_whole_weights() -> N
     wins = (np.sign(scores[positive, None] - scores[negative]) + 1) / 2
     pairs = [np.outer(row[positive], row[negative]) for row in weights]
     expected = [(wins * pair).sum() / pair.sum() for pair in pairs]
-    assert statistics.weighted_auc(scores, truth, weights).tolist() == expected
+    assert bootstrap.weighted_auc(scores, truth, weights).tolist() == expected
 
 
 def test_the_estimate_is_the_difference_of_macro_aucs_and_its_interval_is_that_of_a_plain_bootstrap() -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import tiny
-from feddraw.analysis import metrics, statistics
+from feddraw.analysis import bootstrap, metrics
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.contact_sheet import caption
@@ -218,7 +218,7 @@ def test_metrics_leave_unknown_labels_out() -> None:
     assert table["undefined"] == ["b"]
     weights = np.ones((1, 5))
     both = np.stack([truth, np.full(5, UNKNOWN, np.int8)], 1)
-    macro = statistics._macro(statistics.weighted_auc, np.stack([scores] * 2, 1), both, weights, [np.arange(5)])
+    macro = bootstrap._macro(bootstrap.weighted_auc, np.stack([scores] * 2, 1), both, weights, [np.arange(5)])
     assert macro.tolist() == [0.75]
     kinds = count(scores[:, None], np.array([[0], [1], [1], [0], [math.nan]]))
     assert kinds.sum(axis=2).tolist() == [[2], [2]]

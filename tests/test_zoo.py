@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
-from feddraw.datasets.folder import read_tables
+from feddraw.data.own_tables import read_tables
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import balanced, prepare
 from feddraw.experiment.running import iterate, run

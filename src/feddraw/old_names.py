@@ -35,7 +35,10 @@ NAMES = {
         "prepare": "feddraw.experiment.run_preparation",
     },
     "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
-    "feddraw.analysis.statistics": dict.fromkeys(("Difference", "against"), "feddraw.analysis.paired_differences"),
+    "feddraw.analysis.statistics": {
+        **dict.fromkeys(("Difference", "against"), "feddraw.analysis.paired_differences"),
+        **dict.fromkeys(("Interval", "bootstrap", "weighted_auc", "weighted_gm"), "feddraw.analysis.bootstrap"),
+    },
     "feddraw.results": {"RunFolder": "feddraw.results.run_folder"},
 }
 

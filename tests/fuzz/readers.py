@@ -32,9 +32,9 @@ import tiny
 from feddraw import catalog, participation
 from feddraw.analysis import explain_weights
 from feddraw.cli import stats, weights
-from feddraw.data import corruption, image_cache, imaging, label_cells, table_columns, tables
+from feddraw.data import corruption, image_cache, imaging, label_cells, npz_archive, own_tables, table_columns, tables
 from feddraw.data.dataset import Labels
-from feddraw.datasets import chexpert, folder, nih, npz
+from feddraw.datasets import chexpert, folder, nih
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data as inspection
@@ -502,10 +502,11 @@ def npz_seeds() -> list[bytes]:
 
 def more_archives() -> list[bytes]:
     nih_names = {
-        f"{s}_names": np.array([f"0000000{i}_{k}.png" for k in range(2)]) for i, s in enumerate(npz.SPLIT_PREFIXES)
+        f"{s}_names": np.array([f"0000000{i}_{k}.png" for k in range(2)])
+        for i, s in enumerate(npz_archive.SPLIT_PREFIXES)
     }
-    wide = {f"{split}_labels": np.zeros((2, 3)) for split in npz.SPLIT_PREFIXES}
-    twice = {f"{split}_names": np.array(["a", "a"]) for split in npz.SPLIT_PREFIXES}
+    wide = {f"{split}_labels": np.zeros((2, 3)) for split in npz_archive.SPLIT_PREFIXES}
+    twice = {f"{split}_names": np.array(["a", "a"]) for split in npz_archive.SPLIT_PREFIXES}
     return [
         archive(test_labels=None),
         archive(train_images=None),
@@ -518,7 +519,7 @@ def more_archives() -> list[bytes]:
         archive(val_names=np.array(["x"])),
         archive(train_images=np.zeros(2, np.uint8)),
         archive(train_labels=np.array([["a", "b"]])),
-        archive(**{f"{split}_sites": np.array(["x"]) for split in npz.SPLIT_PREFIXES}),
+        archive(**{f"{split}_sites": np.array(["x"]) for split in npz_archive.SPLIT_PREFIXES}),
     ]
 
 
@@ -527,9 +528,9 @@ def bomb(room: Path) -> object:
 
 
 def read_npz(data: bytes, room: Path) -> object:
-    opened = npz.Archive.open(written(data, room / "archive.npz"))
+    opened = npz_archive.Archive.open(written(data, room / "archive.npz"))
     table = opened.table("paper")
-    sizes = [opened.members[f"{split}_labels"].shape[0] for split in npz.SPLIT_PREFIXES]
+    sizes = [opened.members[f"{split}_labels"].shape[0] for split in npz_archive.SPLIT_PREFIXES]
     return table, opened.images(sizes)
 
 
@@ -747,7 +748,7 @@ def named_columns(room: Path) -> object:
     """Columns, findings and shares as somebody set them, and paths that are absolute."""
     lines = ["path,Edema,Mass,x", f"{room.resolve()}/a.png,1,0,p", "b.png,0,1,q", "c.png,1,1,r", "d.png,,,q"]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(folder.read_tables, [path], root=room)
+    read: Callable[..., object] = partial(own_tables.read_tables, [path], root=room)
     for wrong in ({"findings": "paper"}, {"findings": 3}, {"columns": {"site": "y"}}, {"shares": (1, 1, 1)}):
         with suppress(UserError):
             read(**wrong)
@@ -865,8 +866,9 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "archives (.npz)", read_npz, ONE_LINE, archives,
-            [*named(npz.Archive, "open read column table columns problems images"), npz.member], (), reshape_npz,
-            [*no_file(npz.Archive.open), bomb],
+            [*named(npz_archive.Archive, "open read column table columns problems images"), npz_archive.member],
+            (), reshape_npz,
+            [*no_file(npz_archive.Archive.open), bomb],
         ),
         Target(
             "pictures", read_picture, (imaging.BadImage,), images, functions(imaging, without="clahe"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_rgb
@@ -23,13 +24,17 @@ from numpy.typing import NDArray
 
 from feddraw import naming
 from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing
+from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
+from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.skew_measures import label_mixes
 from feddraw.system.files import write_whole
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
+
 
 STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -405,3 +410,35 @@ def save(figure: Figure, path: Path) -> None:
     if kind == ".svg":  # one with a control character in it is no SVG
         content = naming.text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
     write_whole(path, content)
+
+
+HATCHES = ("", "///", "", "...", "", "\\\\\\")
+
+
+def partition_figure(partition: Partition, labels: Labels) -> Figure:
+    """Client sizes, and beside them label mixes as stacked bars."""
+    with styled():
+        figure = Figure(figsize=(9, 1.6 + 0.35 * len(partition.shards)), layout="constrained")
+        sizes, mix = figure.subplots(1, 2, sharey=True, width_ratios=(2, 3))
+        draw_sizes(sizes, {shard.client: len(shard) for shard in partition.shards})
+        _draw_mix(partition, labels, mix)
+        figure.suptitle(f"{partition.scenario}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
+    return figure
+
+
+def _draw_mix(partition: Partition, labels: Labels, axes: Axes) -> None:
+    """Colours of one scale from dark to light, and hatches, so that neighbours differ in grey and to every eye."""
+    mixes = label_mixes(partition, labels)
+    parts = (*labels.findings, "none")
+    shades = [*colormaps["cividis"](np.linspace(0.0, 0.9, len(parts) - 1)), "white"]
+    start = np.zeros(len(mixes))
+    for column, (part, shade) in enumerate(zip(parts, shades, strict=True)):
+        edge = "white" if column < len(parts) / 2 else "0.2"  # hatches are drawn in it
+        hatch = HATCHES[column % len(HATCHES)] if part != "none" else ""
+        share = 100 * mixes[:, column]
+        rows = range(len(mixes))
+        axes.barh(rows, share, left=start, height=0.7, color=shade, edgecolor=edge, hatch=hatch, lw=0.5, label=part)
+        start += share
+    axes.set_xlim(0, 100.4)
+    axes.set_xlabel("% of positives, with images of no finding as “none”")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddraw.bench.server_step import CLIENTS, network
 from feddraw.flower.records import to_arrays
-from feddraw.flower.secure_mod import secure_where_keyed
+from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
 from feddraw.system.files import write_whole
 

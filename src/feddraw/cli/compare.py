@@ -14,7 +14,7 @@ from typer import Argument, Option
 from feddraw.cli.run import Devices
 from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.experiment.run_time_estimate import Estimate

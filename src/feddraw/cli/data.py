@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from feddraw.cli.show import console, echo, table
 from feddraw.errors import one_of
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:

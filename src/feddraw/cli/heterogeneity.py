@@ -13,7 +13,7 @@ from feddraw import naming
 from feddraw.cli.run import Data, Scenario
 from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError, one_of
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import as_written, read_csv, read_toml
 
 if TYPE_CHECKING:

@@ -68,6 +68,7 @@ def document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.cli import stats
     from feddraw.paper import published_tables
+    from feddraw.paper.conclusions import conclusions
 
     judged = published_tables.claims_by_reading()
     return {
@@ -81,7 +82,7 @@ def document(found: Comparisons) -> dict[str, Any]:
             for claim, verdicts in judged
         ],
         "readings": published_tables.readings(judged),
-        "findings": [asdict(finding) for finding in published_tables.findings(found)],
+        "findings": [asdict(one) for one in conclusions(found)],
     }
 
 
@@ -90,6 +91,7 @@ def document(found: Comparisons) -> dict[str, Any]:
 
 def show(found: Comparisons) -> None:
     from feddraw.paper import published_tables
+    from feddraw.paper.conclusions import conclusions
 
     out = console()
     out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
@@ -99,11 +101,11 @@ def show(found: Comparisons) -> None:
     judged = published_tables.claims_by_reading()
     _show_claims(out, judged)
     _bullets(out, [f"{name}: {text}" for name, text in published_tables.readings(judged).items()])
-    findings = published_tables.findings(found)
+    concluded = conclusions(found)
     out.print("\nWhat the published numbers show")
-    _bullets(out, [finding.text for finding in findings if finding.shows])
+    _bullets(out, [one.text for one in concluded if one.shows])
     out.print("\nWhat they leave open")
-    _bullets(out, [finding.text for finding in findings if not finding.shows])
+    _bullets(out, [one.text for one in concluded if not one.shows])
 
 
 def _show_ranks(out: Console, found: Comparisons) -> None:

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from feddraw import naming
 from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def line(result: RoundResult) -> str:
 def show_splits(out: Console, setup: Setup) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import described
-    from feddraw.data.findings_per_split import findings_per_split, in_words, too_few
+    from feddraw.data.splits import findings_per_split, in_words, too_few
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few(found["test"], place)}
@@ -229,7 +229,7 @@ def show_splits(out: Console, setup: Setup) -> None:
 def show_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
-    from feddraw.data.findings_per_split import too_few
+    from feddraw.data.splits import too_few
     from feddraw.results.recorded_run import number as undefined_as_nan
 
     found = read_json(folder / "metrics.json")

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from feddraw import naming
 from feddraw.cli.show import as_json, console, echo, status, table
 from feddraw.errors import UserError
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import json_values
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def show(
     table, partition = _deal(name, labels, scale, seed, set_)
     measures = measure(partition, table)
     if plot:
-        from feddraw.analysis.partition_figure import partition_figure
-        from feddraw.analysis.plots import save
+        from feddraw.analysis.plots import partition_figure, save
 
         save(partition_figure(partition, table), plot)
     if json:

@@ -17,7 +17,7 @@ from feddraw.cli.report import level, write_and_show
 from feddraw.cli.run import Devices
 from feddraw.cli.show import as_json, console, status, table, words
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.assignments import parse_settings
+from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import read_toml
 
 if TYPE_CHECKING:

@@ -3,17 +3,19 @@
 Iterative stratification (Sechidis, Tsoumakas and Vlahavas, 2011) with patients in the place of images: the rarest
 property is shared out first, because common ones can still be balanced afterwards. Properties are the positives and the
 negatives of each finding, as far as they are known, and the sites. A property that enough patients have reaches every
-split, also one whose share of them would be less than a patient.
+split, also one whose share of them would be less than a patient. Below that: how many images of each finding a split
+has, and whether they are enough for an AUC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import Labels
+from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.errors import below_one
 
 Rows = NDArray[np.intp]
@@ -114,3 +116,39 @@ def _reaching_all(split: NDArray[np.int8], has: NDArray[np.bool_], order: Rows, 
                     counts[number, has[patient]] += 1
                     break
     return split
+
+
+FEW = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 and more
+
+
+def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """What each split holds: images, patients and sites where they are known, and each finding's images by label."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in SPLITS:
+        rows = dataset.rows[split]
+        labels = dataset.labels.take(rows)
+        positives, known = labels.values.sum(axis=0, dtype=np.int64), dataset.labels.known_counts(rows)
+        found[split] = {"images": len(rows), "positives": positives.tolist(), "negatives": (known - positives).tolist()}
+        if labels.patients is not None:
+            found[split]["patients"] = len(np.unique(labels.patients))
+        if labels.sites is not None:
+            sites, images = np.unique(labels.sites, return_counts=True)
+            found[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
+    return found
+
+
+def too_few(split: Mapping[str, Any], place: int) -> bool:
+    """Whether the AUC of a finding on these images says little."""
+    return scarcest(split, place) < FEW
+
+
+def scarcest(split: Mapping[str, Any], place: int) -> int:
+    """Images of the rarer label of a finding."""
+    return min(int(split["positives"][place]), int(split["negatives"][place]))
+
+
+def in_words(split: Mapping[str, Any], place: int) -> str:
+    """Positive / negative images of a finding, and those whose label is not known."""
+    positives, negatives = split["positives"][place], split["negatives"][place]
+    unknown = split["images"] - positives - negatives
+    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")

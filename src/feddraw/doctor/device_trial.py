@@ -20,10 +20,11 @@ import torch
 
 from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
+from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.timed_steps import step_factors
-from feddraw.system.workers import belong_to_parent, peak_memory
+from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
 from feddraw.training.client import Trainer, shortage_told
 from feddraw.training.devices import Place, allot, compute_exactly
 from feddraw.training.loop import fit, make_optimizer, predict, seeded
@@ -194,3 +195,46 @@ def relative(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """How far two trainings are apart, in lengths of the way that one of them went."""
     difference = float(np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64)))
     return difference / float(np.linalg.norm(expected["move"].astype(np.float64)))
+
+
+class TooSlow(RunFailed):
+    """No answer in the time that there was."""
+
+
+class Team:
+    """Processes, one at each place."""
+
+    def __init__(self, places: Sequence[Place], target: Any = serve) -> None:
+        self.places, self._asked = places, 0
+        self._members = [start_worker(target, place) for place in places]
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        stop_workers(self._members)
+
+    def ask(self, question: str, *arguments: Any, patience: float = 60.0) -> list[dict[str, Any]]:
+        """All answers, one a process; a process that dies or fails is an error, and so is one that takes too long."""
+        self._asked += 1
+        for place, (pipe, process) in zip(self.places, self._members, strict=True):
+            try:
+                pipe.send((self._asked, question, arguments))
+            except OSError:
+                raise RunFailed(f"{place.device}: a process {cause_of_death(process)[0]}") from None
+        return [self._answer(member, patience) for member in range(len(self._members))]
+
+    def _answer(self, member: int, patience: float) -> dict[str, Any]:
+        device, (pipe, process) = self.places[member].device, self._members[member]
+        number, until = 0, time.monotonic() + patience
+        answer: dict[str, Any] = {}
+        try:
+            while number != self._asked:  # what was asked before may be answered late
+                if not pipe.poll(max(0.0, until - time.monotonic())):
+                    raise TooSlow(f"{device}: no answer within {patience:.0f} s")
+                number, answer = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise RunFailed(f"{device}: a process {''.join(cause_of_death(process))}") from None
+        if "error" in answer:
+            raise RunFailed(f"{device}: {answer['error']}")
+        return answer

@@ -13,12 +13,9 @@ import torch
 
 from feddraw.catalog import installed
 from feddraw.doctor import cost
-from feddraw.doctor.checks import Check, attempted, within
+from feddraw.doctor.checks import Check, attempted, check_machine, check_versions, within
 from feddraw.doctor.cost import Cost, Speed
-from feddraw.doctor.device_trial import Task, relative
-from feddraw.doctor.machine import check_machine
-from feddraw.doctor.trial_processes import Team, TooSlow
-from feddraw.doctor.versions import check_versions
+from feddraw.doctor.device_trial import Task, Team, TooSlow, relative
 from feddraw.errors import RunFailed
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment

@@ -13,10 +13,10 @@ from feddraw.catalog import check, outside
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.dataset_from_table import Look, Preparation
 from feddraw.data.image_cache import Progress
+from feddraw.data.npz_archive import Archive
+from feddraw.data.own_tables import read_tables
 from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
-from feddraw.datasets.folder import read_tables
-from feddraw.datasets.npz import Archive
 from feddraw.errors import UserError, expanded, unknown
 
 CALLERS = ("size", "progress", "look")  # of a preparation, by whoever opens the data; no settings

@@ -20,9 +20,9 @@ from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import absent
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
+from feddraw.data.own_tables import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
 from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, place_by_name
 from feddraw.data.tables import Problem, Sheet, Table
-from feddraw.datasets.folder import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.scenarios.by_site import MINIMUM

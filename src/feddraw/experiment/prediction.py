@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from feddraw.data.dataset_from_table import check_pydicom
 from feddraw.data.image_cache import Progress, silent
 from feddraw.data.imaging import BadImage, decode
+from feddraw.data.own_tables import inside
 from feddraw.data.table_columns import SUFFIXES, path_column
 from feddraw.data.tables import Sheet
-from feddraw.datasets.folder import inside
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.naming import csv_text

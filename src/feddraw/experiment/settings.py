@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -302,3 +303,25 @@ def _scenario_defaults(experiment: Experiment) -> Section:
 def unnamed_defaults() -> dict[str, Any]:
     """The defaults of all settings that do not depend on a name."""
     return {key: value for key, value in Experiment().table().items() if key not in NAMED}
+
+
+def parse_settings(assignments: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, where a value that is no number, truth value or list is taken as a word."""
+    settings = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set takes KEY=VALUE, not '{assignment}'")
+        settings[key.strip()] = parse_value(text)
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .5, which TOML does not know
+    except ValueError:
+        return text

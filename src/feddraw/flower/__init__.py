@@ -16,7 +16,7 @@ if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
 from feddraw.flower.records import record, state_dict
-from feddraw.flower.secure_mod import secure_mod
+from feddraw.flower.secure_site import secure_mod
 from feddraw.flower.strategy import FedDRAW, MethodStrategy
 from feddraw.server.round import RoundRecord
 

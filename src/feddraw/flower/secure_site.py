@@ -13,19 +13,20 @@ The state is on the disk before an answer leaves (`secure_memory`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
-from feddraw.flower.method_as_text import method_of
+from feddraw.flower.client_memory import folder_of
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
 from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
 from feddraw.flower.secure_messages import (
@@ -39,6 +40,9 @@ from feddraw.flower.secure_messages import (
     answer,
     digest_of_told,
     fingerprint_of_sent,
+    hash_of_message,
+    method_from_text,
+    order_in,
     pairs_in,
     reading,
 )
@@ -273,7 +277,7 @@ class SiteRound:
     def _contribution(self) -> Contribution:
         vectors, about = self._vault.waiting()
         sent, update = unpacked(vectors, about)
-        given = (method_of(self._announcement.method), self._announcement, self._state.name, sent, update)
+        given = (method_from_text(self._announcement.method), self._announcement, self._state.name, sent, update)
         return Contribution(*given, listed=tuple(update.metrics), received=about["received"])
 
 
@@ -282,3 +286,45 @@ def _steps(update: Update, sent: Model) -> int:
     if any(key in update.metrics for key in reply_intake.STEPS) or not len(sent.counters):
         return update.steps
     return max(update.steps, int((update.model.counters - sent.counters).max()))
+
+
+App = Callable[[Message, Context], Message]
+
+NOT_SECURE = "this site takes part in secure sums only, and the server asks for its model: it needs secure=true"
+
+
+def secure_mod(message: Message, context: Context, app: App) -> Message:
+    """For `ClientApp(mods=[secure_mod])`, around any app: nothing that leaves this site is its model.
+
+    The app trains and answers as ever, but its answer stops here: the update waits in the site's own memory while the
+    sites agree on masks, and only masked words leave, with a few numbers in clear. A message that asks for more gets an
+    error. Put this mod first, so that no other one stands between it and the server.
+    """
+    node, order = SecureNode(context, message.content), order_in(message.content)
+    kind = message.metadata.message_type.partition(".")[0]
+    if order is None and kind == "train":
+        raise UserError(NOT_SECURE)
+    if order is None:
+        reply = app(message, context)
+        return reply if reply.has_error() else Message(node.in_clear(reply.content), reply_to=message)
+    vault = Vault(folder_of(context.node_config), order.run, node.key.public_key(), kind)
+    if order.stage != "begin":
+        with vault.held():
+            return Message(SiteRound(node, vault, kind, order).answer(message.content), reply_to=message)
+    part = SiteRound(node, vault, kind, order)
+    sent = part.sent_model(message.content)  # before the app is called, which may write into what it gets
+    received = hash_of_message(message.content, context.run_config)
+    reply = app(message, context)
+    if reply.has_error():
+        return reply
+    with vault.held():
+        return Message(part.begin(sent, received, reply.content), reply_to=message)
+
+
+def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
+    """The ready app's: `secure_mod` at nodes that have a key. Others train for a server that sees their models."""
+    if context.node_config.get("key"):
+        return secure_mod(message, context, app)
+    if order_in(message.content) is not None:
+        raise UserError(NO_KEY)
+    return app(message, context)

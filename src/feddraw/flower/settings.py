@@ -15,8 +15,7 @@ from feddraw.data.corruption import Corruption
 from feddraw.data.dataset import FINDINGS
 from feddraw.data.tables import canonical
 from feddraw.errors import UserError
-from feddraw.experiment.assignments import parse_settings
-from feddraw.experiment.settings import Experiment, complete, make_method
+from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
 from feddraw.participation import Participation
 from feddraw.server.policy import Policy, why_not
 

@@ -22,7 +22,7 @@ from feddraw.flower.client_memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.reply_intake import SECONDS, one_line
 from feddraw.flower.score_histograms import count, to_metrics
-from feddraw.flower.secure_mod import secure_where_keyed
+from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.server.policy import Policy
 from feddraw.training.client import Trainer
 

@@ -35,7 +35,7 @@ from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import Counting
-from feddraw.flower.secure_rounds import SecureRounds, Table, directory_of
+from feddraw.flower.secure_server import SecureRounds, Table, directory_of
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.paired_differences import Difference
-from feddraw.analysis.statistics import Interval
 from feddraw.report.blocks import Cell, numeral
 from feddraw.report.evidence import Draws, Mean, Trainings
 from feddraw.results.recorded_run import REFERENCES

@@ -11,19 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.analysis.bootstrap import Interval, bootstrap, interval, weighted_auc, weighted_gm
 from feddraw.analysis.metrics import macro
 from feddraw.analysis.paired_differences import Difference, against, mean_of_last
-from feddraw.analysis.statistics import (
-    Comparison,
-    Interval,
-    Table,
-    bootstrap,
-    compare,
-    interval,
-    to_digits,
-    weighted_auc,
-    weighted_gm,
-)
+from feddraw.analysis.statistics import Comparison, Table, compare, to_digits
 from feddraw.grouping import grouped
 from feddraw.results.recorded_run import METRICS, Predictions, Run, number
 from feddraw.results.run_collection import Collection

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis import plots
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.forest_plot import draw_distances
 from feddraw.analysis.site_distances import from_ledger
-from feddraw.analysis.statistics import Comparison, Interval
+from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Picture

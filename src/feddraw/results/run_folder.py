@@ -26,7 +26,7 @@ from safetensors.numpy import save
 from feddraw.classifier_layer import described
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
-from feddraw.data.findings_per_split import findings_per_split
+from feddraw.data.splits import findings_per_split
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint

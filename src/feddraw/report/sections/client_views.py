@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.statistics import Interval, bootstrap, interval
+from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text, numeral
 from feddraw.report.evidence import Draws

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.analysis.statistics import Interval, bootstrap, interval
+from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.findings_per_split import FEW, in_words, scarcest, too_few
+from feddraw.data.splits import FEW, in_words, scarcest, too_few
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text

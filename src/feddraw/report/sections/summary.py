@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from feddraw.analysis import statistics_in_words as words
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.paired_differences import Difference
-from feddraw.analysis.statistics import Interval
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.cells import interval_over, span
 from feddraw.report.evidence import Draws, Report, mean, over_trainings
