@@ -18,7 +18,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import federate as federate_without
 from feddraw.server.gate import Gate
-from feddraw.server.round import aggregate_stream
+from feddraw.server.streaming import aggregate_stream
 from tiny import NAMES, Altered, Canned, bench, cohort_of, copied, initial, same, server_images, through_gate, train
 
 federate = partial(federate_without, proxy=server_images())

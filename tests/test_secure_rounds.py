@@ -34,7 +34,8 @@ from feddraw.secure_sums.client import Member
 from feddraw.secure_sums.server import Collector
 from feddraw.secure_sums.session import Session
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
+from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, same, train
 

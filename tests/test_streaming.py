@@ -17,8 +17,8 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
-from feddraw.server.round import aggregate_round, aggregate_stream
-from feddraw.server.streaming import RunningSum
+from feddraw.server.round import aggregate_round
+from feddraw.server.streaming import RunningSum, aggregate_stream
 from small import small
 from tiny import NAMES, Altered, bench, cohort_of, copied, train
 

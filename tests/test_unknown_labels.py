@@ -35,7 +35,8 @@ from feddraw.results.recorded_run import read_run
 from feddraw.scenarios.image_deck import Partition, Shard
 from feddraw.scenarios.skew_measures import counts
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
+from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 from feddraw.training.client import Trainer, group_counts
 from feddraw.training.loop import Examples, over_known
 from feddraw.training.network_by_name import build

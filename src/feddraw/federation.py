@@ -14,7 +14,8 @@ from feddraw.core import Job, Method, Model, Proxy, State, Update
 from feddraw.engines import Engine
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, aggregate_round, aggregate_stream
+from feddraw.server.round import RoundResult, aggregate_round
+from feddraw.server.streaming import aggregate_stream
 
 if TYPE_CHECKING:
     from feddraw.secure_rounds.in_process import MaskedRounds

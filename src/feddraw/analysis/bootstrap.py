@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddraw.analysis.statistics import (
-    _PARTS,
-    Floats,
-    Truth,
-)
+from feddraw.analysis.statistics import _PARTS, Floats, Truth
 
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure

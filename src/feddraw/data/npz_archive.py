@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
-from feddraw.data.image_cache import (
-    Prepared,
-    Progress,
-    array_header,
-    entry_for,
-    open_or_make,
-    silent,
-)
+from feddraw.data.image_cache import Prepared, Progress, array_header, entry_for, open_or_make, silent
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError, first_line

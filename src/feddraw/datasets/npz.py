@@ -14,11 +14,7 @@ import numpy as np
 
 from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
-from feddraw.data.image_cache import (
-    Rows,
-    open_finished,
-    silent,
-)
+from feddraw.data.image_cache import Rows, open_finished, silent
 from feddraw.data.npz_archive import SPLIT_PREFIXES, Archive, Member, Packed, unpacked_shape
 from feddraw.data.tables import Findings, Table
 

@@ -11,16 +11,7 @@ import numpy as np
 
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.statistics import holm, rank
-from feddraw.paper.published_tables import (
-    ALPHA,
-    METRICS,
-    OURS,
-    Comparisons,
-    claims,
-    client_sizes,
-    comparisons,
-    results,
-)
+from feddraw.paper.published_tables import ALPHA, METRICS, OURS, Comparisons, claims, client_sizes, comparisons, results
 from feddraw.paper.weight_claims import similarity_gap
 from feddraw.scenarios.skew_measures import measure_sizes
 from feddraw.schedules import Reading

@@ -185,6 +185,3 @@ def _path(reading: Reading) -> str:
         path = "so it must grow" if extreme > before else "so it may shrink"
         said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
     return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."
-
-
-# ---------------------------------------------------------------------------------------------------- in words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,16 +11,10 @@ import numpy as np
 
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
-from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each, check_update, compare_with_median
+from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, with_remarks
 from feddraw.server.partial_labels import among_labelling, with_unweighted_rows
 from feddraw.server.policy import Policy
-from feddraw.server.streaming import Stream
-
-STREAM_WEIGHTS = (
-    "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "
-    "leave only policy.max_size and policy.max_size_times"
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,7 +79,7 @@ def aggregate_round(
     checked = check_each(updates, model, method.sends, len(clients), gate)
     sizes = {update.client: update.size for update in updates if not checked[update.client].reason}
     limited = policy.limited_sizes(sizes)
-    updates = [_with_limited_size(update, limited) for update in updates]
+    updates = [with_limited_size(update, limited) for update in updates]
     sound = [update for update in updates if not checked[update.client].reason]
     cohort = Cohort(round, rounds, model, sound, len(clients), proxy)
     early = _sum_before_accepting(method, cohort, state, bound)
@@ -126,54 +120,7 @@ def _sum_before_accepting(method: Method, cohort: Cohort, state: State, bound: B
         return None
 
 
-def aggregate_stream(
-    round: int,
-    rounds: int,
-    model: Model,
-    method: Method,
-    state: State,
-    updates: Iterable[Update],
-    clients: Sequence[str],
-    sizes: Mapping[int, int],
-    gate: Gate | None = None,
-    policy: Policy | None = None,
-) -> RoundResult:
-    """The same for updates that come one by one, in client order, from clients that have announced their sizes."""
-    gate, policy = gate or Gate(), policy or Policy()
-    if policy.limits_weights:
-        raise UserError(STREAM_WEIGHTS)
-    limited = policy.limited_sizes(sizes)
-    counted = {client: limited[client][0] if client in limited else size for client, size in sizes.items()}
-    cohort = Cohort(round, rounds, model, (), len(clients))
-    stream = Stream(method, cohort, counted)
-    verdicts: dict[int, Verdict] = {}
-    received = []
-    for update in updates:
-        if update.client in verdicts:  # what is in the sum stays there
-            verdicts[update.client] = replace(verdicts[update.client], note="answered again, its first answer counts")
-            continue
-        verdict = _check_streamed(update, model, method, sizes, gate)
-        resized = _with_limited_size(update, limited)
-        if not verdict.reason:
-            stream.take(resized)
-        verdicts[update.client] = verdict
-        received.append(replace(resized, model=model))  # its own is gone with the next one
-    verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
-    aggregate = stream.aggregate(state) if stream.updates else None
-    return result_of(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
-
-
-def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
-    """What can be said of an update before the others are there."""
-    if update.client not in sizes:
-        return Verdict("not a client of this federation, or not asked")
-    verdict = check_update(update, model, method.sends, gate.max_size)
-    if not verdict.reason and update.size != sizes[update.client]:
-        return Verdict(f"size {update.size} where {sizes[update.client]} was announced")
-    return verdict
-
-
-def _with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
+def with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
     return replace(update, size=limited[update.client][0]) if update.client in limited else update
 
 

@@ -12,15 +12,22 @@ the others stay; without streaming, the prior is over those that count.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from feddraw.core import Aggregate, Cohort, Column, Method, Model, Segment, State, SummedCohort, Update, Vector, Weights
 from feddraw.errors import UserError
+from feddraw.server.gate import Gate, Verdict, check_update, compare_with_median
 from feddraw.server.partial_labels import divided, with_unweighted_rows
+from feddraw.server.policy import Policy
+from feddraw.server.round import RoundResult, result_of, with_limited_size
 
+STREAM_WEIGHTS = (
+    "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "
+    "leave only policy.max_size and policy.max_size_times"
+)
 _BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
 
@@ -104,3 +111,50 @@ class StreamedCohort(SummedCohort):
 
     def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
         raise UserError("the server rule needs more than the clients' weighted average: set stream = false")
+
+
+def aggregate_stream(
+    round: int,
+    rounds: int,
+    model: Model,
+    method: Method,
+    state: State,
+    updates: Iterable[Update],
+    clients: Sequence[str],
+    sizes: Mapping[int, int],
+    gate: Gate | None = None,
+    policy: Policy | None = None,
+) -> RoundResult:
+    """The same for updates that come one by one, in client order, from clients that have announced their sizes."""
+    gate, policy = gate or Gate(), policy or Policy()
+    if policy.limits_weights:
+        raise UserError(STREAM_WEIGHTS)
+    limited = policy.limited_sizes(sizes)
+    counted = {client: limited[client][0] if client in limited else size for client, size in sizes.items()}
+    cohort = Cohort(round, rounds, model, (), len(clients))
+    stream = Stream(method, cohort, counted)
+    verdicts: dict[int, Verdict] = {}
+    received = []
+    for update in updates:
+        if update.client in verdicts:  # what is in the sum stays there
+            verdicts[update.client] = replace(verdicts[update.client], note="answered again, its first answer counts")
+            continue
+        verdict = _check_streamed(update, model, method, sizes, gate)
+        resized = with_limited_size(update, limited)
+        if not verdict.reason:
+            stream.take(resized)
+        verdicts[update.client] = verdict
+        received.append(replace(resized, model=model))  # its own is gone with the next one
+    verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
+    aggregate = stream.aggregate(state) if stream.updates else None
+    return result_of(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
+
+
+def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
+    """What can be said of an update before the others are there."""
+    if update.client not in sizes:
+        return Verdict("not a client of this federation, or not asked")
+    verdict = check_update(update, model, method.sends, gate.max_size)
+    if not verdict.reason and update.size != sizes[update.client]:
+        return Verdict(f"size {update.size} where {sizes[update.client]} was announced")
+    return verdict
