@@ -68,7 +68,7 @@ def test_the_published_sizes_are_those_of_the_scenarios() -> None:
 def outcomes(reading: str) -> list[str]:
     return [
         "/".join(sorted({verdict.outcome for verdict in readings[reading].values()}))
-        for _, readings in published_tables.claims_by_reading()
+        for _, readings in conclusions.claims_by_reading()
     ]
 
 

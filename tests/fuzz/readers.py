@@ -34,7 +34,7 @@ from feddraw.analysis import explain_weights
 from feddraw.cli import stats, weights
 from feddraw.data import corruption, image_cache, imaging, label_cells, npz_archive, own_tables, table_columns, tables
 from feddraw.data.dataset import Labels
-from feddraw.datasets import chexpert, folder, nih
+from feddraw.datasets import chexpert, nih
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
 from feddraw.experiment import init_own_data as inspection
@@ -809,7 +809,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
-            [*sheet, *named(folder, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
+            [*sheet, *named(own_tables, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
             odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),

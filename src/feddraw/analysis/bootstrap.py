@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddraw.analysis.statistics import _PARTS, Floats, Truth
-
+Floats = NDArray[np.float64]
+Truth = NDArray[np.integer[Any]]
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure
 _WIDE = 200  # columns of a product of matrices: one of ten takes four times as long by column
@@ -180,3 +180,9 @@ def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
 def _divided(totals: Floats, counts: NDArray[Any]) -> Floats:
     """NaN where there is nothing to divide by."""
     return np.asarray(np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0))
+
+
+_PARTS: dict[Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]] = {
+    weighted_auc: (_auc_parts, np.add),
+    weighted_gm: (_right_calls, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
+}

@@ -1,4 +1,4 @@
-"""Do methods differ? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes, paired bootstrap.
+"""Do methods differ? Ranks over scenarios, Friedman, Nemenyi, Wilcoxon–Holm, effect sizes.
 
 The procedure is Demšar's (Statistical comparisons of classifiers over multiple data sets, JMLR 2006). Where Friedman's
 test does not reject, no pair is called different: all methods form one group. Pure functions of numbers.
@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from feddraw.analysis.bootstrap import Measure, _auc_parts, _right_calls, weighted_auc, weighted_gm
 from feddraw.errors import UserError, positive
 from feddraw.old_names import names_moved_from
 
 Floats = NDArray[np.float64]
-Truth = NDArray[np.integer[Any]]
-
 
 __getattr__ = names_moved_from(__name__)
 
@@ -343,12 +339,3 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
             ties=len(ranks) - better - worse,
             losses=worse,
         )
-
-
-# ---------------------------------------------------------------------------------------------------- bootstrap
-
-
-_PARTS: dict[Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]] = {
-    weighted_auc: (_auc_parts, np.add),
-    weighted_gm: (_right_calls, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
-}

@@ -68,9 +68,9 @@ def document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.cli import stats
     from feddraw.paper import published_tables
-    from feddraw.paper.conclusions import conclusions
+    from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
 
-    judged = published_tables.claims_by_reading()
+    judged = claims_by_reading()
     return {
         "source": SOURCE,
         "alpha": published_tables.ALPHA,
@@ -81,7 +81,7 @@ def document(found: Comparisons) -> dict[str, Any]:
             asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
             for claim, verdicts in judged
         ],
-        "readings": published_tables.readings(judged),
+        "readings": readings_in_words(judged),
         "findings": [asdict(one) for one in conclusions(found)],
     }
 
@@ -90,17 +90,16 @@ def document(found: Comparisons) -> dict[str, Any]:
 
 
 def show(found: Comparisons) -> None:
-    from feddraw.paper import published_tables
-    from feddraw.paper.conclusions import conclusions
+    from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
 
     out = console()
     out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
     _show_ranks(out, found)
     _show_checks(out, found)
     _show_pairs(out, found)
-    judged = published_tables.claims_by_reading()
+    judged = claims_by_reading()
     _show_claims(out, judged)
-    _bullets(out, [f"{name}: {text}" for name, text in published_tables.readings(judged).items()])
+    _bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
     concluded = conclusions(found)
     out.print("\nWhat the published numbers show")
     _bullets(out, [one.text for one in concluded if one.shows])

@@ -12,9 +12,9 @@ import numpy as np
 from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.statistics import holm, rank
 from feddraw.paper.published_tables import ALPHA, METRICS, OURS, Comparisons, claims, client_sizes, comparisons, results
-from feddraw.paper.weight_claims import similarity_gap
+from feddraw.paper.weight_claims import Claim, Verdict, judge_all, similarity_gap
 from feddraw.scenarios.skew_measures import measure_sizes
-from feddraw.schedules import Reading
+from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
 HOMOGENEOUS = ("CHX-7", "CHM-5")  # clients of equal size
@@ -264,3 +264,35 @@ def _same_size() -> Conclusion:
 
 def _series(values: Sequence[float], digits: int = 2) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def claims_by_reading() -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
+    """Which of the printed statements about weights each reading can give."""
+    return judge_all(claims(), client_sizes())
+
+
+def readings_in_words(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]]) -> dict[Reading, str]:
+    """For each reading, how many of the claims can hold and what they ask for, in words."""
+    return {reading: f"{_tally(judged, reading)} {_path(reading)}" for reading in READINGS}
+
+
+def _tally(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]], reading: Reading) -> str:
+    verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
+    possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
+    last = beta(ROUNDS - 1, ROUNDS, reading=reading)
+    end = (
+        "the last round is uniform" if not last else f"beta is {last:.4f} in the last round, so uniform only by chance"
+    )
+    return f"{possible} of {len(judged)} can hold; {end}."
+
+
+def _path(reading: Reading) -> str:
+    """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
+    said = []
+    for scenario, crossing in CROSSES.items():
+        equal = 1 / len(client_sizes()[scenario])
+        before = abs(gap_needed(scenario, crossing - 1, equal, reading))
+        extreme = abs(gap_needed(scenario, 6, extreme_weight(scenario), reading))
+        path = "so it must grow" if extreme > before else "so it may shrink"
+        said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
+    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."

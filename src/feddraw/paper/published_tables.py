@@ -7,7 +7,7 @@ here stands on a number computed from them.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,9 +16,7 @@ import numpy as np
 
 from feddraw.analysis.statistics import Comparison, Table, compare, critical_value, tabulate
 from feddraw.grouping import grouped
-from feddraw.paper.conclusions import CROSSES, extreme_weight, gap_needed
-from feddraw.paper.weight_claims import Claim, Verdict, judge_all
-from feddraw.schedules import READINGS, ROUNDS, Reading, beta
+from feddraw.paper.weight_claims import Claim
 
 METRICS = {"auc": "AUC", "gm": "GM"}
 ALPHA = 0.10  # the paper's
@@ -153,35 +151,3 @@ def _like(printed: str, value: float) -> str:
 def _in_order(text: str) -> str:
     """Names in one order, so that lists can be compared."""
     return ", ".join(sorted(text.split()))
-
-
-def claims_by_reading() -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
-    """Which of the printed statements about weights each reading can give."""
-    return judge_all(claims(), client_sizes())
-
-
-def readings(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]]) -> dict[Reading, str]:
-    """For each reading, how many of the claims can hold and what they ask for, in words."""
-    return {reading: f"{_tally(judged, reading)} {_path(reading)}" for reading in READINGS}
-
-
-def _tally(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]], reading: Reading) -> str:
-    verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
-    possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
-    last = beta(ROUNDS - 1, ROUNDS, reading=reading)
-    end = (
-        "the last round is uniform" if not last else f"beta is {last:.4f} in the last round, so uniform only by chance"
-    )
-    return f"{possible} of {len(judged)} can hold; {end}."
-
-
-def _path(reading: Reading) -> str:
-    """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
-    said = []
-    for scenario, crossing in CROSSES.items():
-        equal = 1 / len(client_sizes()[scenario])
-        before = abs(gap_needed(scenario, crossing - 1, equal, reading))
-        extreme = abs(gap_needed(scenario, 6, extreme_weight(scenario), reading))
-        path = "so it must grow" if extreme > before else "so it may shrink"
-        said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
-    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."
