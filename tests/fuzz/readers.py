@@ -809,7 +809,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
-            [*sheet, *named(own_tables, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
+            [*sheet,
+            *named(own_tables, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
             odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
