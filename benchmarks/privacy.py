@@ -24,7 +24,7 @@ from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
 from feddraw.secure_rounds.in_process import MaskedRounds
-from feddraw.secure_rounds.word_layout import PRECISION
+from feddraw.secure_rounds.round_weights import PRECISION
 from feddraw.server.round import aggregate_round
 
 

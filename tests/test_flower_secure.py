@@ -24,8 +24,9 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
+from feddraw.flower.method_as_text import method_as_text, method_from_text
 from feddraw.flower.records import to_arrays, unpack
-from feddraw.flower.secure_messages import ORDER, RECORD, Order, method_as_text, method_from_text
+from feddraw.flower.secure_messages import ORDER, RECORD, Order
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco

@@ -14,8 +14,9 @@ from feddraw.errors import UserError
 from feddraw.secure_sums import fixed_point, shamir
 from feddraw.secure_sums.client import Member
 from feddraw.secure_sums.in_process import LocalSum
+from feddraw.secure_sums.message_fields import Refused
 from feddraw.secure_sums.server import Collector
-from feddraw.secure_sums.session import Refused, SecureSumFailed, Session, threshold
+from feddraw.secure_sums.session import SecureSumFailed, Session, threshold
 
 NAMES = tuple(f"site {number}" for number in range(6))
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES}

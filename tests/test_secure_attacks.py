@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from feddraw.secure_sums import masks
 from feddraw.secure_sums.client import Member
 from feddraw.secure_sums.in_process import STAGES
-from feddraw.secure_sums.one_time_keys import Advert, pair_mask, public_half, self_mask
+from feddraw.secure_sums.masks import pair_mask, self_mask
+from feddraw.secure_sums.message_fields import Refused
+from feddraw.secure_sums.one_time_keys import Advert, public_half
 from feddraw.secure_sums.server import Collector
-from feddraw.secure_sums.session import Refused, SecureSumFailed, Session
+from feddraw.secure_sums.session import SecureSumFailed, Session
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))

@@ -25,11 +25,12 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure_rounds.announcement import Announced, Announcement, fingerprint
+from feddraw.secure_rounds.announcement import FIRST, MOVES, Announced, Announcement, fingerprint
 from feddraw.secure_rounds.client import Contribution
-from feddraw.secure_rounds.in_process import FIRST, MOVES, Drops, MaskedRounds
-from feddraw.secure_rounds.server import check_announced, limit, open_round
-from feddraw.secure_rounds.word_layout import PRECISION, Form
+from feddraw.secure_rounds.in_process import Drops, MaskedRounds
+from feddraw.secure_rounds.round_weights import PRECISION, limit
+from feddraw.secure_rounds.server import check_announced, open_round
+from feddraw.secure_rounds.word_layout import Form
 from feddraw.secure_sums.client import Member
 from feddraw.secure_sums.server import Collector
 from feddraw.secure_sums.session import Session

@@ -145,7 +145,7 @@ def task_of(experiment: Experiment, data: DealtData) -> Task:
 def _check_secure(setup: Setup) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
     from feddraw.secure_rounds.announcement import announce, party_of
-    from feddraw.secure_rounds.word_layout import check_facts
+    from feddraw.secure_rounds.round_weights import check_facts
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
     sizes = [len(rows) for rows in setup.training_rows]

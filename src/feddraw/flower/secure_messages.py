@@ -1,23 +1,17 @@
-"""How the messages of secure rounds are written, at both ends, and the method that they name as text.
-
-A site weighs itself by the rules that the server names. Only this package's own rules travel, by their file and class
-and with their settings. A server must not choose what code runs at a site, so nothing else is ever imported.
-"""
+"""The messages of secure rounds between Flower's server and its sites: how both ends write and read them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from feddraw import catalog, core
-from feddraw.core import Local, Method, Model, Server, Vector, Weighting
+from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.reply_intake import one_line
@@ -27,7 +21,8 @@ Kind = TypeVar("Kind", str, bytes)
 
 ORDER = RECORD = "secure"  # the key of our orders that asks for it, and the record of an answer
 CONFIG = "config"
-FIRST, MOVES, COUNTS = "first", "moves", "counts"  # the sums: of training, and of evaluation
+COUNTS = "counts"  # the sum of an evaluation
+WORDS = "words"  # the masked ones, in an answer
 ANNOUNCEMENT = "announcement"  # what is told about the sums of training
 RECEIVED = "received"  # and about all: the hash of the message that all were sent to begin with
 STAGES = ("begin", "keys", "shares", "values", "survivors", "opening")
@@ -138,49 +133,3 @@ def _list(given: Any, kind: type[Kind]) -> list[Kind]:
     if not isinstance(given, list) or not all(isinstance(one, kind) for one in given):
         raise ValueError(f"no list of {kind.__name__}")
     return given
-
-
-RULES: Mapping[str, type] = {"local": Local, "weighting": Weighting, "server": Server}
-CORE, METHODS = "feddraw.core", "feddraw.methods."
-
-
-def method_as_text(method: Method) -> dict[str, Any]:
-    """The rules by name, with their settings."""
-    return {part: _rule_as_text(getattr(method, part)) for part in RULES} | {"limited": method.limited}
-
-
-def method_from_text(given: Mapping[str, Any]) -> Method:
-    """The same rules at the other end."""
-    try:
-        rules = {part: _rule_from_text(given[part]) for part in RULES}
-        if not all(isinstance(rules[part], kind) for part, kind in RULES.items()):
-            raise ValueError("a rule is of another kind")
-        return Method(**rules, limited=bool(given["limited"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"the server's method is not known here: {error!s:.80}") from None
-
-
-def _rule_as_text(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        name = f"{type(value).__module__.removeprefix(METHODS)}:{type(value).__name__}"
-        if type(value).__module__ != CORE and not type(value).__module__.startswith(METHODS):
-            raise UserError(f"secure sums over Flower need the rules of this package, and {name} is another's")
-        return {"rule": name} | {one.name: _rule_as_text(getattr(value, one.name)) for one in fields(value) if one.init}
-    if isinstance(value, list | tuple):
-        return [_rule_as_text(one) for one in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise UserError(f"secure sums over Flower need plain settings, and a {type(value).__name__} is none")
-
-
-def _rule_from_text(given: Any) -> Any:
-    if isinstance(given, list):
-        return tuple(_rule_from_text(one) for one in given)
-    if not isinstance(given, dict):
-        return given
-    file, _, name = str(given["rule"]).partition(":")
-    module = core if file == CORE else sys.modules[catalog.find("methods", file).__module__]
-    found = vars(module)[name]
-    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__):
-        raise ValueError(f"{name} is no rule")
-    return found(**{name: _rule_from_text(value) for name, value in given.items() if name != "rule"})

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,31 +25,39 @@ from numpy.typing import NDArray
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
 from feddraw.flower import reply_intake, score_histograms
+from feddraw.flower.method_as_text import method_as_text
 from feddraw.flower.records import Refused, unpack
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.roster import Roster
 from feddraw.flower.secure_messages import (
     ANNOUNCEMENT,
     COUNTS,
-    FIRST,
-    MOVES,
     ORDER,
     RECEIVED,
     RECORD,
+    WORDS,
     Order,
     digest_of_told,
     fingerprint_of_sent,
-    method_as_text,
     pairs_in,
     reading,
 )
-from feddraw.flower.secure_site import WORDS
 from feddraw.naming import line
-from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
-from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
+from feddraw.secure_rounds.announcement import (
+    FIRST,
+    MOVES,
+    Announced,
+    Announcement,
+    NotSummed,
+    Party,
+    announce,
+    party_of,
+)
+from feddraw.secure_rounds.round_weights import limit
+from feddraw.secure_rounds.server import check_announced, inform, open_round
 from feddraw.secure_sums.server import Collector
 from feddraw.secure_sums.session import FEWEST, SecureSumFailed, Session
-from feddraw.secure_sums.signing_keys import Directory, read_directory
+from feddraw.secure_sums.signing_keys import Directory
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
@@ -266,11 +273,6 @@ def _check_counted(labels: Mapping[str, Labels], findings: int, names: Sequence[
         count = sum(row is None or bool(row[finding]) for row in rows)
         if 0 < count < FEWEST:
             raise NotSummed(f"finding {finding} is labelled by {count} site(s) only: a secure sum needs {FEWEST}")
-
-
-def directory_of(given: Directory | Path | str | None) -> Directory | None:
-    """The sites' public keys, also from their file."""
-    return read_directory(Path(given)) if isinstance(given, Path | str) else given
 
 
 def _renamed(announcement: Announcement, names: Mapping[str, str]) -> Announcement:

@@ -27,33 +27,31 @@ from feddraw.core import Model, Update
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
 from feddraw.flower.client_memory import folder_of
+from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
-from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
 from feddraw.flower.secure_messages import (
     ANNOUNCEMENT,
     CONFIG,
     COUNTS,
-    FIRST,
-    MOVES,
     RECEIVED,
+    WORDS,
     Order,
     answer,
     digest_of_told,
     fingerprint_of_sent,
     hash_of_message,
-    method_from_text,
     order_in,
     pairs_in,
     reading,
 )
-from feddraw.secure_rounds.announcement import Announcement
+from feddraw.flower.secure_site_memory import Opened, State, Vault, heads_of, packed, unpacked
+from feddraw.secure_rounds.announcement import FIRST, MOVES, Announcement
 from feddraw.secure_rounds.client import Contribution
 from feddraw.secure_sums.client import Member
 from feddraw.secure_sums.session import FEWEST, About
 from feddraw.secure_sums.signing_keys import Directory, name_in, read_directory, read_key
 from feddraw.server.state_dict import layout_of_arrays
 
-WORDS = "words"
 LISTED = ("num-examples", "partition-id", reply_intake.SECONDS, *reply_intake.LOSSES, *reply_intake.STEPS)  # may leave
 NO_KEY = (
     "the server asks for secure sums, and this node has no signing key: make one with `feddraw site key FILE`, and "

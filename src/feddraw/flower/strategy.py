@@ -35,14 +35,14 @@ from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import Counting
-from feddraw.flower.secure_server import SecureRounds, Table, directory_of
+from feddraw.flower.secure_server import SecureRounds, Table
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST as FEWEST_SUMMED
-from feddraw.secure_sums.signing_keys import Directory
+from feddraw.secure_sums.signing_keys import Directory, directory_of
 from feddraw.server.gate import MOST_IMAGES, Gate
 from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
 from feddraw.server.policy import FEWEST, Policy

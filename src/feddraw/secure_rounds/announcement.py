@@ -26,6 +26,7 @@ class NotSummed(UserError):
     """Those that are left are too few for what they would show of themselves: there is no sum."""
 
 
+FIRST, MOVES = "first", "moves"  # the names of a round's sums: some methods need one before that of the moves
 VERSION = 1
 MOST_ROUNDS = 10**6
 LEAST_SHARE = 2.0**-16  # of the largest weight: a client with less hides nobody

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddraw.core import Cohort, Layout, Method, Model, Update, Vector, Weights
+from feddraw.core import Cohort, Method, Model, Update, Vector
 from feddraw.errors import UserError
 from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers, fingerprint
-from feddraw.secure_rounds.word_layout import Form, as_weights, check_facts, exact, outputs_of
+from feddraw.secure_rounds.round_weights import check_facts, exact, outputs_of, weights_under_policy
+from feddraw.secure_rounds.word_layout import Form
 from feddraw.secure_sums import fixed_point
 from feddraw.secure_sums.fixed_point import Words
 from feddraw.server.gate import Gate, check_update
-from feddraw.server.partial_labels import among_labelling
 
 LISTED = ("loss",)  # metrics that leave the client
 AGREEMENT = 1e-9  # rounding that two machines' weights may differ by
@@ -133,37 +133,3 @@ class Contribution:
         if given.keys() != right.keys() or not all(np.allclose(given[n], right[n], 0, AGREEMENT) for n in right):
             raise UserError("the server's weights are not those that the policy gives: this client takes no part")
         return given[self.name]
-
-
-def weights_under_policy(method: Method, announcement: Announcement, layout: Layout) -> dict[str, Numbers]:
-    """What the policy makes of the weights that the clients propose, by name; clients and server compute the same."""
-    weights, names = limited_weights(method, announcement, layout)
-    outputs = outputs_of(method, layout, announcement.facts())
-    starts = {layout.rows_of(output)[0].start: output for output in outputs}
-    columns = dict.fromkeys(outputs, weights.values)
-    columns |= {
-        starts[span.start]: piece.values for piece in weights.pieces for span in piece.spans if span.start in starts
-    }
-    table = np.stack([weights.values, *(columns[output] for output in outputs)], axis=1)
-    return {name: tuple(map(exact, row)) for name, row in zip(names, table.tolist(), strict=True)}
-
-
-def limited_weights(method: Method, announcement: Announcement, layout: Layout) -> tuple[Weights, list[str]]:
-    """The proposed weights within the policy, and whose they are."""
-    facts = announcement.facts()
-    places = [place for place, party in enumerate(announcement.parties) if party.name in announcement.proposed]
-    names = [announcement.parties[place].name for place in places]
-    outputs = outputs_of(method, layout, facts)
-    proposed = as_weights([announcement.proposed[name] for name in names], layout, outputs)
-    if not method.weighting.by_output:
-        proposed = replace(proposed, pieces=())
-    nothing = np.zeros(0, np.float32)
-    model = Model(nothing, nothing, np.zeros(0, np.int64), layout)
-    updates = [
-        Update(place, model, facts.sizes[place], 1, labelled=None if facts.labelled is None else facts.labelled[place])
-        for place in places
-    ]
-    cohort = Cohort(facts.round, facts.rounds, model, updates, len(announcement.parties))
-    everyone = [party.name for party in announcement.parties]
-    bound = among_labelling(announcement.limits().bound(everyone, method.server))
-    return bound(cohort, proposed), names

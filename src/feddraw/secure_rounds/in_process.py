@@ -18,9 +18,19 @@ from numpy.typing import NDArray
 
 from feddraw.core import Method, Model, Parts, State, Update
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
+from feddraw.secure_rounds.announcement import (
+    FIRST,
+    MOVES,
+    Announced,
+    Announcement,
+    NotSummed,
+    announce,
+    fingerprint,
+    party_of,
+)
 from feddraw.secure_rounds.client import Contribution
-from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
+from feddraw.secure_rounds.round_weights import limit
+from feddraw.secure_rounds.server import check_announced, inform, open_round
 from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.in_process import LocalSum
 from feddraw.secure_sums.session import SecureSumFailed, Session
@@ -28,7 +38,6 @@ from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 
-FIRST, MOVES = "first", "moves"  # the names of the sums
 Drops = Mapping[str, tuple[str, int]]  # by client, the sum and the stage (0 to 4) from which on it is silent
 
 

@@ -29,9 +29,9 @@ from feddraw.core import (
 )
 from feddraw.errors import UserError
 from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers
-from feddraw.secure_rounds.client import limited_weights, weights_under_policy
 from feddraw.secure_rounds.cohort import MaskedCohort
-from feddraw.secure_rounds.word_layout import Form, as_weights, outputs_of, too_small
+from feddraw.secure_rounds.round_weights import as_weights, limited_weights, outputs_of, too_small
+from feddraw.secure_rounds.word_layout import Form
 from feddraw.secure_sums import fixed_point
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words
 from feddraw.server.gate import Gate, Verdict, compare_with_median
@@ -55,14 +55,6 @@ def inform(
     facts, places = announcement.facts(), [announcement.place(name) for name in summed]
     told, parts, weighting = method.weighting.inform(fixed_point.decode(total), facts, places, state["weighting"])
     return replace(announcement, told=tuple(told.tolist())), parts, state | {"weighting": weighting}
-
-
-def limit(
-    method: Method, announcement: Announcement, layout: Layout, announced: Mapping[str, Announced]
-) -> Announcement:
-    """With the weights that the policy makes of those that clients propose."""
-    proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
-    return replace(proposed, weights=weights_under_policy(method, proposed, layout))
 
 
 def check_announced(

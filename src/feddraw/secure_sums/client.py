@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError
 from feddraw.secure_sums import masks, shamir
 from feddraw.secure_sums import one_time_keys as adverts
+from feddraw.secure_sums.message_fields import Refused, pack, unpack, verify
 from feddraw.secure_sums.one_time_keys import NONCE_BYTES, Advert, Envelope, Secrets
-from feddraw.secure_sums.session import FEWEST, PURPOSE, About, Context, Refused, pack, threshold, unpack, verify
+from feddraw.secure_sums.session import FEWEST, PURPOSE, About, Context, threshold
 from feddraw.secure_sums.signing_keys import Directory
 
 STAGES = ("new", "advertised", "shared", "masked", "signed", "revealed")
@@ -121,8 +122,8 @@ class Member:
         own, digest = self._own_secrets(), self._context.digest
         peers = {name: Advert.of(self._context.advertised[name]) for name in names}
         held = {name: self._opened(name, key, shares_for_me[name]) for name, key in peers.items()}
-        found = [adverts.self_mask(own.seed, digest, self.name)]
-        found += [adverts.pair_mask(own.masking, key.masking, digest, self.name, name) for name, key in peers.items()]
+        found = [masks.self_mask(own.seed, digest, self.name)]
+        found += [masks.pair_mask(own.masking, key.masking, digest, self.name, name) for name, key in peers.items()]
         masked = words if in_place else words.copy()
         self._held |= held
         self._secrets = None  # the others can give them back now, and this client needs them no more

@@ -1,4 +1,4 @@
-"""The keys that a client makes for one masked sum, and what is derived from them."""
+"""The keys that a client makes for one secure sum, and the keys that are derived from them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from feddraw.secure_sums.masks import Mask
-from feddraw.secure_sums.session import About, Refused, pack, unpack, verify
+from feddraw.secure_sums.message_fields import Refused, pack, unpack, verify
+from feddraw.secure_sums.session import About
 from feddraw.secure_sums.signing_keys import Directory, raw
 
 NONCE_BYTES = 12
@@ -97,16 +97,6 @@ def _agreed(private: bytes, public: bytes, whose: str) -> bytes:
 def _derived(secret: bytes, context: bytes, *labels: str) -> bytes:
     info = pack(*(label.encode() for label in labels))
     return HKDF(algorithm=SHA256(), length=32, salt=context, info=info).derive(secret)
-
-
-def pair_mask(private: bytes, public: bytes, context: bytes, own: str, peer: str) -> Mask:
-    """The mask that two clients share: the first by name adds it, the other takes it away."""
-    first, second = sorted((own, peer))
-    return Mask(_derived(_agreed(private, public, peer), context, "pair mask", first, second), own == first)
-
-
-def self_mask(seed: bytes, context: bytes, name: str) -> Mask:
-    return Mask(_derived(seed, context, "self mask", name), plus=True)
 
 
 class Envelope:

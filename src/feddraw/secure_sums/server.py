@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.secure_sums import masks, shamir
-from feddraw.secure_sums.masks import Mask
-from feddraw.secure_sums.one_time_keys import Advert, commitment, pair_mask, public_half, read_advert, self_mask
-from feddraw.secure_sums.session import FEWEST, Context, Refused, SecureSumFailed, Session, unpack, verify
+from feddraw.secure_sums.masks import Mask, pair_mask, self_mask
+from feddraw.secure_sums.message_fields import Refused, unpack, verify
+from feddraw.secure_sums.one_time_keys import Advert, commitment, public_half, read_advert
+from feddraw.secure_sums.session import FEWEST, Context, SecureSumFailed, Session
 from feddraw.secure_sums.signing_keys import Directory
 
 STAGES = ("keys", "shares", "values", "signatures", "opened shares")

@@ -1,6 +1,6 @@
-"""What all messages of one masked sum are about, and how they are written, signed and refused.
+"""What all messages of one secure sum are about, and what is signed in them.
 
-A message is a row of fields, each with its length before it. Every signature covers the purpose, the run, the round,
+Every signature covers the purpose, the run, the round,
 the name of the sum, the attempt, the sender and the kind of message; from the shares on also the `context`, a hash of
 who was asked and all their keys. So a message that was made for anything else never counts here.
 """
@@ -12,19 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError
+from feddraw.secure_sums.message_fields import listed, pack
 
 PURPOSE = "feddraw secure sum 1"
 FEWEST = 3  # with two, each learns the other's part from the sum
-LENGTH_BYTES = 4  # before each field of a message
-
-
-class Refused(UserError):
-    """A message that this side does not accept; nothing was done with it."""
 
 
 class SecureSumFailed(RunFailed):
@@ -104,36 +98,3 @@ class Context:
 
     def revealed(self, sender: str, survivors: Iterable[str], shares: Sequence[bytes]) -> bytes:
         return self.about.statement("revealed", sender, self.digest, listed(survivors), pack(*shares))
-
-
-# ---------------------------------------------------------------------------------------------------- messages
-
-
-def pack(*fields: bytes) -> bytes:
-    return b"".join(len(field).to_bytes(LENGTH_BYTES, "little") + field for field in fields)
-
-
-def unpack(content: bytes, count: int) -> list[bytes]:
-    """The fields of a message, all of it and nothing beside it."""
-    fields, position = [], 0
-    while position < len(content):
-        start = position + LENGTH_BYTES
-        position = start + int.from_bytes(content[position:start], "little")
-        if position > len(content):
-            raise Refused("a message of a secure sum is cut off")
-        fields.append(content[start:position])
-    if len(fields) != count:
-        raise Refused(f"a message of a secure sum has {len(fields)} fields instead of {count}")
-    return fields
-
-
-def listed(names: Iterable[str]) -> bytes:
-    """Names in order, whatever order they came in."""
-    return pack(*(name.encode() for name in sorted(names)))
-
-
-def verify(key: Ed25519PublicKey, signature: bytes, statement: bytes, what: str) -> None:
-    try:
-        key.verify(signature, statement)
-    except InvalidSignature:
-        raise Refused(f"{what} has a wrong signature") from None

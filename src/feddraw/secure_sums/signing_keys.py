@@ -157,3 +157,8 @@ def read_directory(path: Path) -> dict[str, Ed25519PublicKey]:
         if other != name:
             raise UserError(f"{path}: {other} and {name} have the same key; every site needs its own")
     return directory
+
+
+def directory_of(given: Directory | Path | str | None) -> Directory | None:
+    """The sites' public keys, also from their file."""
+    return read_directory(Path(given)) if isinstance(given, Path | str) else given
