@@ -15,20 +15,20 @@ from feddraw import catalog, core
 from feddraw.core import Local, Method, Server, Weighting
 from feddraw.errors import UserError
 
-RULES: Mapping[str, type] = {"local": Local, "weighting": Weighting, "server": Server}
-CORE, METHODS = "feddraw.core", "feddraw.methods."
+RULE_TYPES: Mapping[str, type] = {"local": Local, "weighting": Weighting, "server": Server}
+CORE_MODULE, METHODS_PACKAGE = "feddraw.core", "feddraw.methods."
 
 
 def method_as_text(method: Method) -> dict[str, Any]:
     """The rules by name, with their settings."""
-    return {part: _rule_as_text(getattr(method, part)) for part in RULES} | {"limited": method.limited}
+    return {part: _rule_as_text(getattr(method, part)) for part in RULE_TYPES} | {"limited": method.limited}
 
 
 def method_from_text(given: Mapping[str, Any]) -> Method:
     """The same rules at the other end."""
     try:
-        rules = {part: _rule_from_text(given[part]) for part in RULES}
-        if not all(isinstance(rules[part], kind) for part, kind in RULES.items()):
+        rules = {part: _rule_from_text(given[part]) for part in RULE_TYPES}
+        if not all(isinstance(rules[part], kind) for part, kind in RULE_TYPES.items()):
             raise ValueError("a rule is of another kind")
         return Method(**rules, limited=bool(given["limited"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -37,8 +37,8 @@ def method_from_text(given: Mapping[str, Any]) -> Method:
 
 def _rule_as_text(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        name = f"{type(value).__module__.removeprefix(METHODS)}:{type(value).__name__}"
-        if type(value).__module__ != CORE and not type(value).__module__.startswith(METHODS):
+        name = f"{type(value).__module__.removeprefix(METHODS_PACKAGE)}:{type(value).__name__}"
+        if type(value).__module__ != CORE_MODULE and not type(value).__module__.startswith(METHODS_PACKAGE):
             raise UserError(f"secure sums over Flower need the rules of this package, and {name} is another's")
         return {"rule": name} | {one.name: _rule_as_text(getattr(value, one.name)) for one in fields(value) if one.init}
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def _rule_from_text(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     file, _, name = str(given["rule"]).partition(":")
-    module = core if file == CORE else sys.modules[catalog.find("methods", file).__module__]
+    module = core if file == CORE_MODULE else sys.modules[catalog.find("methods", file).__module__]
     found = vars(module)[name]
     if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__):
         raise ValueError(f"{name} is no rule")

@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from feddraw.core import Facts, Layout, Method, Server
-from feddraw.secure_rounds.round_weights import outputs_of
+from feddraw.secure_rounds.round_weights import outputs_with_own_weight
 
 
 @dataclass(frozen=True)
-class Form:
+class WordLayout:
     """The parts of the vector, one behind the other."""
 
     params: int
@@ -27,14 +27,14 @@ class Form:
     outputs: tuple[int, ...]  # of the classifier, that have a weight of their own
 
     @staticmethod
-    def of(method: Method, layout: Layout, facts: Facts) -> Form:
+    def of(method: Method, layout: Layout, facts: Facts) -> WordLayout:
         extents = {name: extent for name, extent in method.local.sends.items() if name not in method.server.announced}
-        return Form(
+        return WordLayout(
             layout.length("param"),
             layout.length("buffer"),
             {name: layout.extent(extent) for name, extent in extents.items()},
             type(method.server).terms is not Server.terms,
-            outputs_of(method, layout, facts),
+            outputs_with_own_weight(method, layout, facts),
         )
 
     def spans(self) -> dict[str, slice]:
