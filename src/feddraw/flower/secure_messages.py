@@ -65,18 +65,18 @@ class SecureOrder:
 
 
 def digest_of_told(told: Mapping[str, str]) -> bytes:
-    """Of what all clients are told about a sum: those that were told something else do not open it together."""
+    """A hash of what all clients are told about a sum: those that were told different things do not open it."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
 def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
-    """Of all that a client was sent to train on; frozen layers by the digest under which they are sent once."""
+    """All that a client was sent to train on, as a hash; frozen layers by the digest under which they are sent once."""
     plain = replace(sent, layout=replace(sent.layout, frozen={}))
     return f"{announced_fingerprint(plain, broadcast)} {frozen}".strip()
 
 
 def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
-    """Of all that a site works by: a server that sends others a learning rate of 0 would see this site's move alone.
+    """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see this move alone.
 
     Frozen layers are left out, as they are sent once; their digest is among the orders.
     """

@@ -146,8 +146,6 @@ class FlowerSecureServer:
     def sums(self) -> tuple[str, ...]:
         return (FIRST_SUM, MOVES_SUM) if self.method.secure.sums == 2 else (MOVES_SUM,)
 
-    # ------------------------------------------------------------------------------------------ training
-
     def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
         settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
@@ -241,8 +239,6 @@ class FlowerSecureServer:
         found = ClientAnnouncement.of(text)
         check_client_announcement(self.method, announcement, layout, name, found)
         return found
-
-    # ------------------------------------------------------------------------------------------ evaluation
 
     def to_count(self, run: str, round: int, findings: int) -> dict[str, Any]:
         """What goes with an evaluation whose counts are to be added up under masks."""

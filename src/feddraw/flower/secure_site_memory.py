@@ -129,7 +129,7 @@ def classifier_from_json(given: Any) -> Heads:
 
 
 def update_from_site_memory(vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> tuple[Model, Update]:
-    """The way back."""
+    """The sent model and the update, from what `update_to_site_memory` made of them."""
     entries = ((name, kind, tuple(shape), dtype) for name, kind, shape, dtype in about["entries"])
     layout = Layout.of(entries, classifier_from_json(about["classifier"]))
     sent, own = (

@@ -23,7 +23,7 @@ from feddraw.server.policy import Policy
 
 
 class TooFewSummed(UserError):
-    """Those that are left are too few for what they would show of themselves: there is no sum."""
+    """Too few clients are left to hide each other: there is no sum."""
 
 
 FIRST_SUM, MOVES_SUM = "first", "moves"  # the names of a round's sums: some methods need one before that of the moves

@@ -62,7 +62,7 @@ class InProcessSecureRounds:
         return announce_secure_round(sent, self.section, round, rounds, parties, policy)
 
     def new_sum(self, sum: str, announcement: Announcement) -> InProcessSecureSum:
-        """A secure sum of all who were asked, also those that have fallen silent: how many may is of all."""
+        """A secure sum of all who were asked, the silent ones too: how many may fall silent depends on that number."""
         names = tuple(party.name for party in announcement.parties)
         session = Session(self.run, announcement.round, sum, 0, names)
         before = (FIRST_SUM, MOVES_SUM).index(sum)

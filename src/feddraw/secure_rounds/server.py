@@ -147,7 +147,7 @@ def _update_in_clear(client: int, one: ClientAnnouncement, sent: Model, facts: F
 
 @dataclass(frozen=True, eq=False)
 class _SecureRoundServer:
-    """One opened sum with what was said about it."""
+    """What the server makes of one opened sum and what was said about it."""
 
     method: Method
     announcement: Announcement

@@ -18,7 +18,7 @@ from feddraw.secure_rounds.round_weights import outputs_with_own_weight
 
 @dataclass(frozen=True)
 class WordLayout:
-    """The parts of the vector, one behind the other."""
+    """The parts of the vector of words, one after the other."""
 
     params: int
     buffers: int

@@ -40,7 +40,7 @@ class SessionId:
     attempt: int
 
     def statement(self, kind: str, sender: str, *fields: bytes) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         facts = (PURPOSE, self.run, str(self.round), self.sum, str(self.attempt), kind, sender)
         return pack_fields(*(fact.encode() for fact in facts), *fields)
 
