@@ -124,13 +124,12 @@ class _InProcessRound:
 
     def _client(self, update: Update) -> SecureRoundClient | None:
         """A client's side of the round, if it takes part."""
-        name = self.rounds.clients[update.client]
+        name, found = self.rounds.clients[update.client], None
         with self._refusing(name):
             given = (self.method, self.told, name, self.model, update, self.gate)
             found = SecureRoundClient(*given, received=self.told.sent)  # in one process all get the same
             self.present.append(name)
-            return found
-        return None
+        return found
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
@@ -149,11 +148,12 @@ class _InProcessRound:
 
     def _proposal(self, mine: SecureRoundClient) -> ClientAnnouncement | None:
         """How a client weighs itself, if its size allows that."""
+        found = None
         with self._refusing(mine.name):
             said = mine.weigh(self.told)
             check_client_announcement(self.method, self.told, self.model.layout, mine.name, said)
-            return said
-        return None
+            found = said
+        return found
 
     def _first(self, waiting: list[SecureRoundClient], state: State) -> tuple[list[SecureRoundClient], State, Parts]:
         """The first of two sums, and who is in it."""
