@@ -23,8 +23,8 @@ from feddraw.core import Entry, Layout, Model, Update
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.methods.feddraw import feddraw
-from feddraw.secure_rounds.in_process import MaskedRounds
-from feddraw.secure_rounds.word_layout import PRECISION
+from feddraw.secure_rounds.in_process import InProcessSecureRounds
+from feddraw.secure_rounds.round_weights import SECURE_PRECISION
 from feddraw.server.round import aggregate_round
 
 
@@ -45,7 +45,7 @@ def distance(clients: int, parameters: int) -> None:
     names, method = [f"C{k}" for k in range(clients)], feddraw()
     state = method.init(sent)
     plain = aggregate_round(7, 15, sent, method, state, updates, names).model.params
-    rounds = MaskedRounds(names, sizes, {"name": "feddraw"})
+    rounds = InProcessSecureRounds(names, sizes, {"name": "feddraw"})
     hidden = rounds.round(7, 15, sent, method, state, updates, range(clients)).model.params
     exact = sent.params.astype(np.float64)
     moved, longest = np.zeros(parameters), np.zeros(parameters)
@@ -54,7 +54,7 @@ def distance(clients: int, parameters: int) -> None:
         move = update.model.params.astype(np.float64) - sent.params
         moved += weights[name] * move
         np.maximum(longest, np.abs(move), out=longest)
-    allowed = PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent.params))
+    allowed = SECURE_PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent.params))
     away = np.abs(plain.astype(np.float64) - hidden)
     print(f"{clients} clients, {parameters:,} parameters")
     print(f"secure - plain: largest {away.max():.2e}, mean {away.mean():.2e}, equal bits {np.mean(away == 0):.1%}")

@@ -25,7 +25,7 @@ from feddraw.flower.settings import read
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.run_folder import RunFolder
-from feddraw.secure_sums.signing_keys import directory_line, new_key
+from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.reading import flat, read_csv, read_jsonl
 from small import small
 
@@ -67,7 +67,7 @@ def test_the_app_writes_the_folder_that_run_writes(method: str, tmp_path: Path) 
 def keyed(nodes: Any, names: Any, folder: Path) -> list[dict[str, Any]]:
     """The nodes with a signing key each, and the file of all their public keys."""
     folder.mkdir()
-    lines = [directory_line(name, new_key(folder / f"{name}.key")) for name in names]
+    lines = [site_directory_line(name, new_signing_key(folder / f"{name}.key")) for name in names]
     (folder / "sites.toml").write_text("\n".join(lines))
     common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
     return [node | common | {"key": str(folder / f"{name}.key")} for node, name in zip(nodes, names, strict=True)]

@@ -24,17 +24,18 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
+from feddraw.flower.method_as_text import method_as_text, method_from_text
 from feddraw.flower.records import to_arrays, unpack
-from feddraw.flower.secure_messages import ORDER, RECORD, Order, method_as_text, method_from_text
+from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.krum import krum
 from feddraw.methods.scaffold import scaffold
-from feddraw.secure_rounds.in_process import MaskedRounds
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.signing_keys import directory_line, new_key
+from feddraw.secure_rounds.in_process import InProcessSecureRounds
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
@@ -49,7 +50,7 @@ Change = Callable[[str, str, Message], list[Message]]  # stage, site, its answer
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a signing key for each site, and the file of all their public keys."""
     folder = tmp_path_factory.mktemp("keys")
-    lines = [directory_line(name, new_key(folder / f"{name}.key")) for name in SITES]
+    lines = [site_directory_line(name, new_signing_key(folder / f"{name}.key")) for name in SITES]
     (folder / "sites.toml").write_text("\n".join(lines))
     return folder
 
@@ -70,7 +71,9 @@ class Line(InProcessGrid):
         self._change = change or (lambda stage, site, reply: [reply])
 
     def _answer(self, message: Message) -> Message:
-        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(ORDER) or {"stage": "plain"}
+        order = json.loads(str(message.content.config_records["config"]["feddraw"])).get(SECURE_ORDER) or {
+            "stage": "plain"
+        }
         self._stage = f"{order.get('sum', '')} {order['stage']} {order.get('attempt', 0)}".strip()
         self.stages += [self._stage] if self._stage not in self.stages[-1:] else []
         return super()._answer(message)
@@ -109,7 +112,7 @@ def test_the_bits_are_those_of_the_serial_engine(method: Method, options: Any, k
     strategy = trained(method, grid, **options)
     assert grid.errors == []
     policy = Policy(**options["policy"]) if options else None
-    *_, last = tiny.train(method, 2, masked=MaskedRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
+    *_, last = tiny.train(method, 2, secure_rounds=InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -120,8 +123,8 @@ def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_eng
     method = feddraw()
     grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("values", "South")]))
     strategy = trained(method, grid)
-    masked = MaskedRounds(tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)})
-    *_, last = tiny.train(method, 2, masked=masked)
+    masked = InProcessSecureRounds(tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)})
+    *_, last = tiny.train(method, 2, secure_rounds=masked)
     assert set(strategy.history[-1].weights) == {"North", "East", "West"}
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
@@ -212,7 +215,7 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
     known = [(WEIGHTS + moved(n)).tobytes() for n in range(4)]
     known += [moved(n, round).tobytes() for n in range(4) for round in (1, 2)]
     for stage, _, content in grid.arrived:
-        assert set(content) <= {"client", "metrics", RECORD, "words"}, stage
+        assert set(content) <= {"client", "metrics", SECURE_RECORD, "words"}, stage
         assert ("words" in content) == ("values" in stage)
         for arrays in content.array_records.values():
             assert [(array.dtype, array.shape) for array in arrays.values()] == [("uint64", (11,))]
@@ -319,7 +322,7 @@ def test_fewer_than_three_clients_are_refused(keys: Path, tmp_path: Path) -> Non
 
 def changed(reply: Message, change: Callable[[bytes], bytes]) -> Message:
     """The answer with other bytes in it."""
-    record = reply.content.config_records[RECORD]
+    record = reply.content.config_records[SECURE_RECORD]
     record["contents"] = [change(one) for one in record["contents"]]
     return reply
 
@@ -449,7 +452,7 @@ def test_a_round_that_was_opened_is_not_opened_again_with_other_clients(keys: Pa
 
 def played(grid: Line, stage: str, **order: Any) -> list[Message]:
     """Answers of all sites to an order that a lying server makes up."""
-    made = Order(**{"stage": stage, "sum": "moves", "sums": ("moves",)} | order)
+    made = SecureOrder(**{"stage": stage, "sum": "moves", "sums": ("moves",)} | order)
     messages = [Message(made.message(), node, "train", group_id="x") for node in grid.contexts]
     return [InProcessGrid._answer(grid, message) for message in messages]
 
@@ -567,7 +570,7 @@ def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second waits, and finds that the site has masked already."""
-    mask, masking, second = Member.mask, threading.Event(), list[Message]()
+    mask, masking, second = SecureSumClient.mask, threading.Event(), list[Message]()
 
     class Twice(Line):
         def _answer(self, message: Message) -> Message:
@@ -585,7 +588,7 @@ def test_two_messages_at_once_never_put_the_same_masks_on_different_words(
         time.sleep(0.2)
         return mask(*given, **named)
 
-    monkeypatch.setattr(Member, "mask", slow)
+    monkeypatch.setattr(SecureSumClient, "mask", slow)
     run(Twice(plain_app(secure_mod), nodes(keys, tmp_path)))
     assert "its state is 'masked', not 'shared'" in second[0].error.reason
 

@@ -11,11 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure_sums import fixed_point, shamir
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.in_process import LocalSum
-from feddraw.secure_sums.server import Collector
-from feddraw.secure_sums.session import Refused, SecureSumFailed, Session, threshold
+from feddraw.secure_sums import shamir
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.fixed_point import fixed_point_limit, from_fixed_point, to_fixed_point
+from feddraw.secure_sums.in_process import InProcessSecureSum
+from feddraw.secure_sums.message_fields import SecureSumRefused
+from feddraw.secure_sums.server import SecureSumServer
+from feddraw.secure_sums.session import SecureSumFailed, Session, session_threshold
 
 NAMES = tuple(f"site {number}" for number in range(6))
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES}
@@ -26,8 +28,8 @@ WORDS = {name: RANDOM.integers(0, 2**64, 50, np.uint64) for name in NAMES}
 
 def masked_sum(drops: Mapping[str, int]) -> NDArray[np.uint64]:
     """Of all clients through all stages, where some fall silent."""
-    local = LocalSum(Session("run", 3, "moves", 0, NAMES), KEYS, DIRECTORY, drops)
-    for name in local.collector.sharers:
+    local = InProcessSecureSum(Session("run", 3, "moves", 0, NAMES), KEYS, DIRECTORY, drops)
+    for name in local.server.sharers:
         local.add(name, WORDS[name].copy())
     return local.total()
 
@@ -54,7 +56,7 @@ def test_two_of_six_that_fall_silent_end_the_sum() -> None:
 
 @pytest.mark.parametrize(("asked", "needed"), [(3, 3), (4, 3), (5, 4), (6, 5), (7, 5), (10, 7), (100, 67)])
 def test_more_than_two_thirds_must_stay(asked: int, needed: int) -> None:
-    assert threshold(asked) == needed
+    assert session_threshold(asked) == needed
 
 
 def test_fewer_than_three_clients_are_refused() -> None:
@@ -64,40 +66,40 @@ def test_fewer_than_three_clients_are_refused() -> None:
 
 @pytest.mark.parametrize("clients", [1, 3, 10, 1000, 2**20])
 def test_the_largest_values_of_all_clients_do_not_overflow(clients: int) -> None:
-    largest = fixed_point.limit(clients)
-    words = fixed_point.encode(np.array([largest, -largest]), clients)
+    largest = fixed_point_limit(clients)
+    words = to_fixed_point(np.array([largest, -largest]), clients)
     up, down = (int(word) for word in words.view(np.int64))
     assert up == -down
     assert clients * up <= 2**63 - 1
     with pytest.raises(UserError, match="too large for a secure sum"):
-        fixed_point.encode(np.array([np.nextafter(largest, np.inf)]) * 1.000001, clients)
+        to_fixed_point(np.array([np.nextafter(largest, np.inf)]) * 1.000001, clients)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(UserError, match="finite numbers only"):
-        fixed_point.encode(np.array([1.0, bad, 2.0]), 3)
+        to_fixed_point(np.array([1.0, bad, 2.0]), 3)
 
 
 def test_rounding_is_to_the_nearest_and_bounded() -> None:
     values = RANDOM.normal(size=200_000) * 10.0 ** RANDOM.integers(-9, 3, 200_000)
-    found = fixed_point.decode(fixed_point.encode(values, 10))
+    found = from_fixed_point(to_fixed_point(values, 10))
     assert np.abs(found - values).max() <= 2.0**-41
 
 
 def test_any_threshold_shares_give_the_secret_and_one_less_gives_another() -> None:
     secret = bytes(range(32))
-    shares = dict(zip(range(1, 8), shamir.split(secret, 5, range(1, 8)), strict=True))
-    assert shamir.join({point: shares[point] for point in (7, 2, 3, 5, 1)}) == secret
+    shares = dict(zip(range(1, 8), shamir.split_secret(secret, 5, range(1, 8)), strict=True))
+    assert shamir.join_shares({point: shares[point] for point in (7, 2, 3, 5, 1)}) == secret
     with contextlib.suppress(ValueError):
-        assert shamir.join({point: shares[point] for point in (7, 2, 3, 5)}) != secret
+        assert shamir.join_shares({point: shares[point] for point in (7, 2, 3, 5)}) != secret
 
 
 def test_clients_that_were_told_different_things_open_no_sum() -> None:
     """A server that lets the values of all others vanish, by what it tells them, does not learn the one left."""
     session, names = Session("run", 3, "moves", 0, NAMES[:3]), NAMES[:3]
-    collector = Collector(session, DIRECTORY)
-    members = {name: Member(session, name, KEYS[name], DIRECTORY) for name in names}
+    collector = SecureSumServer(session, DIRECTORY)
+    members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in names}
     for name in names:
         collector.take_advertised(name, members[name].advertise())
     advertised = collector.advertised
@@ -108,7 +110,7 @@ def test_clients_that_were_told_different_things_open_no_sum() -> None:
         masked = members[name].mask(collector.shares_for(name), WORDS[name], agreed=told)
         collector.take_masked(name, masked)
     signatures = {name: members[name].sign(collector.survivors) for name in names}
-    with pytest.raises(Refused, match="signed"):
+    with pytest.raises(SecureSumRefused, match="signed"):
         members[names[0]].reveal(collector.survivors, signatures)
-    with pytest.raises(Refused, match="signed"):
-        Member.from_bytes(members[names[1]].to_bytes(), KEYS[names[1]], DIRECTORY).reveal(names, signatures)
+    with pytest.raises(SecureSumRefused, match="signed"):
+        SecureSumClient.from_bytes(members[names[1]].to_bytes(), KEYS[names[1]], DIRECTORY).reveal(names, signatures)

@@ -13,12 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.secure_sums import masks
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.in_process import STAGES
-from feddraw.secure_sums.one_time_keys import Advert, pair_mask, public_half, self_mask
-from feddraw.secure_sums.server import Collector
-from feddraw.secure_sums.session import Refused, SecureSumFailed, Session
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.masks import pair_mask, self_mask
+from feddraw.secure_sums.message_fields import SecureSumRefused
+from feddraw.secure_sums.one_time_keys import OneTimePublicKeys, public_half
+from feddraw.secure_sums.server import SERVER_STAGES, SecureSumServer
+from feddraw.secure_sums.session import SecureSumFailed, Session
 from test_secure import DIRECTORY, KEYS, NAMES, WORDS, masked_sum, plain_sum
+
+STAGES = len(SERVER_STAGES)
 
 LONG = bool(os.environ.get("FEDDRAW_LONG"))
 SESSION = Session("run", 3, "moves", 0, NAMES)
@@ -104,11 +107,11 @@ def opened_afterwards(fresh: bool) -> bool:
     after.total()
     seeds, learnt = before.collector._joined(), after.collector._joined()[victim]
     context = before.collector._context
-    keys = {name: Advert.of(context.advertised[name]) for name in rest}
+    keys = {name: OneTimePublicKeys.of(context.advertised[name]) for name in rest}
     found = [self_mask(seeds[victim], context.digest, victim)]
     found += [pair_mask(learnt, key.masking, context.digest, victim, name) for name, key in keys.items()]
     words = before.masked[victim].copy()
-    masks.apply([mask.opposite for mask in found], words)
+    masks.apply_masks([mask.opposite for mask in found], words)
     return np.array_equal(words, WORDS[victim])
 
 
@@ -126,7 +129,7 @@ def test_nothing_of_one_sum_is_used_in_another() -> None:
         made.go_to_values()
         made.total()
     for name in NAMES[:3]:
-        mine, theirs = (Advert.of(made.collector._context.advertised[name]) for made in (one, other))
+        mine, theirs = (OneTimePublicKeys.of(made.collector._context.advertised[name]) for made in (one, other))
         assert mine.signer == theirs.signer
         assert len({mine.encryption, mine.masking, mine.commitment, theirs.encryption, theirs.masking}) == 5
         assert mine.commitment != theirs.commitment
@@ -150,9 +153,9 @@ class Sum:
     ) -> None:
         self.names, self.words = names, words
         session = Session("run", round, "moves", attempt, names)
-        self.collector = Collector(session, DIRECTORY)
+        self.collector = SecureSumServer(session, DIRECTORY)
         rng = sources or dict.fromkeys(names, os.urandom)
-        self.members = {name: Member(session, name, KEYS[name], DIRECTORY, rng=rng[name]) for name in names}
+        self.members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY, rng=rng[name]) for name in names}
         self.masked: dict[str, Words] = {}
 
     def go_to_shares(self) -> dict[str, dict[str, bytes]]:
@@ -201,14 +204,14 @@ def test_keys_that_are_broken_forged_or_of_another_sum_are_refused_at_the_server
     name, stranger = THREE[0], Ed25519PrivateKey.generate()
     good = made.members[name].advertise()
     replayed = [other.members[name].advertise(), later.members[name].advertise(), made.members[THREE[1]].advertise()]
-    forged = Member(SESSION, name, stranger, DIRECTORY).advertise()
+    forged = SecureSumClient(SESSION, name, stranger, DIRECTORY).advertise()
     for content in (*broken(good), *replayed, forged):
-        with pytest.raises(Refused):
+        with pytest.raises(SecureSumRefused):
             made.collector.take_advertised(name, content)
     made.collector.take_advertised(name, good)
-    with pytest.raises(Refused, match="sent keys twice"):
+    with pytest.raises(SecureSumRefused, match="sent keys twice"):
         made.collector.take_advertised(name, good)
-    with pytest.raises(Refused, match="was not asked"):
+    with pytest.raises(SecureSumRefused, match="was not asked"):
         made.collector.take_advertised("somebody", good)
 
 
@@ -217,22 +220,22 @@ def test_shares_that_are_broken_or_of_another_sum_are_refused_at_the_server() ->
     good, theirs = made.go_to_shares(), other.go_to_shares()
     name, peer = THREE[0], THREE[1]
     for content in (*broken(good[name][peer]), theirs[name][peer], good[name][THREE[2]], good[peer][name]):
-        with pytest.raises(Refused):
+        with pytest.raises(SecureSumRefused):
             made.collector.take_shares(name, good[name] | {peer: content})
-    with pytest.raises(Refused, match="other clients than those that sent keys"):
+    with pytest.raises(SecureSumRefused, match="other clients than those that sent keys"):
         made.collector.take_shares(name, {peer: good[name][peer]})
     made.collector.take_shares(name, good[name])
 
 
 def test_stages_come_in_their_order_and_once_at_the_server() -> None:
     made = Sum(THREE, WORDS)
-    with pytest.raises(Refused, match="came too early"):
+    with pytest.raises(SecureSumRefused, match="came too early"):
         made.collector.take_masked(THREE[0], WORDS[THREE[0]])
     made.go_to_values()
-    with pytest.raises(Refused, match="sent values twice"):
+    with pytest.raises(SecureSumRefused, match="sent values twice"):
         made.collector.take_masked(THREE[0], made.masked[THREE[0]])
     assert made.collector.survivors == tuple(sorted(THREE))
-    with pytest.raises(Refused, match="came too late"):
+    with pytest.raises(SecureSumRefused, match="came too late"):
         made.collector.take_masked(THREE[0], made.masked[THREE[0]])
     made.total()
 
@@ -247,12 +250,12 @@ def test_values_of_another_length_or_with_a_wrong_seal_are_refused_and_change_no
         changed = masked.copy()
         changed[7] ^= np.uint64(1)
         for words, signature in ((changed, seal), (masked, b"\0" * 64), (masked, made.members[name].seal(changed))):
-            with pytest.raises(Refused, match="wrong signature"):
+            with pytest.raises(SecureSumRefused, match="wrong signature"):
                 made.collector.take_masked(name, words, signature)
         if name != THREE[0]:
-            with pytest.raises(Refused, match="49 words, the others 50"):
+            with pytest.raises(SecureSumRefused, match="49 words, the others 50"):
                 made.collector.take_masked(name, masked[:-1])
-        with pytest.raises(Refused, match="vector of 64-bit words"):
+        with pytest.raises(SecureSumRefused, match="vector of 64-bit words"):
             made.collector.take_masked(name, masked.astype(np.float64))
         made.collector.take_masked(name, masked, seal)
     assert np.array_equal(made.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]])
@@ -267,14 +270,14 @@ def test_signatures_and_opened_shares_that_are_broken_or_replayed_are_refused_at
     for name in THREE:
         good = made.members[name].sign(survivors)
         for signature in (*broken(good), theirs[name]):
-            with pytest.raises(Refused):
+            with pytest.raises(SecureSumRefused):
                 made.collector.take_signature(name, signature)
         made.collector.take_signature(name, good)
     signatures = made.collector.signatures
     for name in THREE:
         good = made.members[name].reveal(survivors, signatures)
         for content in broken(good):
-            with pytest.raises(Refused):
+            with pytest.raises(SecureSumRefused):
                 made.collector.take_revealed(name, content)
         made.collector.take_revealed(name, good)
     assert np.array_equal(made.collector.total(), WORDS[THREE[0]] + WORDS[THREE[1]] + WORDS[THREE[2]])
@@ -289,14 +292,14 @@ def test_a_client_refuses_keys_that_the_server_has_changed_or_put_in_their_place
         made.collector.take_advertised(name, member.advertise())
     name, peer = THREE[0], THREE[1]
     good = made.collector.advertised
-    middle = Member(SESSION, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
+    middle = SecureSumClient(SESSION, peer, Ed25519PrivateKey.generate(), DIRECTORY).advertise()
     replayed = Sum(THREE, WORDS, round=2).members[peer].advertise()
-    own = Member(SESSION, name, KEYS[name], DIRECTORY).advertise()
+    own = SecureSumClient(SESSION, name, KEYS[name], DIRECTORY).advertise()
     bad = [{peer: content} for content in (*broken(good[peer]), middle, replayed) if content] + [{name: own}]
     for changed in bad:
-        with pytest.raises(Refused):
+        with pytest.raises(SecureSumRefused):
             made.members[name].share(good | changed)
-    with pytest.raises(Refused, match="only 2 of 3 clients sent keys"):
+    with pytest.raises(SecureSumRefused, match="only 2 of 3 clients sent keys"):
         made.members[name].share(good | {peer: b""})
     assert made.members[name].share(good).keys() == {peer, THREE[2]}
 
@@ -309,12 +312,12 @@ def test_a_client_refuses_shares_that_were_changed_or_are_those_of_another() -> 
     name, peer, third = THREE
     good, theirs = made.collector.shares_for(name), other.collector.shares_for(name)
     for content in (*broken(good[peer]), theirs[peer], good[third], made.collector.shares_for(third)[peer]):
-        with pytest.raises(Refused):
+        with pytest.raises(SecureSumRefused):
             made.members[name].mask(good | {peer: content}, WORDS[name])
-    with pytest.raises(Refused, match="only 2 of 3 clients sent shares"):
+    with pytest.raises(SecureSumRefused, match="only 2 of 3 clients sent shares"):
         made.members[name].mask({peer: good[peer]}, WORDS[name])
     made.members[name].mask(good, WORDS[name])
-    with pytest.raises(Refused, match="is asked to mask"):
+    with pytest.raises(SecureSumRefused, match="is asked to mask"):
         made.members[name].mask(good, WORDS[name])
 
 
@@ -334,14 +337,14 @@ def six_with_values() -> Sum:
     ],
 )
 def test_a_client_signs_no_list_that_could_open_more_than_the_sum(survivors: tuple[str, ...], why: str) -> None:
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(SecureSumRefused, match=why):
         six_with_values().members[NAMES[0]].sign(survivors)
 
 
 def test_a_client_signs_one_list_only() -> None:
     member = six_with_values().members[NAMES[0]]
     assert member.sign(NAMES) == member.sign(NAMES[::-1])  # asked again for the same list it says the same
-    with pytest.raises(Refused, match="its state is 'signed'"):
+    with pytest.raises(SecureSumRefused, match="its state is 'signed'"):
         member.sign(NAMES[:5])
 
 
@@ -351,12 +354,12 @@ def test_a_server_that_tells_clients_different_lists_opens_nothing() -> None:
     lists = {name: NAMES if number < 3 else NAMES[:5] for number, name in enumerate(NAMES[:5])}
     signatures = {name: made.members[name].sign(told) for name, told in lists.items()}
     for name, told in lists.items():
-        with pytest.raises(Refused, match="has a wrong signature"):
+        with pytest.raises(SecureSumRefused, match="has a wrong signature"):
             made.members[name].reveal(told, signatures)
         same = {other: one for other, one in signatures.items() if lists[other] == told}
-        with pytest.raises(Refused, match="clients signed the same list of clients, 5 are needed"):
+        with pytest.raises(SecureSumRefused, match="clients signed the same list of clients, 5 are needed"):
             made.members[name].reveal(told, same)
-        with pytest.raises(Refused, match="has changed since"):
+        with pytest.raises(SecureSumRefused, match="has changed since"):
             made.members[name].reveal(NAMES if told != NAMES else NAMES[:5], signatures)
 
 
@@ -365,14 +368,14 @@ def test_a_client_reveals_once_and_one_kind_of_share_of_each_peer() -> None:
     signatures = {name: made.members[name].sign(NAMES) for name in NAMES}
     name = NAMES[0]
     for bad in ({**signatures, NAMES[1]: b""}, {**signatures, NAMES[1]: signatures[NAMES[2]]}):
-        with pytest.raises(Refused, match="has a wrong signature"):
+        with pytest.raises(SecureSumRefused, match="has a wrong signature"):
             made.members[name].reveal(NAMES, bad)
-    kept = Member.from_bytes(made.members[name].to_bytes(), KEYS[name], DIRECTORY)
+    kept = SecureSumClient.from_bytes(made.members[name].to_bytes(), KEYS[name], DIRECTORY)
     kept.reveal(NAMES, signatures)
-    with pytest.raises(Refused, match="is asked to reveal"):
+    with pytest.raises(SecureSumRefused, match="is asked to reveal"):
         kept.reveal(NAMES, signatures)
     assert b"held" in kept.to_bytes()
-    assert Member.from_bytes(kept.to_bytes(), KEYS[name], DIRECTORY)._held == {}
+    assert SecureSumClient.from_bytes(kept.to_bytes(), KEYS[name], DIRECTORY)._held == {}
 
 
 def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
@@ -386,7 +389,7 @@ def test_after_masking_a_client_holds_no_secret_of_its_own_any_more() -> None:
     kept = made.members[name].to_bytes().decode()
     for secret in (own.encryption, own.masking, own.seed):
         assert secret.hex() not in kept
-    assert public_half(own.masking) == Advert.of(made.collector.advertised[name]).masking
+    assert public_half(own.masking) == OneTimePublicKeys.of(made.collector.advertised[name]).masking
 
 
 def test_wrong_shares_of_a_member_end_the_sum_and_give_no_wrong_one() -> None:

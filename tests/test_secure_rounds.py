@@ -25,13 +25,20 @@ from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.methods.feddraw_variant import feddraw_variant
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import Uniform
-from feddraw.secure_rounds.announcement import Announced, Announcement, fingerprint
-from feddraw.secure_rounds.client import Contribution
-from feddraw.secure_rounds.in_process import FIRST, MOVES, Drops, MaskedRounds
-from feddraw.secure_rounds.server import check_announced, limit, open_round
-from feddraw.secure_rounds.word_layout import PRECISION, Form
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.server import Collector
+from feddraw.secure_rounds.announcement import (
+    FIRST_SUM,
+    MOVES_SUM,
+    Announcement,
+    ClientAnnouncement,
+    announced_fingerprint,
+)
+from feddraw.secure_rounds.client import SecureRoundClient
+from feddraw.secure_rounds.in_process import Drops, InProcessSecureRounds
+from feddraw.secure_rounds.round_weights import SECURE_PRECISION, announce_weights_under_policy
+from feddraw.secure_rounds.server import check_client_announcement, secure_round_result
+from feddraw.secure_rounds.word_layout import WordLayout
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.server import SecureSumServer
 from feddraw.secure_sums.session import Session
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
@@ -62,7 +69,7 @@ def hidden_round(
     state: State,
     updates: Sequence[Update],
     round: int = 1,
-    rounds: type[MaskedRounds] = MaskedRounds,
+    rounds: type[InProcessSecureRounds] = InProcessSecureRounds,
     sizes: Sequence[int] = (),
     drops: Drops | None = None,
     **more: Any,
@@ -76,7 +83,7 @@ def hidden_round(
 def stated(sent: Vector, moves: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
     """How far a secure round may be from the plain one, by parameter: the bound of docs/privacy.md."""
     longest = np.abs(moves).max(axis=0)
-    return np.asarray(PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent)))
+    return np.asarray(SECURE_PRECISION + 2.0**-24 * ((clients + 4) * longest + 2 * np.abs(sent)))
 
 
 def within(plain: Model, hidden: Model, sent: Model, updates: Sequence[Update], times: float = 1.0) -> bool:
@@ -113,7 +120,7 @@ def test_a_method_that_cannot_is_refused_in_one_line_that_says_why(name: str) ->
         complete(small(secure=True, method=name))
     sent, _, updates = a_round("fedavg")
     with pytest.raises(UserError, match="cannot run under secure sums"):
-        Contribution(METHODS[name], _announced(updates, name="fedavg"), NAMES[0], sent, updates[0])
+        SecureRoundClient(METHODS[name], _announced(updates, name="fedavg"), NAMES[0], sent, updates[0])
 
 
 def test_those_that_need_every_clients_parameters_are_among_the_refused() -> None:
@@ -144,7 +151,7 @@ def test_no_method_that_can_sums_moves_twice() -> None:
         told = _announced(updates, name=name)
         model = replace(updates[0].model, params=updates[0].model.params + 1)
         one, other = (
-            Contribution(METHODS[name], told, NAMES[0], sent, update).first(told)
+            SecureRoundClient(METHODS[name], told, NAMES[0], sent, update).first(told)
             for update in (updates[0], replace(updates[0], model=model))
         )
         assert np.array_equal(one, other), name
@@ -196,7 +203,7 @@ class PlainSum:
         return self.words
 
 
-class Unmasked(MaskedRounds):
+class Unmasked(InProcessSecureRounds):
     def new_sum(self, sum: str, announcement: Announcement) -> PlainSum:
         return PlainSum()
 
@@ -241,7 +248,7 @@ def random_round(seed: int) -> tuple[Method, Model, list[Update], int, dict[str,
     cohort = cohort_of(rows, sizes, sent=sent, steps=rng.integers(1, 50, clients).tolist())
     name = str(rng.choice(["feddraw", "fedavg", "uniform", "size_then_uniform", "fedavgm", "inverse_steps"]))
     silent = rng.permutation(clients)[: rng.integers(0, clients - (2 * clients // 3 + 1) + 1)]
-    drops = {f"C{client}": (MOVES, int(rng.integers(0, 5))) for client in silent}
+    drops = {f"C{client}": (MOVES_SUM, int(rng.integers(0, 5))) for client in silent}
     return METHODS[name], cohort.model, list(cohort.updates), int(rng.integers(0, ROUNDS)), drops
 
 
@@ -250,10 +257,10 @@ def test_random_rounds_with_silent_clients_give_the_plain_sum(seed: int) -> None
     method, sent, updates, round, drops = random_round(seed)
     names = [f"C{client}" for client in range(len(updates))]
     sizes = {update.client: int(update.size) for update in updates}
-    secure = MaskedRounds(names, list(sizes.values()), {"name": "any"}, drops=lambda _: drops)
+    secure = InProcessSecureRounds(names, list(sizes.values()), {"name": "any"}, drops=lambda _: drops)
     state = method.init(sent)
     hidden = secure.round(round, ROUNDS, sent, method, state, updates, range(len(updates)))
-    there = [update for update in updates if drops.get(names[update.client], (MOVES, 5))[1] > 2]
+    there = [update for update in updates if drops.get(names[update.client], (MOVES_SUM, 5))[1] > 2]
     plain = aggregate_stream(round, ROUNDS, sent, method, state, there, names, sizes)  # its prior is over those asked
     assert hidden.weights == pytest.approx(plain.weights, rel=1e-6)
     assert within(plain.next_model, hidden.next_model, sent, there)
@@ -262,16 +269,16 @@ def test_random_rounds_with_silent_clients_give_the_plain_sum(seed: int) -> None
 # ---------------------------------------------------------------------------------------------------- silent clients
 
 
-@pytest.mark.parametrize(("name", "sums"), [("feddraw", [MOVES]), ("random_effects", [FIRST, MOVES])])
+@pytest.mark.parametrize(("name", "sums"), [("feddraw", [MOVES_SUM]), ("random_effects", [FIRST_SUM, MOVES_SUM])])
 @pytest.mark.parametrize("stage", range(5))
 def test_a_client_that_falls_silent_changes_no_ratio_of_the_others(name: str, sums: list[str], stage: int) -> None:
     method, (sent, state, updates) = METHODS[name], a_round(name)
     whole = hidden_round(method, sent, state, updates).weights
     for sum in sums:
         found = hidden_round(method, sent, state, updates, drops={"East": (sum, stage)})
-        counts = sum == MOVES and stage > 2  # its values were there already
+        counts = sum == MOVES_SUM and stage > 2  # its values were there already
         assert set(found.weights) == (set(NAMES) if counts else set(NAMES) - {"East"})
-        assert sum == FIRST or found.weights["North"] / found.weights["West"] == pytest.approx(
+        assert sum == FIRST_SUM or found.weights["North"] / found.weights["West"] == pytest.approx(
             whole["North"] / whole["West"], rel=1e-12
         )
         assert found.ledger[1].status == ("counted" if counts else "missing")
@@ -279,7 +286,7 @@ def test_a_client_that_falls_silent_changes_no_ratio_of_the_others(name: str, su
 
 def test_where_too_many_fall_silent_the_model_stays_and_the_ledger_says_why() -> None:
     sent, state, updates = a_round("feddraw")
-    drops = {"East": (MOVES, 2), "West": (MOVES, 3)}
+    drops = {"East": (MOVES_SUM, 2), "West": (MOVES_SUM, 3)}
     found = hidden_round(METHODS["feddraw"], sent, state, updates, drops=drops)
     assert found.next_model is sent
     assert not found.weights
@@ -301,16 +308,20 @@ def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> Non
 
 
 def _announced(updates: Sequence[Update], policy: Policy | None = None, name: str = "feddraw") -> Announcement:
-    sent = fingerprint(a_round(name)[0])
-    secure = MaskedRounds(NAMES, [int(update.size) for update in updates], {"name": "any"})
+    sent = announced_fingerprint(a_round(name)[0])
+    secure = InProcessSecureRounds(NAMES, [int(update.size) for update in updates], {"name": "any"})
     return secure.announcement(sent, 1, ROUNDS, range(len(updates)), policy or Policy())
 
 
-def parts_of(name: str, policy: Policy | None = None) -> tuple[Announcement, dict[str, Contribution], Any]:
+def parts_of(name: str, policy: Policy | None = None) -> tuple[Announcement, dict[str, SecureRoundClient], Any]:
     """Each client's side of a round."""
     sent, state, updates = a_round(name)
     told = _announced(updates, policy, name)
-    return told, {n: Contribution(METHODS[name], told, n, sent, updates[i]) for i, n in enumerate(NAMES)}, (sent, state)
+    return (
+        told,
+        {n: SecureRoundClient(METHODS[name], told, n, sent, updates[i]) for i, n in enumerate(NAMES)},
+        (sent, state),
+    )
 
 
 def test_what_is_said_is_read_back_as_it_was() -> None:
@@ -320,7 +331,7 @@ def test_what_is_said_is_read_back_as_it_was() -> None:
     assert again == told
     assert again.digest() == told.digest()
     said = clients["East"].weigh(told)
-    assert Announced.of(said.to_json()) == said
+    assert ClientAnnouncement.of(said.to_json()) == said
 
 
 @pytest.mark.parametrize(
@@ -343,7 +354,7 @@ def test_a_client_takes_no_part_under_another_size_than_its_own() -> None:
     sent, _, updates = a_round("feddraw")
     told = _announced([replace(updates[0], size=4000), *updates[1:]])
     with pytest.raises(UserError, match="size 40 where 4000 was announced"):
-        Contribution(METHODS["feddraw"], told, "North", sent, updates[0])
+        SecureRoundClient(METHODS["feddraw"], told, "North", sent, updates[0])
 
 
 def test_a_client_that_was_sent_another_model_than_the_others_takes_no_part() -> None:
@@ -351,9 +362,9 @@ def test_a_client_that_was_sent_another_model_than_the_others_takes_no_part() ->
     sent, _, updates = a_round("feddraw")
     other = replace(sent, params=sent.params + np.float32(1e-3))
     with pytest.raises(UserError, match="sent another model"):
-        Contribution(METHODS["feddraw"], _announced(updates), "North", other, updates[0])
+        SecureRoundClient(METHODS["feddraw"], _announced(updates), "North", other, updates[0])
     vectors = {"control": np.zeros(3, np.float32)}
-    assert len({fingerprint(sent), fingerprint(other), fingerprint(sent, vectors)}) == 3
+    assert len({announced_fingerprint(sent), announced_fingerprint(other), announced_fingerprint(sent, vectors)}) == 3
 
 
 @pytest.mark.parametrize("name", ["feddraw", "fedavg", "uniform", "random_effects", "feddisco", "feddraw_by_class"])
@@ -363,23 +374,25 @@ def test_a_client_cannot_claim_more_than_full_similarity_gives_at_its_size(name:
         told = replace(told, told=(0.5,))
     for place, client in enumerate(NAMES):
         said = clients[client].weigh(told)
-        check_announced(METHODS[name], told, sent.layout, client, said)
+        check_client_announcement(METHODS[name], told, sent.layout, client, said)
         _, most = METHODS[name].weighting.own_limits(told.facts(), place)
         greedy = replace(said, own=(1.01 * most, *said.own[1:]))
         with pytest.raises(UserError, match="its size allows"):
-            check_announced(METHODS[name], told, sent.layout, client, greedy)
+            check_client_announcement(METHODS[name], told, sent.layout, client, greedy)
 
 
 def test_what_a_client_must_not_say_counts_for_nobody_once_it_is_in_the_sum() -> None:
     told, clients, (sent, state) = parts_of("fedavg")
     total, said = summed(told, clients)
     said["West"] = replace(said["West"], own=(1.0,))
-    found = open_round(METHODS["fedavg"], told, sent, state, total, said, NAMES)
+    found = secure_round_result(METHODS["fedavg"], told, sent, state, total, said, NAMES)
     assert found.next_model is sent
     assert "West is in the sum with what it must not say" in found.ledger[0].status
 
 
-def summed(told: Announcement, clients: Mapping[str, Contribution]) -> tuple[NDArray[np.uint64], dict[str, Announced]]:
+def summed(
+    told: Announcement, clients: Mapping[str, SecureRoundClient]
+) -> tuple[NDArray[np.uint64], dict[str, ClientAnnouncement]]:
     said = {name: one.weigh(told) for name, one in clients.items()}
     words = [one.words(told) for one in clients.values()]
     return np.add.reduce(words, axis=0, dtype=np.uint64), said
@@ -389,7 +402,7 @@ def test_weights_in_the_sum_that_were_not_announced_count_for_nobody() -> None:
     told, clients, (sent, state) = parts_of("feddraw")
     total, said = summed(told, clients)
     said["West"] = replace(said["West"], own=(said["West"].own[0] + 2.0**-40,))
-    found = open_round(METHODS["feddraw"], told, sent, state, total, said, NAMES)
+    found = secure_round_result(METHODS["feddraw"], told, sent, state, total, said, NAMES)
     assert found.next_model is sent
     assert all("not those that the clients announced" in entry.status for entry in found.ledger)
 
@@ -398,7 +411,7 @@ def test_a_sum_longer_than_all_announced_lengths_counts_for_nobody() -> None:
     told, clients, (sent, state) = parts_of("feddraw")
     total, said = summed(told, clients)
     said = {name: replace(one, distance=one.distance / 20) for name, one in said.items()}
-    found = open_round(METHODS["feddraw"], told, sent, state, total, said, NAMES)
+    found = secure_round_result(METHODS["feddraw"], told, sent, state, total, said, NAMES)
     assert found.next_model is sent
     assert "announced lengths allow" in found.ledger[0].status
 
@@ -418,7 +431,7 @@ def test_only_listed_metrics_leave_a_client() -> None:
     sent, _, updates = a_round("feddraw")
     told = _announced(updates)
     talkative = replace(updates[0], metrics={"loss": 0.5, "patients": 7.0})
-    assert Contribution(METHODS["feddraw"], told, "North", sent, talkative).weigh(told).metrics == {"loss": 0.5}
+    assert SecureRoundClient(METHODS["feddraw"], told, "North", sent, talkative).weigh(told).metrics == {"loss": 0.5}
 
 
 # ---------------------------------------------------------------------------------------------------- policy
@@ -441,7 +454,7 @@ def test_a_client_masks_nothing_under_weights_that_the_policy_does_not_give() ->
     policy = Policy(cap_times=1.2)
     told, clients, (sent, _) = parts_of("fedavg", policy)
     proposed = {name: one.weigh(told) for name, one in clients.items()}
-    right = limit(METHODS["fedavg"], told, sent.layout, proposed)
+    right = announce_weights_under_policy(METHODS["fedavg"], told, sent.layout, proposed)
     clients["North"].words(right)
     wrong = replace(right, weights=right.weights | {"North": (0.9,), "West": (0.0,)})
     with pytest.raises(UserError, match="not those that the policy gives"):
@@ -459,7 +472,9 @@ def test_no_policy_gives_all_the_weight_to_one_or_two(fixed: str) -> None:
     assert all("have all the weight" in entry.status for entry in hidden.ledger)
     assert same(hidden.model, sent)
     told, clients, _ = parts_of("fedavg", policy)
-    right = limit(method, told, sent.layout, {name: one.weigh(told) for name, one in clients.items()})
+    right = announce_weights_under_policy(
+        method, told, sent.layout, {name: one.weigh(told) for name, one in clients.items()}
+    )
     with pytest.raises(UserError, match="have all the weight"):
         right.check_summed(NAMES)
     with pytest.raises(UserError, match="have all the weight"):
@@ -504,7 +519,7 @@ def test_a_row_that_one_or_two_clients_label_is_not_summed() -> None:
     with pytest.raises(UserError, match=r"finding 1 is labelled by 2 client\(s\) only"):
         hidden_round(method, sent, state, part)
     late = [replace(updates[0], labelled=np.array([True, False])), *updates[1:]]
-    found = hidden_round(method, sent, state, late, drops={"West": (MOVES, 2)})
+    found = hidden_round(method, sent, state, late, drops={"West": (MOVES_SUM, 2)})
     assert found.next_model is sent
     assert "labelled by 2 client(s) only" in found.ledger[1].status
 
@@ -517,7 +532,7 @@ def test_settings_whose_smallest_weight_loses_precision_are_refused() -> None:
         prepare(small(secure=True, **{"method.beta_max": 100.0}))
     sent, _, updates = a_round("feddraw")
     with pytest.raises(UserError, match="smaller beta_max"):
-        Contribution(feddraw(beta_max=30.0), _announced(updates), "North", sent, updates[0])
+        SecureRoundClient(feddraw(beta_max=30.0), _announced(updates), "North", sent, updates[0])
 
 
 @pytest.mark.parametrize(
@@ -546,9 +561,9 @@ def test_rounds_with_fewer_than_three_clients_are_refused_before_training() -> N
 def transcript(words_of: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.float64]:
     """All bits that the server gets in one sum."""
     names = tuple(words_of)
-    session, seen = Session("run", 0, MOVES, 0, names), list[bytes]()
-    collector = Collector(session, DIRECTORY)
-    members = {name: Member(session, name, KEYS[name], DIRECTORY) for name in names}
+    session, seen = Session("run", 0, MOVES_SUM, 0, names), list[bytes]()
+    collector = SecureSumServer(session, DIRECTORY)
+    members = {name: SecureSumClient(session, name, KEYS[name], DIRECTORY) for name in names}
 
     def heard(content: bytes) -> bytes:
         seen.append(content)
@@ -583,10 +598,10 @@ def two_worlds() -> tuple[dict[str, NDArray[np.uint64]], dict[str, NDArray[np.ui
     worlds, said = [], []
     for order in ([0, 1, 2], [1, 2, 0]):
         cohort = cohort_of(moves[order], [100, 100, 100], steps=[3, 3, 3])
-        secure = MaskedRounds(NAMES[:3], [100] * 3, {"name": "fedavg"})
-        told = secure.announcement(fingerprint(cohort.model), 1, ROUNDS, range(3), Policy())
+        secure = InProcessSecureRounds(NAMES[:3], [100] * 3, {"name": "fedavg"})
+        told = secure.announcement(announced_fingerprint(cohort.model), 1, ROUNDS, range(3), Policy())
         sides = [
-            Contribution(METHODS["fedavg"], told, NAMES[i], cohort.model, update)
+            SecureRoundClient(METHODS["fedavg"], told, NAMES[i], cohort.model, update)
             for i, update in enumerate(cohort.updates)
         ]
         said.append(str([replace(side.weigh(told), distance=round(side.distance, 5)) for side in sides]))
@@ -623,9 +638,9 @@ def test_nothing_that_a_server_gets_is_close_to_a_clients_move() -> None:
     """Each client's masked words, read as numbers, are as far from its move as random words are."""
     told, clients, (sent, _) = parts_of("feddraw")
     names = tuple(clients)
-    secure = MaskedRounds(NAMES, [int(party.size) for party in told.parties], {"name": "any"})
-    local = secure.new_sum(MOVES, told)
-    length = Form.of(METHODS["feddraw"], sent.layout, told.facts()).params
+    secure = InProcessSecureRounds(NAMES, [int(party.size) for party in told.parties], {"name": "any"})
+    local = secure.new_sum(MOVES_SUM, told)
+    length = WordLayout.of(METHODS["feddraw"], sent.layout, told.facts()).params
     for name in names:
         bare = clients[name].words(told)
         masked = bare.copy()

@@ -30,7 +30,7 @@ from feddraw.errors import UserError
 from feddraw.flower import signatures, supernode
 from feddraw.flower.in_process_grid import identify
 from feddraw.flower.signatures import Bundle, Refused, Signatures
-from feddraw.secure_sums.signing_keys import read_directory, read_public
+from feddraw.secure_sums.signing_keys import read_operator_public_key, read_site_directory
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -246,7 +246,7 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: Bundle) -> None:
-    public = read_public(operator / "operator.key.pub")
+    public = read_operator_public_key(operator / "operator.key.pub")
     assert Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256 == ready.sha256
     assert (operator / "operator.key").stat().st_mode & 0o777 == 0o600
 
@@ -298,8 +298,8 @@ def test_a_sites_key_comes_with_its_line_of_the_directory_and_without_one_the_st
         feddraw("site", "key", f"{name}.sign", "--name", name).stdout.splitlines()[2] for name in ("North", "St. M")
     ]
     (operator / "sites.toml").write_text("\n".join(lines))
-    directory = read_directory(operator / "sites.toml")
-    assert {name: read_public(operator / f"{name}.sign.pub") for name in directory} == directory
+    directory = read_site_directory(operator / "sites.toml")
+    assert {name: read_operator_public_key(operator / f"{name}.sign.pub") for name in directory} == directory
     assert list(directory) == ["North", "St. M"]
     with pytest.warns(UserWarning, match="can open this site's model; name its file with sites="):
         supernode.check_node_config('key="North.sign"')

@@ -18,7 +18,7 @@ from feddraw.server.round import RoundResult, aggregate_round
 from feddraw.server.streaming import aggregate_stream
 
 if TYPE_CHECKING:
-    from feddraw.secure_rounds.in_process import MaskedRounds
+    from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
 OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it comes
 
@@ -44,14 +44,14 @@ def federate(
     proxy: Proxy | None = None,
     sizes: Sequence[int] | None = None,
     on_update: OnUpdate | None = None,
-    masked: MaskedRounds | None = None,
+    secure_rounds: InProcessSecureRounds | None = None,
 ) -> Iterator[RoundResult]:
     """Train for some rounds, or, with `start` and `state`, continue from a checkpoint.
 
     `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
     `proxy` are labelled images at the server, for the methods that need some. With `sizes`, the number of images that
-    each client will report, updates are summed as they come (see `streaming`). With `masked` the server sees nothing of
-    an update but what its client says in clear, and the sum of all (see `server.masked`).
+    each client will report, updates are summed as they come (see `streaming`). With `secure_rounds` the server sees
+    nothing of an update but what its client says in clear, and the sum of all.
     """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
@@ -63,8 +63,8 @@ def federate(
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
         coming = _noted(arriving, clients, took, round, on_update)
         this = (round, rounds, model, method, state)
-        if masked is not None:
-            result = masked.round(*this, coming, asked, gate, policy)
+        if secure_rounds is not None:
+            result = secure_rounds.round(*this, coming, asked, gate, policy)
             trained = time.perf_counter()
         elif sizes is None:
             updates = list(coming)

@@ -29,11 +29,12 @@ from feddraw.bench.server_memory import child
 from feddraw.bench.server_step import CLIENTS, WIDE, names_of
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
-from feddraw.secure_sums import fixed_point, masks
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums import masks
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.fixed_point import to_fixed_point
+from feddraw.secure_sums.server import SecureSumServer
 from feddraw.secure_sums.session import Session as Sum
-from feddraw.secure_sums.signing_keys import directory_line, new_key
+from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
 from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def masking(session: Session, parameters: int) -> dict[str, Any]:
     works = {
         "bare": lambda: _busy(lambda: add_bare_streams(added)),
         "masks": client,
-        "words": lambda: _busy(lambda: fixed_point.encode(moves, CLIENTS, words)),
+        "words": lambda: _busy(lambda: to_fixed_point(moves, CLIENTS, words)),
         "seal": lambda: _busy(lambda: sealer.seal(words)),
     }
     sealer, shares = next(ready)
@@ -113,7 +114,7 @@ def add_bare_streams(words: NDArray[np.uint64]) -> None:
             np.add(part, drawn[: len(part)], out=part)
 
 
-def _ready() -> Iterable[tuple[Member, Mapping[str, bytes]]]:
+def _ready() -> Iterable[tuple[SecureSumClient, Mapping[str, bytes]]]:
     """Clients that have everyone's shares and are about to mask."""
     while True:
         made = ReadySum.of(CLIENTS)
@@ -125,8 +126,8 @@ def _ready() -> Iterable[tuple[Member, Mapping[str, bytes]]]:
 class ReadySum:
     """One sum whose clients have exchanged keys and shares."""
 
-    members: dict[str, Member]
-    collector: Collector
+    members: dict[str, SecureSumClient]
+    collector: SecureSumServer
 
     @staticmethod
     def of(clients: int) -> ReadySum:
@@ -134,8 +135,8 @@ class ReadySum:
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
         sum = Sum("bench", 0, "moves", 0, tuple(names))
-        collector = Collector(sum, directory)
-        members = {name: Member(sum, name, keys[name], directory) for name in names}
+        collector = SecureSumServer(sum, directory)
+        members = {name: SecureSumClient(sum, name, keys[name], directory) for name in names}
         for name, member in members.items():
             collector.take_advertised(name, member.advertise())
         advertised = collector.advertised
@@ -232,7 +233,7 @@ def _grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
 def keyed(folder: Path) -> list[dict[str, Any]]:
     """Settings of nodes with keys, the file of all their public keys, and a memory."""
     names = [f"partition {number}" for number in range(CLIENTS)]
-    lines = [directory_line(name, new_key(folder / f"{number}.key")) for number, name in enumerate(names)]
+    lines = [site_directory_line(name, new_signing_key(folder / f"{number}.key")) for number, name in enumerate(names)]
     (folder / "sites.toml").write_text("\n".join(lines))
     common = {"sites": str(folder / "sites.toml"), "memory": str(folder / "memory")}
     return [{"partition-id": number, "key": str(folder / f"{number}.key")} | common for number in range(CLIENTS)]

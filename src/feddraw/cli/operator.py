@@ -21,15 +21,15 @@ def key(
     passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
 ) -> None:
     """Make an Ed25519 key pair. Do it on a machine of your own: the private key must never be on the server."""
-    from feddraw.secure_sums.signing_keys import fingerprint, new_key
+    from feddraw.secure_sums.signing_keys import key_fingerprint, new_signing_key
 
     secret = typer.prompt("passphrase", hide_input=True, confirmation_prompt=True) if passphrase else ""
-    line = new_key(path, secret)
+    line = new_signing_key(path, secret)
     typer.echo(f"{path} is your private key: keep it, and keep it off the server")
     typer.echo(
         f"{path}.pub goes to every site, not by way of the server; let them compare its fingerprint by telephone:"
     )
-    typer.echo(fingerprint(line))
+    typer.echo(key_fingerprint(line))
 
 
 @app.command()
@@ -44,14 +44,14 @@ def sign(
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
     from feddraw.flower.signatures import file_name, sign
     from feddraw.flower.supernode import read_bundle
-    from feddraw.secure_sums.signing_keys import read_private
+    from feddraw.secure_sums.signing_keys import read_private_key
     from feddraw.system.files import write_whole
 
     made = read_bundle(bundle)
     target = out or Path(file_name(made))
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    text = sign(made, read_private(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
+    text = sign(made, read_private_key(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
     write_whole(target, text.encode())
     typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
     typer.echo(f"wrote {target}: sites put it in the folder that `feddraw site start --signatures` names")

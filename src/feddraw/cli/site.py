@@ -21,13 +21,13 @@ def key(
     name: Annotated[str, Option(help="The site's name in the federation, for the line of the directory.")] = "NAME",
 ) -> None:
     """Make the key with which this site signs its part of secure sums. The private key stays at the site."""
-    from feddraw.secure_sums.signing_keys import directory_line, fingerprint, new_key
+    from feddraw.secure_sums.signing_keys import key_fingerprint, new_signing_key, site_directory_line
 
-    line = new_key(path)
+    line = new_signing_key(path)
     typer.echo(f"{path} is this site's private key: name it in the node's settings, --node-config 'key=\"{path}\"'")
     typer.echo("every site's file of all sites has this line; send it to them, but not by way of the server:")
-    typer.echo(directory_line(name, line))
-    typer.echo(f"let them compare its fingerprint by telephone: {fingerprint(line)}")
+    typer.echo(site_directory_line(name, line))
+    typer.echo(f"let them compare its fingerprint by telephone: {key_fingerprint(line)}")
 
 
 @app.command()
@@ -47,7 +47,7 @@ def start(
     """Start this site's SuperNode. An app is unpacked only if the operator has signed it; others are refused."""
     from feddraw.flower.signatures import Signatures
     from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start
-    from feddraw.secure_sums.signing_keys import read_public
+    from feddraw.secure_sums.signing_keys import read_operator_public_key
 
     refuse_unknown_flower()
     for file in [key] if root_certificates is None else [key, root_certificates]:
@@ -55,7 +55,7 @@ def start(
             raise UserError(f"there is no file {file}")
     if not signatures.exists():
         raise UserError(f"there is no {signatures}: it must be a signature from the operator, or a folder of them")
-    given = Signatures(signatures, read_public(operator))
+    given = Signatures(signatures, read_operator_public_key(operator))
     complaints = given.read()[1]
     if complaints:
         raise UserError(f"{complaints[0]}: remove the file, or check that {operator} is the operator's key")

@@ -144,16 +144,18 @@ def task_of(experiment: Experiment, data: DealtData) -> Task:
 
 def _check_secure(setup: Setup) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
-    from feddraw.secure_rounds.announcement import announce, party_of
-    from feddraw.secure_rounds.word_layout import check_facts
+    from feddraw.secure_rounds.announcement import announce_secure_round, announced_party
+    from feddraw.secure_rounds.round_weights import check_weights_fit_sum
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
     sizes = [len(rows) for rows in setup.training_rows]
-    everyone = [party_of(*party) for party in zip(setup.clients, sizes, labelled, strict=True)]
+    everyone = [announced_party(*party) for party in zip(setup.clients, sizes, labelled, strict=True)]
     for round in range(experiment.rounds):
         asked = [everyone[client] for client in setup.efforts(round)]
-        told = announce("", experiment.section("method")[1], round, experiment.rounds, asked, experiment.policy)
-        check_facts(setup.method, told.facts())
+        told = announce_secure_round(
+            "", experiment.section("method")[1], round, experiment.rounds, asked, experiment.policy
+        )
+        check_weights_fit_sum(setup.method, told.facts())
 
 
 def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:

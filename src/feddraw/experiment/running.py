@@ -34,7 +34,7 @@ from feddraw.system.reading import read_json
 from feddraw.training.client import shortage_told
 
 if TYPE_CHECKING:
-    from feddraw.secure_rounds.in_process import MaskedRounds
+    from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
 OnUpdate = Callable[[int, Update], None]  # the round, and what a client sent back
 Evaluated = tuple[dict[str, Any], dict[str, NDArray[Any]]]  # metrics, and every image's scores
@@ -178,7 +178,7 @@ def _rounds(
         proxy=setup.proxy,
         sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
         on_update=on_update,
-        masked=_masked(setup) if experiment.secure else None,
+        secure_rounds=_secure_rounds(setup) if experiment.secure else None,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
@@ -202,12 +202,12 @@ def _rounds(
         folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
 
 
-def _masked(setup: Setup) -> MaskedRounds:
-    from feddraw.secure_rounds.in_process import MaskedRounds
+def _secure_rounds(setup: Setup) -> InProcessSecureRounds:
+    from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
     name, settings = setup.experiment.section("method")
     sizes = [len(rows) for rows in setup.training_rows]
-    return MaskedRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
+    return InProcessSecureRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
 
 
 def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:

@@ -1,40 +1,35 @@
-"""How the messages of secure rounds are written, at both ends, and the method that they name as text.
-
-A site weighs itself by the rules that the server names. Only this package's own rules travel, by their file and class
-and with their settings. A server must not choose what code runs at a site, so nothing else is ever imported.
-"""
+"""The messages of secure rounds between Flower's server and its sites: how both ends write and read them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from feddraw import catalog, core
-from feddraw.core import Local, Method, Model, Server, Vector, Weighting
+from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.reply_intake import one_line
-from feddraw.secure_rounds.announcement import fingerprint
+from feddraw.secure_rounds.announcement import announced_fingerprint
 
 Kind = TypeVar("Kind", str, bytes)
 
-ORDER = RECORD = "secure"  # the key of our orders that asks for it, and the record of an answer
+SECURE_ORDER = SECURE_RECORD = "secure"  # the key of our orders that asks for it, and the record of an answer
 CONFIG = "config"
-FIRST, MOVES, COUNTS = "first", "moves", "counts"  # the sums: of training, and of evaluation
+COUNTS_SUM = "counts"  # the sum of an evaluation
+MASKED_WORDS = "words"  # the masked ones, in an answer
 ANNOUNCEMENT = "announcement"  # what is told about the sums of training
 RECEIVED = "received"  # and about all: the hash of the message that all were sent to begin with
-STAGES = ("begin", "keys", "shares", "values", "survivors", "opening")
+SECURE_STAGES = ("begin", "keys", "shares", "values", "survivors", "opening")
 
 
 @dataclass(frozen=True)
-class Order:
+class SecureOrder:
     """What the server asks for, beside what comes with it for one client only."""
 
     run: str
@@ -48,16 +43,16 @@ class Order:
     settings: Mapping[str, Any] = field(default_factory=dict)  # with the first stage: how to read the app's answer
 
     @classmethod
-    def of(cls, given: Any) -> Order:
+    def of(cls, given: Any) -> SecureOrder:
         """As it came; UserError if it is not one."""
-        with reading():
+        with reading_secure_message():
             order = cls(**given)
             order = cls(**(vars(order) | {"sums": tuple(order.sums), "survivors": tuple(order.survivors)}))
             texts = (order.run, order.stage, order.sum, *order.sums, *order.survivors)
             tables = (order.told, order.settings)
             if not all(isinstance(text, str) for text in texts) or not all(isinstance(one, dict) for one in tables):
                 raise ValueError("texts and tables are of other types")
-            if type(order.round) is not int or type(order.attempt) is not int or order.stage not in STAGES:
+            if type(order.round) is not int or type(order.attempt) is not int or order.stage not in SECURE_STAGES:
                 raise ValueError("round, attempt or stage is unknown")
             if order.stage != "begin" and order.sum not in order.sums:
                 raise ValueError("there is no such sum in the round")
@@ -65,23 +60,23 @@ class Order:
 
     def message(self, pairs: Mapping[str, bytes] | None = None) -> RecordDict:
         """A message of a stage after the first, with what belongs to names."""
-        config = job_orders.added(ConfigRecord(), {ORDER: asdict(self)})
-        return RecordDict({CONFIG: ConfigRecord(dict(config) | _written(pairs or {}))})
+        config = job_orders.added(ConfigRecord(), {SECURE_ORDER: asdict(self)})
+        return RecordDict({CONFIG: ConfigRecord(dict(config) | _pairs_as_record(pairs or {}))})
 
 
 def digest_of_told(told: Mapping[str, str]) -> bytes:
-    """Of what all clients are told about a sum: those that were told something else do not open it together."""
+    """A hash of what all clients are told about a sum: those that were told different things do not open it."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
 def fingerprint_of_sent(sent: Model, broadcast: Mapping[str, Vector], frozen: str) -> str:
-    """Of all that a client was sent to train on; frozen layers by the digest under which they are sent once."""
+    """All that a client was sent to train on, as a hash; frozen layers by the digest under which they are sent once."""
     plain = replace(sent, layout=replace(sent.layout, frozen={}))
-    return f"{fingerprint(plain, broadcast)} {frozen}".strip()
+    return f"{announced_fingerprint(plain, broadcast)} {frozen}".strip()
 
 
-def hash_of_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
-    """Of all that a site works by: a server that sends others a learning rate of 0 would see this site's move alone.
+def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
+    """All that a site works by, as a hash: a server that sent others a learning rate of 0 would see this move alone.
 
     Frozen layers are left out, as they are sent once; their digest is among the orders.
     """
@@ -98,14 +93,14 @@ def hash_of_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def order_in(content: RecordDict) -> Order | None:
+def secure_order_in(content: RecordDict) -> SecureOrder | None:
     """The order in a message; none where the server asks for none."""
-    given = job_orders.found(content).get(ORDER)
-    return Order.of(given) if given else None
+    given = job_orders.found(content).get(SECURE_ORDER)
+    return SecureOrder.of(given) if given else None
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def reading_secure_message() -> Iterator[None]:
     """What comes from the other end may be anything: an error in one line if it does not fit."""
     try:
         yield
@@ -113,74 +108,28 @@ def reading() -> Iterator[None]:
         raise UserError(f"a message of a secure sum cannot be read: {one_line(error)}") from None
 
 
-def answer(pairs: Mapping[str, bytes], **more: str) -> RecordDict:
+def secure_answer(pairs: Mapping[str, bytes], **more: str) -> RecordDict:
     """A client's answer."""
-    return RecordDict({RECORD: ConfigRecord(_written(pairs) | more)})
+    return RecordDict({SECURE_RECORD: ConfigRecord(_pairs_as_record(pairs) | more)})
 
 
-def _written(pairs: Mapping[str, bytes]) -> dict[str, Any]:
+def _pairs_as_record(pairs: Mapping[str, bytes]) -> dict[str, Any]:
     return {"names": list(pairs), "contents": list(pairs.values())} if pairs else {}
 
 
-def pairs_in(content: RecordDict, record: str = RECORD) -> dict[str, bytes]:
+def secure_pairs_in(content: RecordDict, record: str = SECURE_RECORD) -> dict[str, bytes]:
     """Names and what belongs to each."""
-    with reading():
+    with reading_secure_message():
         found = content[record]
         if not isinstance(found, ConfigRecord):
             raise TypeError(f"{record} is no record of texts")
-        names, contents = _list(found.get("names", []), str), _list(found.get("contents", []), bytes)
+        names, contents = _list_of(found.get("names", []), str), _list_of(found.get("contents", []), bytes)
         if len(set(names)) != len(names):
             raise ValueError("a name comes twice")
         return dict(zip(names, contents, strict=True))
 
 
-def _list(given: Any, kind: type[Kind]) -> list[Kind]:
+def _list_of(given: Any, kind: type[Kind]) -> list[Kind]:
     if not isinstance(given, list) or not all(isinstance(one, kind) for one in given):
         raise ValueError(f"no list of {kind.__name__}")
     return given
-
-
-RULES: Mapping[str, type] = {"local": Local, "weighting": Weighting, "server": Server}
-CORE, METHODS = "feddraw.core", "feddraw.methods."
-
-
-def method_as_text(method: Method) -> dict[str, Any]:
-    """The rules by name, with their settings."""
-    return {part: _rule_as_text(getattr(method, part)) for part in RULES} | {"limited": method.limited}
-
-
-def method_from_text(given: Mapping[str, Any]) -> Method:
-    """The same rules at the other end."""
-    try:
-        rules = {part: _rule_from_text(given[part]) for part in RULES}
-        if not all(isinstance(rules[part], kind) for part, kind in RULES.items()):
-            raise ValueError("a rule is of another kind")
-        return Method(**rules, limited=bool(given["limited"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"the server's method is not known here: {error!s:.80}") from None
-
-
-def _rule_as_text(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        name = f"{type(value).__module__.removeprefix(METHODS)}:{type(value).__name__}"
-        if type(value).__module__ != CORE and not type(value).__module__.startswith(METHODS):
-            raise UserError(f"secure sums over Flower need the rules of this package, and {name} is another's")
-        return {"rule": name} | {one.name: _rule_as_text(getattr(value, one.name)) for one in fields(value) if one.init}
-    if isinstance(value, list | tuple):
-        return [_rule_as_text(one) for one in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise UserError(f"secure sums over Flower need plain settings, and a {type(value).__name__} is none")
-
-
-def _rule_from_text(given: Any) -> Any:
-    if isinstance(given, list):
-        return tuple(_rule_from_text(one) for one in given)
-    if not isinstance(given, dict):
-        return given
-    file, _, name = str(given["rule"]).partition(":")
-    module = core if file == CORE else sys.modules[catalog.find("methods", file).__module__]
-    found = vars(module)[name]
-    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__):
-        raise ValueError(f"{name} is no rule")
-    return found(**{name: _rule_from_text(value) for name, value in given.items() if name != "rule"})

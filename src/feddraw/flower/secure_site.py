@@ -7,7 +7,7 @@
     survivors  who is in the sum comes; a signature leaves
     opening    the others' signatures come; the shares that open the sum leave, and what was kept is deleted
 
-The state is on the disk before an answer leaves (`secure_memory`).
+The state is on the disk before an answer leaves (`secure_site_memory`).
 """
 
 from __future__ import annotations
@@ -27,64 +27,70 @@ from feddraw.core import Model, Update
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
 from feddraw.flower.client_memory import folder_of
+from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.records import arrays_to_vectors, pack, to_model
-from feddraw.flower.secure_memory import Opened, State, Vault, heads_of, packed, unpacked
+from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import (
     ANNOUNCEMENT,
     CONFIG,
-    COUNTS,
-    FIRST,
-    MOVES,
+    COUNTS_SUM,
+    MASKED_WORDS,
     RECEIVED,
-    Order,
-    answer,
+    SecureOrder,
     digest_of_told,
     fingerprint_of_sent,
-    hash_of_message,
-    method_from_text,
-    order_in,
-    pairs_in,
-    reading,
+    hash_of_secure_message,
+    reading_secure_message,
+    secure_answer,
+    secure_order_in,
+    secure_pairs_in,
 )
-from feddraw.secure_rounds.announcement import Announcement
-from feddraw.secure_rounds.client import Contribution
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.session import FEWEST, About
-from feddraw.secure_sums.signing_keys import Directory, name_in, read_directory, read_key
+from feddraw.flower.secure_site_memory import (
+    SecureSiteMemory,
+    SecureSiteOpenedRound,
+    SecureSiteState,
+    classifier_from_json,
+    update_from_site_memory,
+    update_to_site_memory,
+)
+from feddraw.secure_rounds.announcement import FIRST_SUM, MOVES_SUM, Announcement
+from feddraw.secure_rounds.client import SecureRoundClient
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.session import FEWEST_SUMMED, SessionId
+from feddraw.secure_sums.signing_keys import read_site_directory, read_site_key, site_of_key
 from feddraw.server.state_dict import layout_of_arrays
 
-WORDS = "words"
-LISTED = ("num-examples", "partition-id", reply_intake.SECONDS, *reply_intake.LOSSES, *reply_intake.STEPS)  # may leave
+LEAVING_METRICS = ("num-examples", "partition-id", reply_intake.SECONDS, *reply_intake.LOSSES, *reply_intake.STEPS)
 NO_KEY = (
     "the server asks for secure sums, and this node has no signing key: make one with `feddraw site key FILE`, and "
     "name it with key=… in the --node-config"
 )
-SUMS = {"train": (FIRST, MOVES), "evaluate": (COUNTS,)}  # those that a site takes part in
+SUMS_OF_SITE = {"train": (FIRST_SUM, MOVES_SUM), "evaluate": (COUNTS_SUM,)}  # those that a site takes part in
 
 
-class SecureNode:
+class SecureSiteNode:
     """A node with its key and the keys of all sites, and what of its app's answers may leave it in clear."""
 
     def __init__(self, context: Context, received: RecordDict) -> None:
         node = context.node_config
         if not node.get("key"):
             raise UserError(NO_KEY)
-        self.key = read_key(Path(str(node["key"])))
-        self.directory: Directory | None = read_directory(Path(str(node["sites"]))) if node.get("sites") else None
-        self.fewest = int(node.get("fewest", FEWEST))  # clients that must be in a sum
+        self.key = read_site_key(Path(str(node["key"])))
+        self.directory = read_site_directory(Path(str(node["sites"]))) if node.get("sites") else None
+        self.fewest = int(node.get("fewest", FEWEST_SUMMED))  # clients that must be in a sum
         self._frozen = str(job_orders.found(received).get(frozen_layers.KEY, ""))  # digest of layers that are sent once
         self._context = context
-        self._listed = {*LISTED, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
+        self._listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
 
     def name(self, content: RecordDict) -> str:
         """What this site is called in sums: by the directory, else by its app, its settings, or its number."""
         about = content.get("client")
         own = about.get("name") if isinstance(about, ConfigRecord) else self._context.node_config.get("client")
         if self.directory is None:
-            return reply_intake.one_line(own) if own else reply_intake.reply_of(self._context.node_id, content).name
-        name = name_in(self.directory, self.key.public_key())
-        if own and reply_intake.one_line(own) not in (name, f"node {self._context.node_id}"):
-            raise UserError(f"this site calls itself {reply_intake.one_line(own)}, but its key is that of {name}")
+            return one_line(own) if own else reply_intake.reply_of(self._context.node_id, content).name
+        name = site_of_key(self.directory, self.key.public_key())
+        if own and one_line(own) not in (name, f"node {self._context.node_id}"):
+            raise UserError(f"this site calls itself {one_line(own)}, but its key is that of {name}")
         return name
 
     def in_clear(self, content: RecordDict) -> RecordDict:
@@ -109,21 +115,19 @@ class SecureNode:
         return metric in self._listed
 
 
-class SiteRound:
+class SecureSiteRound:
     """A site's part in one round of one run; every call answers one message."""
 
-    def __init__(self, node: SecureNode, vault: Vault, kind: str, order: Order) -> None:
-        self._node, self._vault, self._kind, self._order = node, vault, kind, order
+    def __init__(self, node: SecureSiteNode, memory: SecureSiteMemory, kind: str, order: SecureOrder) -> None:
+        self._node, self._memory, self._kind, self._order = node, memory, kind, order
         self._received = ""  # the fingerprint of what came to train on
-        if not set(order.sums) <= set(SUMS.get(kind, ())):
-            raise UserError(
-                f"there are no such sums of '{reply_intake.one_line(kind)}': {reply_intake.one_line(order.sums)}"
-            )
+        if not set(order.sums) <= set(SUMS_OF_SITE.get(kind, ())):
+            raise UserError(f"there are no such sums of '{one_line(kind)}': {one_line(order.sums)}")
         self._state = self._kept()
 
-    def _kept(self) -> State:
+    def _kept(self) -> SecureSiteState:
         """What is known of the round, if it is the one that the server asks for."""
-        state, round = self._vault.state(), self._order.round
+        state, round = self._memory.state(), self._order.round
         if round < state.opened.round:
             raise UserError(f"round {round} is over at this site, which has opened round {state.opened.round}")
         if self._order.stage != "begin" and round != state.round:
@@ -136,9 +140,9 @@ class SiteRound:
         """The model that came, from which the move is measured; none where nothing is trained."""
         if self._kind != "train":
             return None
-        with reading():
+        with reading_secure_message():
             arrays, named = content.array_records[self._order.settings["arrays"]], self._order.settings["classifier"]
-            sent = to_model(arrays, layout_of_arrays(arrays, heads_of(named)))
+            sent = to_model(arrays, layout_of_arrays(arrays, classifier_from_json(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
             frozen = str(job_orders.found(content).get("frozen", ""))
             self._received = fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
@@ -151,91 +155,93 @@ class SiteRound:
         """
         opened = self._kept().opened  # as it is now: the app may have worked for hours
         found = self._node.in_clear(content)
-        vectors, about = self._counts(content) if sent is None else packed(sent, self._update(sent, content))
+        vectors, about = (
+            self._counts(content) if sent is None else update_to_site_memory(sent, self._update(sent, content))
+        )
         about["received"] = self._received
         name = str(found.config_records["client"]["name"])
-        self._state = State(self._order.round, name, received, opened=opened)
+        self._state = SecureSiteState(self._order.round, name, received, opened=opened)
         keys = {sum: self._keys(sum, 0) for sum in self._order.sums}
-        self._vault.keep(vectors, about)
-        self._vault.keep_state(self._state)
-        return RecordDict(dict(found) | dict(answer(keys, received=received)))
+        self._memory.keep(vectors, about)
+        self._memory.keep_state(self._state)
+        return RecordDict(dict(found) | dict(secure_answer(keys, received=received)))
 
     def _update(self, sent: Model, content: RecordDict) -> Update:
         """The app's answer as a server would read it, with listed metrics only."""
-        with reading():
+        with reading_secure_message():
             size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
             format = reply_intake.ReplyFormat(dict(self._order.settings["sends"]), size, arrays)
         if not self._node.lists(size):
-            raise UserError(f"the server weighs by {reply_intake.one_line(size)}: list it in this node's metrics=…")
+            raise UserError(f"the server weighs by {one_line(size)}: list it in this node's metrics=…")
         reply = reply_intake.reply_of(0, content)
         found, refused, _ = reply_intake.decode([reply], {reply.name: 0}, sent, format)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
         listed = {name: value for name, value in update.metrics.items() if name == "loss" or self._node.lists(name)}
-        return replace(update, metrics=listed, steps=_steps(update, sent))
+        return replace(update, metrics=listed, steps=_steps_at_site(update, sent))
 
     def _counts(self, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """What an evaluation counted."""
-        with reading():
+        with reading_secure_message():
             findings = int(self._order.settings["findings"])
-        return {COUNTS: score_histograms.to_words(content, findings)}, {}
+        return {COUNTS_SUM: score_histograms.to_words(content, findings)}, {}
 
     # ------------------------------------------------------------------------------------------ the later stages
 
     def answer(self, content: RecordDict) -> RecordDict:
         """To a message of a stage after the first."""
         stage, sum, attempt = self._order.stage, self._order.sum, self._order.attempt
-        pairs = pairs_in(content, CONFIG)
+        pairs = secure_pairs_in(content, CONFIG)
         if stage == "keys":
             return self._again()
         if attempt != self._state.attempts.get(sum):
             raise UserError(f"this site is at attempt {self._state.attempts.get(sum)} of '{sum}', not at {attempt}")
         if stage in ("shares", "values") and self._order.told.get(RECEIVED) != self._state.received:
             raise UserError("this site was sent other settings or another model than the server says that all were")
-        member = Member.from_bytes(self._state.members[sum].encode(), self._node.key, self._node.directory)
+        sum_client = SecureSumClient.from_bytes(self._state.members[sum].encode(), self._node.key, self._node.directory)
         steps = {"shares": self._share, "values": self._mask, "survivors": self._sign, "opening": self._reveal}
-        found = steps[stage](member, pairs)
-        self._state.members[sum] = member.to_bytes().decode()
-        self._vault.keep_state(self._state)
-        if stage == "opening" and sum != FIRST:
-            self._vault.forget()
+        found = steps[stage](sum_client, pairs)
+        self._state.members[sum] = sum_client.to_bytes().decode()
+        self._memory.keep_state(self._state)
+        if stage == "opening" and sum != FIRST_SUM:
+            self._memory.forget()
         return found
 
     def _keys(self, sum: str, attempt: int) -> bytes:
-        about = About(self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
+        about = SessionId(self._order.run, self._order.round, f"{self._kind}: {sum}", attempt)
         node = self._node
-        member = Member(about, self._state.name, node.key, node.directory, least=node.fewest)
-        content = member.advertise()
-        self._state.members[sum], self._state.attempts[sum] = member.to_bytes().decode(), attempt
+        sum_client = SecureSumClient(about, self._state.name, node.key, node.directory, least=node.fewest)
+        content = sum_client.advertise()
+        self._state.members[sum], self._state.attempts[sum] = sum_client.to_bytes().decode(), attempt
         return content
 
     def _again(self) -> RecordDict:
         """Fresh keys for another attempt; what this site adds stays what it kept."""
         sum, attempt = self._order.sum, self._order.attempt
-        self._vault.waiting()  # an error where it is gone
+        self._memory.waiting()  # an error where it is gone
         if attempt <= self._state.attempts.get(sum, -1):
             raise UserError(f"attempt {attempt} of '{sum}' was made before")
         keys = {sum: self._keys(sum, attempt)}
-        self._vault.keep_state(self._state)
-        return answer(keys)
+        self._memory.keep_state(self._state)
+        return secure_answer(keys)
 
-    def _share(self, member: Member, advertised: dict[str, bytes]) -> RecordDict:
-        shares = member.share(advertised)
+    def _share(self, sum_client: SecureSumClient, advertised: dict[str, bytes]) -> RecordDict:
+        shares = sum_client.share(advertised)
         self._state.told[self._order.sum] = dict(self._order.told)
-        said = self._contribution().weigh(self._announcement).to_json() if self._order.sum == MOVES else ""
-        return answer(shares, announced=said)
+        said = self._round_client().weigh(self._announcement).to_json() if self._order.sum == MOVES_SUM else ""
+        return secure_answer(shares, announced=said)
 
-    def _mask(self, member: Member, shares: dict[str, bytes]) -> RecordDict:
+    def _mask(self, sum_client: SecureSumClient, shares: dict[str, bytes]) -> RecordDict:
         agreed = digest_of_told(self._order.told)
-        masked = member.mask(shares, self._words(), in_place=True, agreed=agreed)
+        masked = sum_client.mask(shares, self._words(), in_place=True, agreed=agreed)
         self._state.agreed[self._order.sum] = agreed.hex()
         self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them
-        found = answer({"seal": member.seal(masked)})
-        found[WORDS] = ArrayRecord({WORDS: pack(masked)})
+        found = secure_answer({"seal": sum_client.seal(masked)})
+        found[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack(masked)})
         return found
 
-    def _sign(self, member: Member, _: dict[str, bytes]) -> RecordDict:
+    def _sign(self, sum_client: SecureSumClient, _: dict[str, bytes]) -> RecordDict:
         opened, this = self._state.opened, self._opening()
         if opened.round == self._order.round and this != opened.sums.get(self._order.sum, this):
             raise UserError(
@@ -244,14 +250,14 @@ class SiteRound:
             )
         if self._kind == "train":
             Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT]).check_summed(self._order.survivors)
-        return answer({"signature": member.sign(self._order.survivors)})
+        return secure_answer({"signature": sum_client.sign(self._order.survivors)})
 
-    def _reveal(self, member: Member, signatures: dict[str, bytes]) -> RecordDict:
-        content = member.reveal(self._order.survivors, signatures)
+    def _reveal(self, sum_client: SecureSumClient, signatures: dict[str, bytes]) -> RecordDict:
+        content = sum_client.reveal(self._order.survivors, signatures)
         if self._state.opened.round != self._order.round:
-            self._state.opened = Opened(self._order.round)
+            self._state.opened = SecureSiteOpenedRound(self._order.round)
         self._state.opened.sums[self._order.sum] = self._opening()
-        return answer({"shares": content})
+        return secure_answer({"shares": content})
 
     def _opening(self) -> list[str]:
         """What is opened: what was told about it, and who is in it."""
@@ -261,27 +267,26 @@ class SiteRound:
 
     def _words(self) -> NDArray[np.uint64]:
         if self._kind != "train":
-            return self._vault.waiting()[0][COUNTS]
+            return self._memory.waiting()[0][COUNTS_SUM]
         before = Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT])
         if replace(self._announcement, proposed={}, weights={}) != before:
             raise UserError("what the server told about this sum has changed since this site agreed to it")
-        contribution = self._contribution()
-        make = contribution.first if self._order.sum == FIRST else contribution.words
-        return make(self._announcement)
+        client = self._round_client()
+        return (client.first if self._order.sum == FIRST_SUM else client.words)(self._announcement)
 
     @cached_property
     def _announcement(self) -> Announcement:
-        with reading():
+        with reading_secure_message():
             return Announcement.of(self._order.told[ANNOUNCEMENT])
 
-    def _contribution(self) -> Contribution:
-        vectors, about = self._vault.waiting()
-        sent, update = unpacked(vectors, about)
+    def _round_client(self) -> SecureRoundClient:
+        vectors, about = self._memory.waiting()
+        sent, update = update_from_site_memory(vectors, about)
         given = (method_from_text(self._announcement.method), self._announcement, self._state.name, sent, update)
-        return Contribution(*given, listed=tuple(update.metrics), received=about["received"])
+        return SecureRoundClient(*given, listed=tuple(update.metrics), received=about["received"])
 
 
-def _steps(update: Update, sent: Model) -> int:
+def _steps_at_site(update: Update, sent: Model) -> int:
     """As the app says, else by batch norm's counters: the server's follow from the steps that are announced."""
     if any(key in update.metrics for key in reply_intake.STEPS) or not len(sent.counters):
         return update.steps
@@ -300,24 +305,24 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     sites agree on masks, and only masked words leave, with a few numbers in clear. A message that asks for more gets an
     error. Put this mod first, so that no other one stands between it and the server.
     """
-    node, order = SecureNode(context, message.content), order_in(message.content)
+    node, order = SecureSiteNode(context, message.content), secure_order_in(message.content)
     kind = message.metadata.message_type.partition(".")[0]
     if order is None and kind == "train":
         raise UserError(NOT_SECURE)
     if order is None:
         reply = app(message, context)
         return reply if reply.has_error() else Message(node.in_clear(reply.content), reply_to=message)
-    vault = Vault(folder_of(context.node_config), order.run, node.key.public_key(), kind)
+    memory = SecureSiteMemory(folder_of(context.node_config), order.run, node.key.public_key(), kind)
     if order.stage != "begin":
-        with vault.held():
-            return Message(SiteRound(node, vault, kind, order).answer(message.content), reply_to=message)
-    part = SiteRound(node, vault, kind, order)
+        with memory.held():
+            return Message(SecureSiteRound(node, memory, kind, order).answer(message.content), reply_to=message)
+    part = SecureSiteRound(node, memory, kind, order)
     sent = part.sent_model(message.content)  # before the app is called, which may write into what it gets
-    received = hash_of_message(message.content, context.run_config)
+    received = hash_of_secure_message(message.content, context.run_config)
     reply = app(message, context)
     if reply.has_error():
         return reply
-    with vault.held():
+    with memory.held():
         return Message(part.begin(sent, received, reply.content), reply_to=message)
 
 
@@ -325,6 +330,6 @@ def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
     """The ready app's: `secure_mod` at nodes that have a key. Others train for a server that sees their models."""
     if context.node_config.get("key"):
         return secure_mod(message, context, app)
-    if order_in(message.content) is not None:
+    if secure_order_in(message.content) is not None:
         raise UserError(NO_KEY)
     return app(message, context)

@@ -37,7 +37,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import Keeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios.image_deck import Partition
-from feddraw.secure_sums.session import FEWEST
+from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord
 from feddraw.system.reading import read_jsonl
@@ -139,7 +139,7 @@ def make_strategy(
     method: Method = evaluation.method
     if not experiment.policy.limits_weights:
         log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
-    least = FEWEST if experiment.secure else 2
+    least = FEWEST_SUMMED if experiment.secure else 2
     nodes = federation.nodes or len(evaluation.partition.shards) or least
     if experiment.secure and nodes < least:
         raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from feddraw.errors import UserError, positive
-from feddraw.secure_sums.signing_keys import small_file
+from feddraw.secure_sums.signing_keys import read_key_file
 
 PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
 SUFFIX = ".signature"
@@ -81,7 +81,7 @@ def _written(time: datetime) -> str:
 
 def read_statement(path: Path, operator: Ed25519PublicKey) -> Statement:
     """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
-    lines = small_file(path).splitlines()
+    lines = read_key_file(path).splitlines()
     try:
         line, signature = lines
         operator.verify(base64.b64decode(signature, validate=True), line)

@@ -35,14 +35,14 @@ from feddraw.flower.frozen_layers import FrozenLayers
 from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
 from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import Counting
-from feddraw.flower.secure_server import SecureRounds, Table, directory_of
+from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
-from feddraw.secure_sums.session import FEWEST as FEWEST_SUMMED
-from feddraw.secure_sums.signing_keys import Directory
+from feddraw.secure_sums.session import FEWEST_SUMMED
+from feddraw.secure_sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.gate import MOST_IMAGES, Gate
 from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
 from feddraw.server.policy import FEWEST, Policy
@@ -100,7 +100,7 @@ class MethodStrategy(FedAvg):
         findings: Sequence[str] = (),  # names of the classifier's outputs, for the ledger and to check it
         frozen: Mapping[str, NDArray[Any]] | None = None,  # tensors that nobody trains: sent to each site once
         secure: bool = False,  # see sums of updates only, never one; clients need `secure_mod` and keys
-        site_keys: Directory | Path | str | None = None,  # with it: the sites' public keys by name, or their file
+        site_keys: SiteDirectory | Path | str | None = None,  # with it: the sites' public keys by name, or their file
         masked_counts: bool = False,  # with it: evaluations are counts (`histograms`), and added up under masks too
     ) -> None:
         least = FEWEST_SUMMED if secure else 0
@@ -127,7 +127,9 @@ class MethodStrategy(FedAvg):
         self.policy = policy_of(replace(limits, max_size_times=size_cap or limits.max_size_times))
         self.policy.check_method(method)
         self.gate, self.proxy = gate or Gate(), proxy
-        self.secure = SecureRounds(method, self.policy, self.gate, directory_of(site_keys)) if secure else None
+        self.secure = (
+            FlowerSecureServer(method, self.policy, self.gate, site_directory_from(site_keys)) if secure else None
+        )
         self._masked_counts = secure and masked_counts
         self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
         self.resume = resume
@@ -454,7 +456,7 @@ class MethodStrategy(FedAvg):
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
     def _under_masks(
-        self, secure: SecureRounds, round: int, answers: list[reply_intake.Reply], server_round: int
+        self, secure: FlowerSecureServer, round: int, answers: list[reply_intake.Reply], server_round: int
     ) -> Outcome:
         """The same from sums of masked updates, with what the clients say in clear."""
         assert self.model is not None
@@ -466,10 +468,10 @@ class MethodStrategy(FedAvg):
         self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
         return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
 
-    def _table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> Table:
+    def _table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> SecureServerAnswers:
         if self._grid is None:
             raise UserError("secure sums take several messages: this strategy must have sent the first one itself")
-        return Table(answers, asked, self.roster, self._grid, self._timeout)
+        return SecureServerAnswers(answers, asked, self.roster, self._grid, self._timeout)
 
     @property
     def _everyone(self) -> list[str]:
@@ -598,7 +600,7 @@ class MethodStrategy(FedAvg):
             log.warning("%d evaluations without %s are left out", len(contents) - len(usable), self.weighted_by_key)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
-    def _added_up(self, secure: SecureRounds, server_round: int, messages: list[Message]) -> list[RecordDict]:
+    def _added_up(self, secure: FlowerSecureServer, server_round: int, messages: list[Message]) -> list[RecordDict]:
         """All sites' counts as those of one site."""
         answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
         table = self._table(self.roster.recognize(answers)[0], self._evaluating)

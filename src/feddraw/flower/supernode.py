@@ -26,7 +26,7 @@ from flwr.app import Error, Message
 from feddraw.errors import UserError
 from feddraw.flower.signatures import LARGEST_BUNDLE, Bundle, Refused, Signatures
 from feddraw.secure_sums.client import NO_DIRECTORY
-from feddraw.secure_sums.signing_keys import read_directory, read_key
+from feddraw.secure_sums.signing_keys import read_site_directory, read_site_key
 
 KNOWN_FLOWER = ("1.41.0",)
 package_version = version("flwr")
@@ -142,11 +142,11 @@ def check_node_config(text: str) -> None:
             "trust=true lets the server name code to import, and a signature does not cover that: leave it out"
         )
     if settings.get("key"):
-        read_key(Path(str(settings["key"])))
+        read_site_key(Path(str(settings["key"])))
         if not settings.get("sites"):
             warnings.warn(f"{NO_DIRECTORY}; name its file with sites=… in the --node-config", stacklevel=2)
     if settings.get("sites"):
-        read_directory(Path(str(settings["sites"])))
+        read_site_directory(Path(str(settings["sites"])))
 
 
 def start(signatures: Signatures, arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What is said in clear around a masked sum: by the server to all clients, and by each client to the server.
+"""What is said in clear around a secure sum: by the server to all clients, and by each client to the server.
 
 All clients of a sum are told the same, and sign a hash of it before they open the sum: a server that tells one client
 of huge sizes or weights of the others, and them something else, gets no sum.
@@ -17,22 +17,23 @@ import numpy as np
 
 from feddraw.core import Facts, Model, Vector
 from feddraw.errors import UserError
-from feddraw.secure_sums.session import FEWEST
+from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.server.gate import MOST_IMAGES, MOST_STEPS
 from feddraw.server.policy import Policy
 
 
-class NotSummed(UserError):
-    """Those that are left are too few for what they would show of themselves: there is no sum."""
+class TooFewSummed(UserError):
+    """Too few clients are left to hide each other: there is no sum."""
 
 
-VERSION = 1
+FIRST_SUM, MOVES_SUM = "first", "moves"  # the names of a round's sums: some methods need one before that of the moves
+ANNOUNCEMENT_VERSION = 1
 MOST_ROUNDS = 10**6
-LEAST_SHARE = 2.0**-16  # of the largest weight: a client with less hides nobody
+LEAST_SHARE_SUMMED = 2.0**-16  # of the largest weight: a client with less hides nobody
 Numbers = tuple[float, ...]
 
 
-def fingerprint(model: Model, broadcast: Mapping[str, Vector] | None = None) -> str:
+def announced_fingerprint(model: Model, broadcast: Mapping[str, Vector] | None = None) -> str:
     """A hash of what a client was sent: clients of one sum agree on it, so that nobody's model is made to stand out."""
     layout = model.layout
     digest = hashlib.sha256(repr([(e.name, e.kind, e.shape, e.dtype) for e in layout.entries]).encode())
@@ -45,7 +46,7 @@ def fingerprint(model: Model, broadcast: Mapping[str, Vector] | None = None) -> 
 
 
 @dataclass(frozen=True)
-class Party:
+class AnnouncedParty:
     """A client that was asked, and what it said of itself before."""
 
     name: str
@@ -61,7 +62,7 @@ class Announcement:
     method: Mapping[str, Any]  # its name in the catalogue and its settings
     round: int
     rounds: int
-    parties: tuple[Party, ...]
+    parties: tuple[AnnouncedParty, ...]
     policy: Mapping[str, Any] = field(default_factory=dict)  # settings that are not the default's
     told: Numbers = ()  # what the server made of the first of two sums
     proposed: Mapping[str, Numbers] = field(default_factory=dict)  # under a policy, how each client weighs itself
@@ -72,19 +73,22 @@ class Announcement:
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"version": VERSION}, sort_keys=True, separators=(",", ":"))
+        return json.dumps(asdict(self) | {"version": ANNOUNCEMENT_VERSION}, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def of(text: str) -> Announcement:
         """From `to_json`; refuses what no honest server says."""
         try:
             table = json.loads(text)
-            if table.pop("version") != VERSION or set(table) != {f.name for f in fields(Announcement)}:
+            if table.pop("version") != ANNOUNCEMENT_VERSION or set(table) != {f.name for f in fields(Announcement)}:
                 raise ValueError("another version")
-            parties = tuple(_party(**party) for party in table["parties"])
-            numbers = {name: _by_name(table[name]) for name in ("proposed", "weights")}
-            told = _numbers(table["told"])
-            found = Announcement(**table | {"parties": parties, "told": told} | numbers)
+            parties = tuple(_announced_party_from(**party) for party in table["parties"])
+            by_client = {
+                name: {client: _announced_numbers(row) for client, row in table[name].items()}
+                for name in ("proposed", "weights")
+            }
+            told = _announced_numbers(table["told"])
+            found = Announcement(**table | {"parties": parties, "told": told} | by_client)
             found.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"the server's announcement cannot be read: {error!s:.80}") from None
@@ -95,8 +99,8 @@ class Announcement:
         names = [party.name for party in self.parties]
         if len(set(names)) != len(names):
             raise UserError("the server's announcement names a client twice")
-        if len(names) < FEWEST:
-            raise UserError(f"a secure round needs at least {FEWEST} clients, not {len(names)}")
+        if len(names) < FEWEST_SUMMED:
+            raise UserError(f"a secure round needs at least {FEWEST_SUMMED} clients, not {len(names)}")
         if not 0 <= self.round < self.rounds <= MOST_ROUNDS:
             raise UserError(f"round {self.round} of {self.rounds} in the server's announcement")
         for party in self.parties:
@@ -111,16 +115,18 @@ class Announcement:
         there = [place for place, party in enumerate(self.parties) if party.name in names]
         labelled = self._labelled()
         for finding, count in enumerate([] if labelled is None else labelled[there].sum(axis=0).tolist()):
-            if 0 < count < FEWEST:
-                raise NotSummed(
-                    f"finding {finding} is labelled by {count} client(s) only: a secure sum of its row needs {FEWEST}"
+            if 0 < count < FEWEST_SUMMED:
+                raise TooFewSummed(
+                    f"finding {finding} is labelled by {count} client(s) only: "
+                    f"a secure sum of its row needs {FEWEST_SUMMED}"
                 )
-
         rows = [self.weights[name] for name in names if name in self.weights]
         for column in map(np.array, zip(*rows, strict=True)):
-            count = int((column > LEAST_SHARE * column.max()).sum())
-            if 0 < count < FEWEST:
-                raise NotSummed(f"under the policy {count} client(s) have all the weight: a secure sum needs {FEWEST}")
+            count = int((column > LEAST_SHARE_SUMMED * column.max()).sum())
+            if 0 < count < FEWEST_SUMMED:
+                raise TooFewSummed(
+                    f"under the policy {count} client(s) have all the weight: a secure sum needs {FEWEST_SUMMED}"
+                )
 
     def limits(self) -> Policy:
         return Policy.of(self.policy)
@@ -149,12 +155,12 @@ class Announcement:
         return np.array([[True] * len(given[0]) if p.labelled is None else p.labelled for p in self.parties], bool)
 
 
-def announce(
+def announce_secure_round(
     sent: str,
     method: Mapping[str, Any],
     round: int,
     rounds: int,
-    parties: Sequence[Party],
+    parties: Sequence[AnnouncedParty],
     policy: Policy | None = None,
 ) -> Announcement:
     """What all clients of a round are told at first."""
@@ -165,12 +171,12 @@ def announce(
     return found
 
 
-def party_of(name: str, size: float, labelled: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Party:
-    return Party(name, size, None if labelled is None else tuple(labelled.tolist()))
+def announced_party(name: str, size: float, labelled: np.ndarray[Any, np.dtype[np.bool_]] | None) -> AnnouncedParty:
+    return AnnouncedParty(name, size, None if labelled is None else tuple(labelled.tolist()))
 
 
 @dataclass(frozen=True)
-class Announced:
+class ClientAnnouncement:
     """What a client says of itself in clear; `own` is how it weighs itself, then each output with its own weights."""
 
     size: float
@@ -184,11 +190,11 @@ class Announced:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
-    def of(text: str) -> Announced:
+    def of(text: str) -> ClientAnnouncement:
         try:
             table = json.loads(text)
-            own, metrics, numbers = _numbers(table["own"]), dict(table["metrics"]), dict(table["numbers"])
-            found = Announced(**table | {"own": own, "metrics": metrics, "numbers": numbers})
+            own, metrics, numbers = _announced_numbers(table["own"]), dict(table["metrics"]), dict(table["numbers"])
+            found = ClientAnnouncement(**table | {"own": own, "metrics": metrics, "numbers": numbers})
             found.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"what the client announces cannot be read: {error!s:.80}") from None
@@ -196,38 +202,34 @@ class Announced:
 
     def check(self) -> None:
         """Refuse what no honest client says."""
-        if not (_is_number(self.size) and 0 < self.size <= MOST_IMAGES):
+        if not (_is_finite_number(self.size) and 0 < self.size <= MOST_IMAGES):
             raise UserError(f"size {self.size!s:.20} is not a positive number up to {MOST_IMAGES}")
         if not (isinstance(self.steps, int) and 0 < self.steps <= MOST_STEPS):
             raise UserError(f"{self.steps!s:.20} steps: it has not trained")
         if not (self.own and all(one >= 0 for one in self.own)):
             raise UserError("a weight below zero")
-        if not (_is_number(self.distance) and self.distance >= 0):
+        if not (_is_finite_number(self.distance) and self.distance >= 0):
             raise UserError("the length of its move is not a number")
         for name, value in {**self.metrics, **self.numbers}.items():
-            if not _is_number(value):
+            if not _is_finite_number(value):
                 raise UserError(f"{name!s:.20} is not a finite number")
         if "loss" not in self.metrics:
             raise UserError("no training loss among its metrics")
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _numbers(given: Sequence[Any]) -> Numbers:
-    if not (isinstance(given, list) and all(map(_is_number, given))):
+def _announced_numbers(given: Sequence[Any]) -> Numbers:
+    if not (isinstance(given, list) and all(map(_is_finite_number, given))):
         raise ValueError("a list of numbers is none")
     return tuple(map(float, given))
 
 
-def _by_name(given: Mapping[str, Any]) -> dict[str, Numbers]:
-    return {name: _numbers(numbers) for name, numbers in given.items()}
-
-
-def _party(name: str, size: float, labelled: Sequence[bool] | None) -> Party:
-    if not (isinstance(name, str) and _is_number(size)):
+def _announced_party_from(name: str, size: float, labelled: Sequence[bool] | None) -> AnnouncedParty:
+    if not (isinstance(name, str) and _is_finite_number(size)):
         raise ValueError("a client without a name or a size")
     if labelled is not None and not (isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled)):
         raise ValueError("a list of labelled findings is none")
-    return Party(name, size, None if labelled is None else tuple(labelled))
+    return AnnouncedParty(name, size, None if labelled is None else tuple(labelled))

@@ -1,4 +1,4 @@
-"""A client's side of a masked round: it weighs itself, says what is said in clear, and makes the words that it masks.
+"""A client's side of a secure round: it weighs itself, says what is said in clear, and makes the words that it masks.
 
 It needs the model that it was sent, its own trained one, and what all clients were told. It refuses, in one line, to
 take part with a move that is not finite or too long for the sum, and under weights that the policy does not give.
@@ -11,22 +11,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddraw.core import Cohort, Layout, Method, Model, Update, Vector, Weights
+from feddraw.core import Cohort, Method, Model, Update, Vector
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers, fingerprint
-from feddraw.secure_rounds.word_layout import Form, as_weights, check_facts, exact, outputs_of
-from feddraw.secure_sums import fixed_point
-from feddraw.secure_sums.fixed_point import Words
+from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers, announced_fingerprint
+from feddraw.secure_rounds.round_weights import (
+    WEIGHT_ROUNDING,
+    check_weights_fit_sum,
+    exact_weight,
+    outputs_with_own_weight,
+    weights_under_policy,
+)
+from feddraw.secure_rounds.word_layout import WordLayout
+from feddraw.secure_sums.fixed_point import Words, to_fixed_point
 from feddraw.server.gate import Gate, check_update
-from feddraw.server.partial_labels import among_labelling
 
-LISTED = ("loss",)  # metrics that leave the client
-AGREEMENT = 1e-9  # rounding that two machines' weights may differ by
+LISTED_METRICS = ("loss",)  # metrics that leave the client
 
 _BLOCK = 1 << 16  # parameters at a time: no second model in float64
 
 
-class Contribution:
+class SecureRoundClient:
     """What one client adds to the sums of one round. Each step takes the announcement as it is by then."""
 
     def __init__(
@@ -37,7 +41,7 @@ class Contribution:
         sent: Model,
         update: Update,
         gate: Gate | None = None,
-        listed: Sequence[str] = LISTED,
+        listed: Sequence[str] = LISTED_METRICS,
         received: str = "",
     ) -> None:
         """`received` is the fingerprint of what this client was sent; left out, it is that of the model alone."""
@@ -48,13 +52,13 @@ class Contribution:
         self.place = announcement.place(name)
         self.clients = len(announcement.parties)
         party = announcement.parties[self.place]
-        if (received or fingerprint(sent)) != announcement.sent:
+        if (received or announced_fingerprint(sent)) != announcement.sent:
             raise UserError("this client was sent another model than the server says that all were sent")
         if update.size != party.size:
             raise UserError(f"size {update.size} where {party.size} was announced")
         if (None if update.labelled is None else tuple(update.labelled.tolist())) != party.labelled:
             raise UserError("the findings that it labels are not those that were announced")
-        check_facts(method, announcement.facts())
+        check_weights_fit_sum(method, announcement.facts())
         verdict = check_update(update, sent, method.sends, (gate or Gate()).max_size)
         if verdict.reason:
             raise UserError(verdict.reason)
@@ -65,16 +69,12 @@ class Contribution:
         self._said = update.size
         self._own: Numbers = ()
 
-    # ------------------------------------------------------------------------------------------ the first of two sums
-
     def first(self, announcement: Announcement) -> Words:
         """The words of the first sum, for methods that need two."""
         values = self.method.weighting.first_sum(self._cohort, announcement.facts(), self.place)
-        return fixed_point.encode(values, self.clients)
+        return to_fixed_point(values, self.clients)
 
-    # ------------------------------------------------------------------------------------------ in clear
-
-    def weigh(self, announcement: Announcement) -> Announced:
+    def weigh(self, announcement: Announcement) -> ClientAnnouncement:
         """How this client weighs itself, and all that it says in clear."""
         facts, weighting, update = announcement.facts(), self.method.weighting, self._cohort.updates[0]
         body = weighting.own_weight(self._cohort, facts, self.place)
@@ -82,19 +82,17 @@ class Contribution:
         if not rows:
             labelled = np.ones(self.sent.layout.outputs, bool) if update.labelled is None else update.labelled
             rows = {output: body * bool(labelled[output]) for output in range(len(labelled))}
-        outputs = outputs_of(self.method, self.sent.layout, facts)
-        self._own = tuple(map(exact, (body, *(rows[output] for output in outputs))))
+        outputs = outputs_with_own_weight(self.method, self.sent.layout, facts)
+        self._own = tuple(map(exact_weight, (body, *(rows[output] for output in outputs))))
         metrics = {name: float(update.metrics[name]) for name in self._listed if name in update.metrics}
         numbers = {name: float(update.extra[name][0]) for name in self.method.server.announced}
-        return Announced(self._said, update.steps, self._own, self.distance, metrics, numbers)
-
-    # ------------------------------------------------------------------------------------------ the masked sum
+        return ClientAnnouncement(self._said, update.steps, self._own, self.distance, metrics, numbers)
 
     def words(self, announcement: Announcement) -> Words:
-        """The vector that is masked: the weighted move and all that is summed with it (see `Form`)."""
+        """The vector that is masked: the weighted move and all that is summed with it (see `WordLayout`)."""
         own = self._weights(announcement)
         update, sent = self._cohort.updates[0], self.sent
-        form = Form.of(self.method, sent.layout, announcement.facts())
+        form = WordLayout.of(self.method, sent.layout, announcement.facts())
         spans, words = form.spans(), np.empty(form.length, np.uint64)
         factor = float(self.method.server.factors(self._cohort)[0])
         moves = words[spans["params"]]
@@ -107,10 +105,10 @@ class Contribution:
             self._encode(update.extra[name], None, own[0], words[spans[f"extra.{name}"]])
         if form.terms:
             term = float(self.method.server.terms(self._cohort)[0])
-            fixed_point.encode(np.array([own[0] * factor, own[0] * term]), self.clients, words[spans["terms"]])
+            to_fixed_point(np.array([own[0] * factor, own[0] * term]), self.clients, words[spans["terms"]])
         # Noise for differential privacy would be added to `words` here: whole numbers, before the mask, so that the
         # sum holds the noise of all clients and no message without it ever leaves a site. There is none today.
-        fixed_point.encode(np.array(own), self.clients, words[spans["weights"]])
+        to_fixed_point(np.array(own), self.clients, words[spans["weights"]])
         return words
 
     def _encode(self, end: Vector, start: Vector | None, weight: float, out: Words) -> None:
@@ -120,7 +118,7 @@ class Contribution:
             values = end[block].astype(np.float64)
             if start is not None:
                 values -= start[block]
-            fixed_point.encode(np.multiply(values, weight, out=values), self.clients, out[block])
+            to_fixed_point(np.multiply(values, weight, out=values), self.clients, out[block])
 
     def _weights(self, announcement: Announcement) -> Numbers:
         """This client's own, or what the policy made of it, after checking that it is what the policy makes of it."""
@@ -130,40 +128,6 @@ class Contribution:
         if announcement.proposed.get(self.name) != own:
             raise UserError("the server passes on another weight than this client proposed")
         right, given = weights_under_policy(self.method, announcement, self.sent.layout), announcement.weights
-        if given.keys() != right.keys() or not all(np.allclose(given[n], right[n], 0, AGREEMENT) for n in right):
+        if given.keys() != right.keys() or not all(np.allclose(given[n], right[n], 0, WEIGHT_ROUNDING) for n in right):
             raise UserError("the server's weights are not those that the policy gives: this client takes no part")
         return given[self.name]
-
-
-def weights_under_policy(method: Method, announcement: Announcement, layout: Layout) -> dict[str, Numbers]:
-    """What the policy makes of the weights that the clients propose, by name; clients and server compute the same."""
-    weights, names = limited_weights(method, announcement, layout)
-    outputs = outputs_of(method, layout, announcement.facts())
-    starts = {layout.rows_of(output)[0].start: output for output in outputs}
-    columns = dict.fromkeys(outputs, weights.values)
-    columns |= {
-        starts[span.start]: piece.values for piece in weights.pieces for span in piece.spans if span.start in starts
-    }
-    table = np.stack([weights.values, *(columns[output] for output in outputs)], axis=1)
-    return {name: tuple(map(exact, row)) for name, row in zip(names, table.tolist(), strict=True)}
-
-
-def limited_weights(method: Method, announcement: Announcement, layout: Layout) -> tuple[Weights, list[str]]:
-    """The proposed weights within the policy, and whose they are."""
-    facts = announcement.facts()
-    places = [place for place, party in enumerate(announcement.parties) if party.name in announcement.proposed]
-    names = [announcement.parties[place].name for place in places]
-    outputs = outputs_of(method, layout, facts)
-    proposed = as_weights([announcement.proposed[name] for name in names], layout, outputs)
-    if not method.weighting.by_output:
-        proposed = replace(proposed, pieces=())
-    nothing = np.zeros(0, np.float32)
-    model = Model(nothing, nothing, np.zeros(0, np.int64), layout)
-    updates = [
-        Update(place, model, facts.sizes[place], 1, labelled=None if facts.labelled is None else facts.labelled[place])
-        for place in places
-    ]
-    cohort = Cohort(facts.round, facts.rounds, model, updates, len(announcement.parties))
-    everyone = [party.name for party in announcement.parties]
-    bound = among_labelling(announcement.limits().bound(everyone, method.server))
-    return bound(cohort, proposed), names

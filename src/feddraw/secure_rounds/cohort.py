@@ -1,4 +1,4 @@
-"""What a server rule sees of a masked round: weighted means of moves and extra vectors, and no client's own."""
+"""What a server rule sees of a secure round: weighted means of moves and extra vectors, and no client's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATIO = 1e-9  # rounding that two columns of one ratio may show
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MaskedCohort(Cohort):
+class SecureCohort(Cohort):
     """A cohort of which only means are left. Its updates hold what was said in clear, with the sent model."""
 
     weights: Weights

@@ -1,4 +1,4 @@
-"""Masked rounds of clients that are all in this process: the same code as at a site and at a server, without a wire.
+"""Secure rounds of clients that are all in this process: the same code as at a site and at a server, without a wire.
 
 Every client has a signing key of its own, made here for the run, and every sum has fresh keys, masks and shares. So a
 study under `secure = true` shows what a federation under it would give, to the bit: masks cancel, whatever they are.
@@ -18,22 +18,30 @@ from numpy.typing import NDArray
 
 from feddraw.core import Method, Model, Parts, State, Update
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, announce, fingerprint, party_of
-from feddraw.secure_rounds.client import Contribution
-from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
-from feddraw.secure_sums.fixed_point import Words
-from feddraw.secure_sums.in_process import LocalSum
+from feddraw.secure_rounds.announcement import (
+    FIRST_SUM,
+    MOVES_SUM,
+    Announcement,
+    ClientAnnouncement,
+    TooFewSummed,
+    announce_secure_round,
+    announced_fingerprint,
+    announced_party,
+)
+from feddraw.secure_rounds.client import SecureRoundClient
+from feddraw.secure_rounds.round_weights import announce_weights_under_policy
+from feddraw.secure_rounds.server import check_client_announcement, inform_of_first_sum, secure_round_result
+from feddraw.secure_sums.in_process import InProcessSecureSum
 from feddraw.secure_sums.session import SecureSumFailed, Session
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 
-FIRST, MOVES = "first", "moves"  # the names of the sums
 Drops = Mapping[str, tuple[str, int]]  # by client, the sum and the stage (0 to 4) from which on it is silent
 
 
 @dataclass(eq=False)
-class MaskedRounds:
+class InProcessSecureRounds:
     """A federation's rounds under secure sums."""
 
     clients: Sequence[str]
@@ -50,19 +58,19 @@ class MaskedRounds:
     def announcement(self, sent: str, round: int, rounds: int, asked: Iterable[int], policy: Policy) -> Announcement:
         """What all clients of a round are told at first."""
         labelled = self.labelled or [None] * len(self.clients)
-        parties = [party_of(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
-        return announce(sent, self.section, round, rounds, parties, policy)
+        parties = [announced_party(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
+        return announce_secure_round(sent, self.section, round, rounds, parties, policy)
 
-    def new_sum(self, sum: str, announcement: Announcement) -> LocalSum:
-        """A masked sum of all who were asked, also those that have fallen silent: how many may is of all."""
+    def new_sum(self, sum: str, announcement: Announcement) -> InProcessSecureSum:
+        """A secure sum of all who were asked, the silent ones too: how many may fall silent depends on that number."""
         names = tuple(party.name for party in announcement.parties)
         session = Session(self.run, announcement.round, sum, 0, names)
-        before = (FIRST, MOVES).index(sum)
+        before = (FIRST_SUM, MOVES_SUM).index(sum)
         drops = self.drops(announcement.round)
         silent = {name: stage for name, (which, stage) in drops.items() if which == sum}
-        silent |= {name: 0 for name, (which, _) in drops.items() if (FIRST, MOVES).index(which) < before}
+        silent |= {name: 0 for name, (which, _) in drops.items() if (FIRST_SUM, MOVES_SUM).index(which) < before}
         agreed, approve = announcement.digest(), announcement.check_summed
-        return LocalSum(session, self._keys, self._directory, silent, agreed=agreed, approve=approve)
+        return InProcessSecureSum(session, self._keys, self._directory, silent, agreed=agreed, approve=approve)
 
     def round(
         self,
@@ -77,21 +85,21 @@ class MaskedRounds:
         policy: Policy | None = None,
     ) -> RoundResult:
         """One round, from the clients' updates as they come; where the sum fails, the model stays as it was."""
-        sent = fingerprint(model, method.broadcast(state))
+        sent = announced_fingerprint(model, method.broadcast(state))
         told = self.announcement(sent, round, rounds, asked, policy or Policy())
-        work = _Work(self, method, model, gate, told)
+        work = _InProcessRound(self, method, model, gate, told)
         try:
             return work.done(updates, state)
-        except (SecureSumFailed, NotSummed) as error:
+        except (SecureSumFailed, TooFewSummed) as error:
             reasons = dict.fromkeys(work.present, str(error)) | work.refused
-            return open_round(method, told, model, state, None, {}, self.clients, refused=reasons)
+            return secure_round_result(method, told, model, state, None, {}, self.clients, refused=reasons)
 
 
 @dataclass(eq=False)
-class _Work:
+class _InProcessRound:
     """One round under way."""
 
-    rounds: MaskedRounds
+    rounds: InProcessSecureRounds
     method: Method
     model: Model
     gate: Gate | None
@@ -100,24 +108,26 @@ class _Work:
     present: list[str] = field(default_factory=list)
 
     def done(self, updates: Iterable[Update], state: State) -> RoundResult:
+        """With one sum and no limits on weights, a client is masked, added and forgotten before the next one comes."""
         parts: Parts = {}
-        if self.method.secure.sums == 1 and not self.told.limits().limits_weights:
-            announced, total = self._as_they_come(updates)
-        else:
-            waiting = list(filter(None, map(self._contribution, updates)))
-            if self.method.secure.sums == 2:
-                waiting, state, parts = self._first(waiting, state)
-            announced, total = self._together(waiting)
-        names = self.rounds.clients
-        about = (self.method, self.told, self.model, state, total, announced, names)
-        return open_round(*about, refused=self.refused, parts=parts, gate=self.gate)
+        clients: Iterable[SecureRoundClient] = filter(None, map(self._client, updates))
+        if self.method.secure.sums == 2:
+            clients, state, parts = self._first(list(clients), state)
+        if self.told.limits().limits_weights:
+            clients = self._proposing(list(clients))
+        announced: dict[str, ClientAnnouncement] = {}
+        sum = self.rounds.new_sum(MOVES_SUM, self.told)
+        for mine in clients:
+            self._add(sum, mine, announced)
+        about = (self.method, self.told, self.model, state, sum.total(), announced, self.rounds.clients)
+        return secure_round_result(*about, refused=self.refused, parts=parts, gate=self.gate)
 
-    def _contribution(self, update: Update) -> Contribution | None:
-        """What a client can add, if it takes part."""
+    def _client(self, update: Update) -> SecureRoundClient | None:
+        """A client's side of the round, if it takes part."""
         name, found = self.rounds.clients[update.client], None
         with self._refusing(name):
             given = (self.method, self.told, name, self.model, update, self.gate)
-            found = Contribution(*given, received=self.told.sent)  # in one process all get the same
+            found = SecureRoundClient(*given, received=self.told.sent)  # in one process all get the same
             self.present.append(name)
         return found
 
@@ -129,52 +139,37 @@ class _Work:
         except UserError as error:
             self.refused[name] = str(error)
 
-    def _as_they_come(self, updates: Iterable[Update]) -> tuple[dict[str, Announced], Words]:
-        """Each is masked, added and forgotten before the next is looked at."""
-        announced: dict[str, Announced] = {}
-        sum = self.rounds.new_sum(MOVES, self.told)
-        for update in updates:
-            if (mine := self._contribution(update)) is not None:
-                self._add(sum, mine, announced)
-        return announced, sum.total()
-
-    def _add(self, sum: LocalSum, mine: Contribution, announced: dict[str, Announced]) -> None:
+    def _add(self, sum: InProcessSecureSum, mine: SecureRoundClient, announced: dict[str, ClientAnnouncement]) -> None:
         said, words = self._proposal(mine), None
         with self._refusing(mine.name):  # a move may be too long for the sum
             words = mine.words(self.told)
         if said is not None and words is not None and sum.add(mine.name, words):
             announced[mine.name] = said
 
-    def _proposal(self, mine: Contribution) -> Announced | None:
+    def _proposal(self, mine: SecureRoundClient) -> ClientAnnouncement | None:
         """How a client weighs itself, if its size allows that."""
         found = None
         with self._refusing(mine.name):
             said = mine.weigh(self.told)
-            check_announced(self.method, self.told, self.model.layout, mine.name, said)
+            check_client_announcement(self.method, self.told, self.model.layout, mine.name, said)
             found = said
         return found
 
-    def _first(self, waiting: list[Contribution], state: State) -> tuple[list[Contribution], State, Parts]:
+    def _first(self, waiting: list[SecureRoundClient], state: State) -> tuple[list[SecureRoundClient], State, Parts]:
         """The first of two sums, and who is in it."""
-        sum = self.rounds.new_sum(FIRST, self.told)
+        sum = self.rounds.new_sum(FIRST_SUM, self.told)
         there = []
         for mine in waiting:
             with self._refusing(mine.name):
                 if sum.add(mine.name, mine.first(self.told)):
                     there.append(mine)
         names = [mine.name for mine in there]
-        self.told, parts, state = inform(self.method, self.told, state, sum.total(), names)
+        self.told, parts, state = inform_of_first_sum(self.method, self.told, state, sum.total(), names)
         return there, state, parts
 
-    def _together(self, waiting: list[Contribution]) -> tuple[dict[str, Announced], Words]:
+    def _proposing(self, clients: list[SecureRoundClient]) -> list[SecureRoundClient]:
         """Under a policy all say first how they weigh themselves."""
-        if self.told.limits().limits_weights:
-            said = {mine.name: self._proposal(mine) for mine in waiting}
-            proposed = {name: one for name, one in said.items() if one is not None}
-            waiting = [mine for mine in waiting if mine.name in proposed]
-            self.told = limit(self.method, self.told, self.model.layout, proposed)
-        announced: dict[str, Announced] = {}
-        sum = self.rounds.new_sum(MOVES, self.told)
-        for mine in waiting:
-            self._add(sum, mine, announced)
-        return announced, sum.total()
+        said = {mine.name: self._proposal(mine) for mine in clients}
+        proposed = {name: one for name, one in said.items() if one is not None}
+        self.told = announce_weights_under_policy(self.method, self.told, self.model.layout, proposed)
+        return [mine for mine in clients if mine.name in proposed]

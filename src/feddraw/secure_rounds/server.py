@@ -1,4 +1,4 @@
-"""The server's side of a masked round: what it makes of the sums, as ledger, model and state.
+"""The server's side of a secure round: what it makes of the sums, as ledger, model and state.
 
 All that it has are the sums and what was said in clear. The weights in the sum must be those that were announced, to
 the bit, and the mean move no longer than the announced lengths allow; otherwise nobody counts in the round.
@@ -28,45 +28,41 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import Announced, Announcement, Numbers
-from feddraw.secure_rounds.client import limited_weights, weights_under_policy
-from feddraw.secure_rounds.cohort import MaskedCohort
-from feddraw.secure_rounds.word_layout import Form, as_weights, outputs_of, too_small
-from feddraw.secure_sums import fixed_point
-from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words
+from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
+from feddraw.secure_rounds.cohort import SecureCohort
+from feddraw.secure_rounds.round_weights import (
+    WEIGHT_ROUNDING,
+    outputs_with_own_weight,
+    proposed_weights_under_policy,
+    weights_from_own,
+    weights_too_small,
+)
+from feddraw.secure_rounds.word_layout import WordLayout
+from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
 from feddraw.server.gate import Gate, Verdict, compare_with_median
 from feddraw.server.partial_labels import with_unweighted_rows
 from feddraw.server.policy import int_if_whole
 from feddraw.server.round import RoundResult, result_of
 
-ROUNDING = 1e-9  # of weights that two machines compute
 SLACK = 1e-3  # rounding of the lengths that clients announce
 COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
 
 
-class Untrue(UserError):
+class UntrueSum(UserError):
     """What clients said in clear does not fit the sum: nobody counts."""
 
 
-def inform(
+def inform_of_first_sum(
     method: Method, announcement: Announcement, state: State, total: Words, summed: Sequence[str]
 ) -> tuple[Announcement, Parts, State]:
     """What comes of the first of two sums, which is over some clients: what all are told, and parts for the ledger."""
     facts, places = announcement.facts(), [announcement.place(name) for name in summed]
-    told, parts, weighting = method.weighting.inform(fixed_point.decode(total), facts, places, state["weighting"])
+    told, parts, weighting = method.weighting.inform(from_fixed_point(total), facts, places, state["weighting"])
     return replace(announcement, told=tuple(told.tolist())), parts, state | {"weighting": weighting}
 
 
-def limit(
-    method: Method, announcement: Announcement, layout: Layout, announced: Mapping[str, Announced]
-) -> Announcement:
-    """With the weights that the policy makes of those that clients propose."""
-    proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
-    return replace(proposed, weights=weights_under_policy(method, proposed, layout))
-
-
-def check_announced(
-    method: Method, announcement: Announcement, layout: Layout, name: str, announced: Announced
+def check_client_announcement(
+    method: Method, announcement: Announcement, layout: Layout, name: str, announced: ClientAnnouncement
 ) -> None:
     """Refuse what a client announces if its size and the method do not allow it; before its values are added."""
     announced.check()
@@ -75,7 +71,7 @@ def check_announced(
         raise UserError(f"size {announced.size} where {announcement.parties[place].size} was announced")
     if set(announced.numbers) != set(method.server.announced) or any(one <= 0 for one in announced.numbers.values()):
         raise UserError("other numbers beside its weight than the method asks for")
-    outputs = outputs_of(method, layout, facts)
+    outputs = outputs_with_own_weight(method, layout, facts)
     if len(announced.own) != 1 + len(outputs):
         raise UserError(f"{len(announced.own)} weights where {1 + len(outputs)} are needed")
     limits = [method.weighting.own_limits(facts, place)]
@@ -85,17 +81,17 @@ def check_announced(
         own = method.weighting.own_limits(among, mine or 0) if method.weighting.by_output else same
         limits.append((0.0, 0.0) if mine is None else own)
     for weight, (low, high) in zip(announced.own, limits, strict=True):
-        if not low - ROUNDING <= weight <= high + ROUNDING:
+        if not low - WEIGHT_ROUNDING <= weight <= high + WEIGHT_ROUNDING:
             raise UserError(f"it weighs itself {weight:.6g}, and its size allows from {low:.6g} to {high:.6g}")
 
 
-def open_round(
+def secure_round_result(
     method: Method,
     announcement: Announcement,
     sent: Model,
     state: State,
     total: Words | None,
-    announced: Mapping[str, Announced],
+    announced: Mapping[str, ClientAnnouncement],
     clients: Sequence[str],
     *,
     refused: Mapping[str, str] | None = None,
@@ -112,7 +108,9 @@ def open_round(
     said = {numbers[party.name]: party.size for party in announcement.parties}
     limited = announcement.limits().limited_sizes(said)
     facts = announcement.facts()
-    updates = [_update(numbers[name], announced[name], sent, facts, announcement.place(name)) for name in names]
+    updates = [
+        _update_in_clear(numbers[name], announced[name], sent, facts, announcement.place(name)) for name in names
+    ]
     verdicts = {numbers[name]: Verdict("", announced[name].distance) for name in names}
     blank = Cohort(announcement.round, announcement.rounds, sent, updates, len(clients))
     aggregate, why = None, "the secure sum failed"
@@ -120,12 +118,12 @@ def open_round(
         if total is not None and updates:
             for name in names:
                 try:
-                    check_announced(method, announcement, sent.layout, name, announced[name])
+                    check_client_announcement(method, announcement, sent.layout, name, announced[name])
                 except UserError as error:
-                    raise Untrue(f"{name} is in the sum with what it must not say: {error}") from None
-            opened = _Opened(method, announcement, facts, blank, names, [announced[name] for name in names])
+                    raise UntrueSum(f"{name} is in the sum with what it must not say: {error}") from None
+            opened = _SecureRoundServer(method, announcement, facts, blank, names, [announced[name] for name in names])
             aggregate = opened.aggregate(total, state, parts or {})
-    except Untrue as error:
+    except UntrueSum as error:
         why = str(error)
     if aggregate is None:
         verdicts = {client: Verdict(why) for client in verdicts}
@@ -139,7 +137,7 @@ def open_round(
     return result_of(method, blank, state, aggregate, clients, said, updates, verdicts, said, limited)
 
 
-def _update(client: int, one: Announced, sent: Model, facts: Facts, place: int) -> Update:
+def _update_in_clear(client: int, one: ClientAnnouncement, sent: Model, facts: Facts, place: int) -> Update:
     """What a client said in clear, with the sent model in place of its own."""
     extra = {name: np.array([value]) for name, value in one.numbers.items()}
     labelled = None if facts.labelled is None else facts.labelled[place]
@@ -148,28 +146,28 @@ def _update(client: int, one: Announced, sent: Model, facts: Facts, place: int) 
 
 
 @dataclass(frozen=True, eq=False)
-class _Opened:
-    """One opened sum with what was said about it."""
+class _SecureRoundServer:
+    """What the server makes of one opened sum and what was said about it."""
 
     method: Method
     announcement: Announcement
     facts: Facts
     cohort: Cohort  # without models
     names: Sequence[str]
-    announced: Sequence[Announced]
+    announced: Sequence[ClientAnnouncement]
 
     def aggregate(self, total: Words, state: State, parts: Parts) -> Aggregate:
         sent, method = self.cohort.model, self.method
-        form = Form.of(method, sent.layout, self.facts)
+        form = WordLayout.of(method, sent.layout, self.facts)
         spans = form.spans()
         if total.shape != (form.length,):
-            raise Untrue(f"a sum of {len(total):,} words where {form.length:,} are needed")
+            raise UntrueSum(f"a sum of {len(total):,} words where {form.length:,} are needed")
         own = self._summed_weights()
         sums = self._checked(own, total[spans["weights"]])
         weights = self._weights(own, form, parts)
-        terms = fixed_point.decode(total[spans["terms"]]) / sums[0]
+        terms = from_fixed_point(total[spans["terms"]]) / sums[0]
         multiplied = np.full(len(own), terms[0]) if form.terms else method.server.factors(self.cohort)
-        values = fixed_point.decode(total, in_place=True)
+        values = from_fixed_point(total, in_place=True)
         if not form.terms:
             self._check_length(values[spans["params"]], own, multiplied)
         means = {name: values[spans[f"extra.{name}"]] for name in form.extras}
@@ -178,7 +176,7 @@ class _Opened:
         for output, whole in zip(form.outputs, sums[1:], strict=True):
             for row in sent.layout.rows_of(output):
                 moves[row] *= sums[0] / whole if whole else 0.0
-        cohort = MaskedCohort(
+        cohort = SecureCohort(
             *(self.cohort.round, self.cohort.rounds, sent, self.cohort.updates, self.cohort.population),
             weights=weights,
             moves=moves,
@@ -188,7 +186,7 @@ class _Opened:
             announced=np.array([one.distance for one in self.announced]),
         )
         params, server = method.server.step(cohort, weights, state["server"])
-        model = Model(params, _buffers(sent, values[spans["buffers"]]), self._counters(), sent.layout)
+        model = Model(params, _buffers_after_mean_change(sent, values[spans["buffers"]]), self._counters(), sent.layout)
         coefficients = method.server.coefficients(cohort, weights)
         found = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
         return with_unweighted_rows(found, cohort, method, state)
@@ -203,15 +201,15 @@ class _Opened:
         """The sums of the weights, which must be those that were announced."""
         said = sum(np.array([round(math.ldexp(one, FRACTION_BITS)) for one in row], object) for row in own)
         if [int(word) for word in words] != [int(one) % 2**64 for one in np.atleast_1d(said)]:
-            raise Untrue("the weights in the sum are not those that the clients announced")
-        sums = fixed_point.decode(words)
-        if too_small(sums, len(own)):
-            raise Untrue(f"the clients' weights are too small for a secure sum: {sums.min():.2g} in all")
+            raise UntrueSum("the weights in the sum are not those that the clients announced")
+        sums = from_fixed_point(words)
+        if weights_too_small(sums, len(own)):
+            raise UntrueSum(f"the clients' weights are too small for a secure sum: {sums.min():.2g} in all")
         return sums
 
-    def _weights(self, own: Sequence[Numbers], form: Form, parts: Parts) -> Weights:
+    def _weights(self, own: Sequence[Numbers], form: WordLayout, parts: Parts) -> Weights:
         """The weights of those in the sum, with what explains them."""
-        weights = as_weights(list(own), self.cohort.model.layout, form.outputs)
+        weights = weights_from_own(list(own), self.cohort.model.layout, form.outputs)
         places = [self.announcement.place(name) for name in self.names]
         proposed = np.array([one.own[0] for one in self.announced])
         known = self.method.weighting.parts_of(proposed, self.facts, places)
@@ -221,7 +219,7 @@ class _Opened:
         """What the policy changed for those in the sum."""
         if not self.announcement.limits().limits_weights:
             return None
-        weights, names = limited_weights(self.method, self.announcement, self.cohort.model.layout)
+        weights, names = proposed_weights_under_policy(self.method, self.announcement, self.cohort.model.layout)
         assert weights.limited is not None
         found, rows = weights.limited, [names.index(name) for name in self.names]
         return Limited(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
@@ -233,7 +231,9 @@ class _Opened:
         rounding = len(own) * math.sqrt(len(moves)) * math.ldexp(1.0, -FRACTION_BITS - 1)
         length = math.sqrt(float(np.dot(moves, moves)))
         if not length <= (1 + SLACK) * longest + rounding:
-            raise Untrue(f"the sum of moves has the length {length:.3g}, and the announced lengths allow {longest:.3g}")
+            raise UntrueSum(
+                f"the sum of moves has the length {length:.3g}, and the announced lengths allow {longest:.3g}"
+            )
 
     def _counters(self) -> Vector:
         """As after the announced steps: the largest, as in every other engine."""
@@ -245,7 +245,7 @@ class _Opened:
         return found
 
 
-def _buffers(sent: Model, change: Vector) -> Vector:
+def _buffers_after_mean_change(sent: Model, change: Vector) -> Vector:
     """Batch norm's statistics after the mean change; rounding makes no variance negative."""
     found = (sent.buffers + change).astype(sent.buffers.dtype)
     np.maximum(found, 0, out=found, where=sent.layout.variances)

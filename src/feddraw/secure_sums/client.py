@@ -1,6 +1,6 @@
-"""A client's half of one masked sum. It refuses whatever would let the server open more than the sum.
+"""A client's half of one secure sum. It refuses whatever would let the server open more than the sum.
 
-Keep the state (`to_bytes`) before an answer leaves the site: a member that forgets that it has masked, signed or
+Keep the state (`to_bytes`) before an answer leaves the site: a client that forgets that it has masked, signed or
 revealed can be asked a second time.
 """
 
@@ -10,46 +10,54 @@ import json
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure_sums import masks, shamir
-from feddraw.secure_sums import one_time_keys as adverts
-from feddraw.secure_sums.one_time_keys import NONCE_BYTES, Advert, Envelope, Secrets
-from feddraw.secure_sums.session import FEWEST, PURPOSE, About, Context, Refused, pack, threshold, unpack, verify
-from feddraw.secure_sums.signing_keys import Directory
+from feddraw.secure_sums import shamir
+from feddraw.secure_sums.masks import apply_masks, pair_mask, self_mask
+from feddraw.secure_sums.message_fields import SecureSumRefused, pack_fields, unpack_fields
+from feddraw.secure_sums.one_time_keys import (
+    NONCE_BYTES,
+    OneTimeEnvelope,
+    OneTimePublicKeys,
+    OneTimeSecrets,
+    read_one_time_keys,
+    sign_one_time_keys,
+)
+from feddraw.secure_sums.session import FEWEST_SUMMED, PURPOSE, SessionContext, SessionId, session_threshold
+from feddraw.secure_sums.signing_keys import SiteDirectory
 
-STAGES = ("new", "advertised", "shared", "masked", "signed", "revealed")
+CLIENT_STAGES = ("new", "advertised", "shared", "masked", "signed", "revealed")
 NO_DIRECTORY = (
     "no directory of the sites' public keys: a server that puts its own keys in their place can open this site's model"
 )
 
 
-class Member:
-    """One client, one masked sum, one attempt: advertise, share, mask, sign, reveal, each once and in this order."""
+class SecureSumClient:
+    """One client, one secure sum, one attempt: advertise, share, mask, sign, reveal, each once and in this order."""
 
     def __init__(
         self,
-        about: About,
+        about: SessionId,
         name: str,
         signing_key: Ed25519PrivateKey,
-        directory: Directory | None,
+        directory: SiteDirectory | None,
         *,
-        least: int = FEWEST,
+        least: int = FEWEST_SUMMED,
         rng: shamir.RandomBytes = secrets.token_bytes,
     ) -> None:
         if directory is None:
             warnings.warn(NO_DIRECTORY, stacklevel=2)
         self.about, self.name = about, name
         self._key, self._directory, self._rng = signing_key, directory, rng
-        self._least = max(FEWEST, least)  # clients that must be in a sum
-        self._stage = STAGES[0]
-        self._secrets: Secrets | None = None
-        self._context = Context.of(self.about, {})  # who was asked, and their keys; first only my own
+        self._least = max(FEWEST_SUMMED, least)  # clients that must be in a sum
+        self._stage = CLIENT_STAGES[0]
+        self._secrets: OneTimeSecrets | None = None
+        self._context = SessionContext.of(self.about, {})  # who was asked, and their keys; first only my own
         self._held: dict[str, tuple[bytes, bytes]] = {}  # by client, my shares of its masking key and of its seed
         self._agreed = b""
         self._survivors: tuple[str, ...] = ()
@@ -59,9 +67,9 @@ class Member:
     def advertise(self) -> bytes:
         """Fresh public keys, signed."""
         self._require("new", "advertise")
-        self._secrets = Secrets(self._rng(32), self._rng(32), self._rng(32))
-        content = adverts.advertise(self.about, self.name, self._key, self._secrets)
-        self._context = Context.of(self.about, {self.name: content})
+        self._secrets = OneTimeSecrets(self._rng(32), self._rng(32), self._rng(32))
+        content = sign_one_time_keys(self.about, self.name, self._key, self._secrets)
+        self._context = SessionContext.of(self.about, {self.name: content})
         self._stage = "advertised"
         return content
 
@@ -71,11 +79,11 @@ class Member:
         """Shares of my masking key and seed for every other client; `advertised` names all who were asked."""
         self._require("advertised", "share")
         if advertised.get(self.name) != self._context.advertised[self.name]:
-            raise Refused(f"the keys that the server passes on for {self.name} are not those that it sent")
+            raise SecureSumRefused(f"the keys that the server passes on for {self.name} are not those that it sent")
         sent = sorted(name for name, content in advertised.items() if content)
         self._enough(len(sent), len(advertised), "sent keys")
-        peers = {name: adverts.read_advert(self.about, name, advertised[name], self._directory) for name in sent}
-        self._context = Context.of(self.about, advertised)
+        peers = {name: read_one_time_keys(self.about, name, advertised[name], self._directory) for name in sent}
+        self._context = SessionContext.of(self.about, advertised)
         mine = self._split(sent)
         self._held = {self.name: mine.pop(self.name)}
         self._stage = "shared"
@@ -83,17 +91,17 @@ class Member:
 
     def _split(self, names: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
         """By client, its shares of my masking key and of my seed."""
-        own, points, needed = self._own_secrets(), self._context.points, threshold(len(self._context.advertised))
-        places = [points[name] for name in names]
-        keys, seeds = (shamir.split(secret, needed, places, self._rng) for secret in (own.masking, own.seed))
+        own, places = self._own_secrets(), [self._context.points[name] for name in names]
+        needed = session_threshold(len(self._context.advertised))
+        keys, seeds = (shamir.split_secret(secret, needed, places, self._rng) for secret in (own.masking, own.seed))
         return dict(zip(names, zip(keys, seeds, strict=True), strict=True))
 
-    def _closed(self, peer: str, key: Advert, pair: tuple[bytes, bytes]) -> bytes:
+    def _closed(self, peer: str, key: OneTimePublicKeys, pair: tuple[bytes, bytes]) -> bytes:
         """Shares that only the peer can read."""
         private, digest = self._own_secrets().encryption, self._context.digest
-        envelope = Envelope(private, key.encryption, digest, self.name, self.name, peer)
+        envelope = OneTimeEnvelope(private, key.encryption, digest, self.name, self.name, peer)
         closed = envelope.close(b"".join(pair), self._rng(NONCE_BYTES))
-        return pack(closed, self._key.sign(self._context.shares(self.name, peer, closed)))
+        return pack_fields(closed, self._key.sign(self._context.shares(self.name, peer, closed)))
 
     # ------------------------------------------------------------------------------------------ 2: values
 
@@ -113,38 +121,38 @@ class Member:
         """
         self._require("shared", "mask")
         if words.dtype != np.uint64 or words.ndim != 1:
-            raise Refused("a secure sum takes one vector of 64-bit words")
+            raise SecureSumRefused("a secure sum takes one vector of 64-bit words")
         names = sorted(set(shares_for_me) - {self.name})
         self._enough(len(names) + 1, len(self._context.advertised), "sent shares")
         if not all(self._context.advertised.get(name) for name in names):
-            raise Refused("the server passes on shares of a client that sent no keys")
+            raise SecureSumRefused("the server passes on shares of a client that sent no keys")
         own, digest = self._own_secrets(), self._context.digest
-        peers = {name: Advert.of(self._context.advertised[name]) for name in names}
+        peers = {name: OneTimePublicKeys.of(self._context.advertised[name]) for name in names}
         held = {name: self._opened(name, key, shares_for_me[name]) for name, key in peers.items()}
-        found = [adverts.self_mask(own.seed, digest, self.name)]
-        found += [adverts.pair_mask(own.masking, key.masking, digest, self.name, name) for name, key in peers.items()]
+        found = [self_mask(own.seed, digest, self.name)]
+        found += [pair_mask(own.masking, key.masking, digest, self.name, name) for name, key in peers.items()]
         masked = words if in_place else words.copy()
         self._held |= held
         self._secrets = None  # the others can give them back now, and this client needs them no more
         self._agreed, self._stage = agreed, "masked"
-        masks.apply(found, masked)
+        apply_masks(found, masked)
         return masked
 
-    def _opened(self, peer: str, key: Advert, content: bytes) -> tuple[bytes, bytes]:
+    def _opened(self, peer: str, key: OneTimePublicKeys, content: bytes) -> tuple[bytes, bytes]:
         """My shares of a peer's secrets, if the peer has made them for this very sum."""
-        closed, signature = unpack(content, 2)
+        closed, signature = unpack_fields(content, 2)
         statement = self._context.shares(peer, self.name, closed)
-        verify(key.signing_key, signature, statement, f"the message with shares of {peer}")
+        key.verify(signature, statement, f"the message with shares of {peer}")
         private, digest = self._own_secrets().encryption, self._context.digest
-        both = Envelope(private, key.encryption, digest, self.name, peer, self.name).open(closed)
+        both = OneTimeEnvelope(private, key.encryption, digest, self.name, peer, self.name).open(closed)
         if len(both) != 2 * shamir.SHARE_BYTES:
-            raise Refused(f"the shares of {peer} have a wrong length")
+            raise SecureSumRefused(f"the shares of {peer} have a wrong length")
         return both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
 
     def seal(self, masked: NDArray[np.uint64]) -> bytes:
         """My signature under the masked words, so that the server knows that nobody changed them on the way."""
         if self._stage not in ("masked", "signed", "revealed"):
-            raise Refused("there is nothing to seal before the values are masked")
+            raise SecureSumRefused("there is nothing to seal before the values are masked")
         return self._key.sign(self._context.masked(self.name, masked))
 
     # ------------------------------------------------------------------------------------------ 3: who is in the sum
@@ -155,9 +163,11 @@ class Member:
         if self._stage != "signed" or names != self._survivors:
             self._require("masked", "sign")
         if len(set(names)) != len(names) or not set(names) <= set(self._held):
-            raise Refused("the server's list of clients in the sum has one twice, or one that sent no shares")
+            raise SecureSumRefused("the server's list of clients in the sum has one twice, or one that sent no shares")
         if self.name not in names:
-            raise Refused(f"the server's list of clients in the sum leaves out {self.name}, which sent its values")
+            raise SecureSumRefused(
+                f"the server's list of clients in the sum leaves out {self.name}, which sent its values"
+            )
         self._enough(len(names), len(self._context.advertised), "sent values")
         self._survivors, self._stage = names, "signed"
         return self._key.sign(self._survivors_statement(self.name))
@@ -168,17 +178,17 @@ class Member:
         """For each client one of my two shares: of the seed if it is in the sum, of the masking key if it is not."""
         self._require("signed", "reveal")
         if tuple(sorted(survivors)) != self._survivors:
-            raise Refused("the server's list of clients in the sum has changed since this client signed it")
+            raise SecureSumRefused("the server's list of clients in the sum has changed since this client signed it")
         for name, signature in signatures.items():
             if name not in self._survivors:
-                raise Refused(f"{name} has signed a list of clients that it is not in")
-            key = Advert.of(self._context.advertised[name]).signing_key
-            verify(key, signature, self._survivors_statement(name), f"the list of clients that {name} signed")
+                raise SecureSumRefused(f"{name} has signed a list of clients that it is not in")
+            key = OneTimePublicKeys.of(self._context.advertised[name])
+            key.verify(signature, self._survivors_statement(name), f"the list of clients that {name} signed")
         self._enough(len(signatures), len(self._context.advertised), "signed the same list of clients")
         shares = [pair[name in self._survivors] for name, pair in sorted(self._held.items())]
         statement = self._context.revealed(self.name, self._survivors, shares)
         self._held, self._stage = {}, "revealed"
-        return pack(*shares, self._key.sign(statement))
+        return pack_fields(*shares, self._key.sign(statement))
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -200,42 +210,42 @@ class Member:
         return json.dumps(state).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes, signing_key: Ed25519PrivateKey, directory: Directory | None) -> Member:
-        """A member as it was; its signing key is not part of the state."""
+    def from_bytes(cls, content: bytes, signing_key: Ed25519PrivateKey, directory: SiteDirectory | None) -> Self:
+        """A client as it was; its signing key is not part of the state."""
         try:
             state: dict[str, Any] = json.loads(content)
-            if state["purpose"] != PURPOSE or state["stage"] not in STAGES:
+            if state["purpose"] != PURPOSE or state["stage"] not in CLIENT_STAGES:
                 raise ValueError
-            about = About(*state["about"])
+            about = SessionId(*state["about"])
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it was said when the member was made
-                member = cls(about, state["name"], signing_key, directory, least=state["least"])
-            member._stage = state["stage"]
+                warnings.simplefilter("ignore")  # it was said when the client was made
+                client = cls(about, state["name"], signing_key, directory, least=state["least"])
+            client._stage = state["stage"]
             own = state["secrets"]
-            member._secrets = Secrets(*map(bytes.fromhex, own)) if own else None
+            client._secrets = OneTimeSecrets(*map(bytes.fromhex, own)) if own else None
             advertised = {name: bytes.fromhex(one) for name, one in state["advertised"].items()}
-            member._context = Context.of(member.about, advertised)
-            member._held = {n: (bytes.fromhex(key), bytes.fromhex(seed)) for n, (key, seed) in state["held"].items()}
-            member._agreed = bytes.fromhex(state["agreed"])
-            member._survivors = tuple(state["survivors"])
+            client._context = SessionContext.of(client.about, advertised)
+            client._held = {n: (bytes.fromhex(key), bytes.fromhex(seed)) for n, (key, seed) in state["held"].items()}
+            client._agreed = bytes.fromhex(state["agreed"])
+            client._survivors = tuple(state["survivors"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError("the kept state of a secure sum is damaged: this client is left out of the sum") from None
-        return member
+        return client
 
     # ------------------------------------------------------------------------------------------ checks
 
     def _require(self, stage: str, what: str) -> None:
         if self._stage != stage:
-            raise Refused(
+            raise SecureSumRefused(
                 f"{self.about}: {self.name} is asked to {what}, but its state is '{self._stage}', not '{stage}'"
             )
 
     def _enough(self, found: int, asked: int, what: str) -> None:
-        needed = max(threshold(asked), self._least)
+        needed = max(session_threshold(asked), self._least)
         if found < needed:
-            raise Refused(f"{self.about}: only {found} of {asked} clients {what}, {needed} are needed")
+            raise SecureSumRefused(f"{self.about}: only {found} of {asked} clients {what}, {needed} are needed")
 
-    def _own_secrets(self) -> Secrets:
+    def _own_secrets(self) -> OneTimeSecrets:
         assert self._secrets is not None  # until the values are masked
         return self._secrets
 

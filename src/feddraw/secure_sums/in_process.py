@@ -8,16 +8,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from feddraw.secure_sums.client import Member
-from feddraw.secure_sums.server import Collector
+from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.server import SERVER_STAGES, SecureSumServer
 from feddraw.secure_sums.session import Session
-from feddraw.secure_sums.signing_keys import Directory
-
-STAGES = 5
+from feddraw.secure_sums.signing_keys import SiteDirectory
 
 
-class LocalSum:
-    """One masked sum of clients that are all in this process; each gives its words when it has them.
+class InProcessSecureSum:
+    """One secure sum of clients that are all in this process; each gives its words when it has them.
 
     `drops` names clients that fall silent and the stage (0 to 4) from which on they do. `approve` is what each client
     asks before it signs who is in the sum; where it raises, there is no sum.
@@ -27,43 +25,43 @@ class LocalSum:
         self,
         session: Session,
         keys: Mapping[str, Ed25519PrivateKey],
-        directory: Directory | None,
+        directory: SiteDirectory | None,
         drops: Mapping[str, int] | None = None,
         *,
         agreed: bytes = b"",
         approve: Callable[[Sequence[str]], None] = lambda survivors: None,
     ) -> None:
         self._silent, self._agreed, self._approve = drops or {}, agreed, approve
-        self.collector = Collector(session, directory)
-        self.collector.agreed = agreed
-        self._members = {name: Member(session, name, keys[name], directory) for name in session.members}
+        self.server = SecureSumServer(session, directory)
+        self.server.agreed = agreed
+        self._clients = {name: SecureSumClient(session, name, keys[name], directory) for name in session.members}
         for name in self._active(0, session.members):
-            self.collector.take_advertised(name, self._members[name].advertise())
-        advertised = self.collector.advertised
+            self.server.take_advertised(name, self._clients[name].advertise())
+        advertised = self.server.advertised
         for name in self._active(1, [name for name, content in advertised.items() if content]):
-            self.collector.take_shares(name, self._members[name].share(advertised))
-        self._waiting = set(self._active(2, self.collector.sharers))
+            self.server.take_shares(name, self._clients[name].share(advertised))
+        self._waiting = set(self._active(2, self.server.sharers))
 
     def _active(self, stage: int, names: Iterable[str]) -> list[str]:
-        return [name for name in names if self._silent.get(name, STAGES) > stage]
+        return [name for name in names if self._silent.get(name, len(SERVER_STAGES)) > stage]
 
     def add(self, name: str, words: NDArray[np.uint64]) -> bool:
         """Mask a client's words where they are and add them; False where the client has fallen silent."""
         if name not in self._waiting:
             return False
         self._waiting.remove(name)
-        shares = self.collector.shares_for(name)
-        masked = self._members[name].mask(shares, words, in_place=True, agreed=self._agreed)
-        self.collector.take_masked(name, masked)
+        shares = self.server.shares_for(name)
+        masked = self._clients[name].mask(shares, words, in_place=True, agreed=self._agreed)
+        self.server.take_masked(name, masked)
         return True
 
     def total(self) -> NDArray[np.uint64]:
         """The sum, once all have added theirs; `SecureSumFailed` if too few are left."""
-        survivors = self.collector.survivors
+        survivors = self.server.survivors
         for name in self._active(3, survivors):
             self._approve(survivors)
-            self.collector.take_signature(name, self._members[name].sign(survivors))
-        signatures = self.collector.signatures
+            self.server.take_signature(name, self._clients[name].sign(survivors))
+        signatures = self.server.signatures
         for name in self._active(4, signatures):
-            self.collector.take_revealed(name, self._members[name].reveal(survivors, signatures))
-        return self.collector.total()
+            self.server.take_revealed(name, self._clients[name].reveal(survivors, signatures))
+        return self.server.total()

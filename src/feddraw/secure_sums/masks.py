@@ -14,6 +14,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from feddraw.secure_sums.one_time_keys import agreed_secret, derived_key
+
 BLOCK = 1 << 15  # words: a block and its stream together are half a megabyte
 _SLACK = 15  # bytes that update_into wants beside its output
 
@@ -30,7 +32,7 @@ class Mask:
         return Mask(self.key, not self.plus)
 
 
-def apply(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
+def apply_masks(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
     """Add all masks to the words, modulo 2^64, in place."""
     block = min(BLOCK, len(words))
     zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + _SLACK)
@@ -43,3 +45,13 @@ def apply(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
         for cipher, combine in running:
             cipher.update_into(nothing, stream)
             combine(part, mine, out=part)
+
+
+def pair_mask(private: bytes, public: bytes, context: bytes, own: str, peer: str) -> Mask:
+    """The mask that two clients share: the first by name adds it, the other takes it away."""
+    first, second = sorted((own, peer))
+    return Mask(derived_key(agreed_secret(private, public, peer), context, "pair mask", first, second), own == first)
+
+
+def self_mask(seed: bytes, context: bytes, name: str) -> Mask:
+    return Mask(derived_key(seed, context, "self mask", name), plus=True)

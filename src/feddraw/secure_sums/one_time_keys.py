@@ -1,26 +1,26 @@
-"""The keys that a client makes for one masked sum, and what is derived from them."""
+"""The keys that a client makes for one secure sum, and the keys that are derived from them."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from feddraw.secure_sums.masks import Mask
-from feddraw.secure_sums.session import About, Refused, pack, unpack, verify
-from feddraw.secure_sums.signing_keys import Directory, raw
+from feddraw.secure_sums.message_fields import SecureSumRefused, pack_fields, unpack_fields
+from feddraw.secure_sums.session import SessionId
+from feddraw.secure_sums.signing_keys import SiteDirectory
 
 NONCE_BYTES = 12
 
 
 @dataclass(frozen=True)
-class Advert:
+class OneTimePublicKeys:
     """A client's public keys, which it has signed, and the hash of its self mask's seed."""
 
     signer: bytes
@@ -29,93 +29,83 @@ class Advert:
     commitment: bytes
 
     @classmethod
-    def of(cls, content: bytes) -> Advert:
+    def of(cls, content: bytes) -> OneTimePublicKeys:
         """The keys of a message that was checked before."""
-        return cls(*unpack(content, 5)[:4])
+        return cls(*unpack_fields(content, 5)[:4])
 
-    @property
-    def signing_key(self) -> Ed25519PublicKey:
-        return Ed25519PublicKey.from_public_bytes(self.signer)
+    def verify(self, signature: bytes, statement: bytes, what: str) -> None:
+        """Refuse what the client has not signed."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.signer).verify(signature, statement)
+        except InvalidSignature:
+            raise SecureSumRefused(f"{what} has a wrong signature") from None
 
 
 @dataclass(frozen=True)
-class Secrets:
-    """What belongs to an advert and stays with the client."""
+class OneTimeSecrets:
+    """The private keys to these and the seed of the self mask: they stay with the client."""
 
     encryption: bytes
     masking: bytes
     seed: bytes
 
 
-def advertise(about: About, name: str, key: Ed25519PrivateKey, secrets: Secrets) -> bytes:
-    """The signed message."""
+def sign_one_time_keys(about: SessionId, name: str, key: Ed25519PrivateKey, secrets: OneTimeSecrets) -> bytes:
+    """The message with the public keys, signed for this sum."""
     fields = (
-        raw(key.public_key()),
+        key.public_key().public_bytes_raw(),
         public_half(secrets.encryption),
         public_half(secrets.masking),
-        commitment(about, name, secrets.seed),
+        seed_commitment(about, name, secrets.seed),
     )
-    return pack(*fields, key.sign(about.statement("keys", name, *fields)))
+    return pack_fields(*fields, key.sign(about.statement("keys", name, *fields)))
 
 
-def read_advert(about: About, name: str, content: bytes, directory: Directory | None) -> Advert:
+def read_one_time_keys(
+    about: SessionId, name: str, content: bytes, directory: SiteDirectory | None
+) -> OneTimePublicKeys:
     """The keys, if the site of that name has signed them for this sum."""
-    *fields, signature = unpack(content, 5)
+    *fields, signature = unpack_fields(content, 5)
     if any(len(field) != 32 for field in fields):
-        raise Refused(f"the keys of {name} have a wrong length")
-    advert = Advert(*fields)
+        raise SecureSumRefused(f"the keys of {name} have a wrong length")
+    keys = OneTimePublicKeys(*fields)
     if directory is not None and name not in directory:
-        raise Refused(f"{name} is not in the directory of sites")
-    if directory is not None and raw(directory[name]) != advert.signer:
-        raise Refused(f"the keys of {name} are not signed with its key in the directory of sites")
-    verify(
-        advert.signing_key, signature, about.statement("keys", name, *fields), f"the message with the keys of {name}"
-    )
-    return advert
+        raise SecureSumRefused(f"{name} is not in the directory of sites")
+    if directory is not None and directory[name].public_bytes_raw() != keys.signer:
+        raise SecureSumRefused(f"the keys of {name} are not signed with its key in the directory of sites")
+    keys.verify(signature, about.statement("keys", name, *fields), f"the message with the keys of {name}")
+    return keys
 
 
 def public_half(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def commitment(about: About, name: str, seed: bytes) -> bytes:
+def seed_commitment(about: SessionId, name: str, seed: bytes) -> bytes:
     """Lets the server check a seed that it was given in shares; 256 random bits cannot be guessed from it."""
     return hashlib.sha256(about.statement("seed", name, seed)).digest()
 
 
-# ---------------------------------------------------------------------------------------------------- what keys make
-
-
-def _agreed(private: bytes, public: bytes, whose: str) -> bytes:
+def agreed_secret(private: bytes, public: bytes, whose: str) -> bytes:
     try:
         own = X25519PrivateKey.from_private_bytes(private)
         return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order
-        raise Refused(f"the keys of {whose} are no X25519 keys") from None
+        raise SecureSumRefused(f"the keys of {whose} are no X25519 keys") from None
 
 
-def _derived(secret: bytes, context: bytes, *labels: str) -> bytes:
-    info = pack(*(label.encode() for label in labels))
+def derived_key(secret: bytes, context: bytes, *labels: str) -> bytes:
+    info = pack_fields(*(label.encode() for label in labels))
     return HKDF(algorithm=SHA256(), length=32, salt=context, info=info).derive(secret)
 
 
-def pair_mask(private: bytes, public: bytes, context: bytes, own: str, peer: str) -> Mask:
-    """The mask that two clients share: the first by name adds it, the other takes it away."""
-    first, second = sorted((own, peer))
-    return Mask(_derived(_agreed(private, public, peer), context, "pair mask", first, second), own == first)
-
-
-def self_mask(seed: bytes, context: bytes, name: str) -> Mask:
-    return Mask(_derived(seed, context, "self mask", name), plus=True)
-
-
-class Envelope:
+class OneTimeEnvelope:
     """Shares from one client to another, closed with AES-256-GCM under a key for this direction and sum only."""
 
     def __init__(self, private: bytes, public: bytes, context: bytes, own: str, sender: str, receiver: str) -> None:
-        agreed = _agreed(private, public, sender if own == receiver else receiver)
-        self._cipher = AESGCM(_derived(agreed, context, "shares", sender, receiver))
-        self._about, self._sender = pack(context, sender.encode(), receiver.encode()), sender
+        agreed = agreed_secret(private, public, sender if own == receiver else receiver)
+        self._cipher = AESGCM(derived_key(agreed, context, "shares", sender, receiver))
+        self._about, self._sender = pack_fields(context, sender.encode(), receiver.encode()), sender
 
     def close(self, content: bytes, nonce: bytes) -> bytes:
         return nonce + self._cipher.encrypt(nonce, content, self._about)
@@ -124,4 +114,4 @@ class Envelope:
         try:
             return self._cipher.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], self._about)
         except (InvalidTag, ValueError):
-            raise Refused(f"the shares of {self._sender} cannot be opened") from None
+            raise SecureSumRefused(f"the shares of {self._sender} cannot be opened") from None

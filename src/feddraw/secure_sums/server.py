@@ -1,4 +1,4 @@
-"""The server's half of one masked sum: it passes messages on, adds what arrives, and opens the sum.
+"""The server's half of one secure sum: it passes messages on, adds what arrives, and opens the sum.
 
 Reading what a stage gives (`advertised`, `shares_for`, `survivors`, `signatures`, `total`) closes the stage: who has
 not sent its message by then is left out. A message that is refused counts as not sent.
@@ -11,26 +11,27 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.secure_sums import masks, shamir
-from feddraw.secure_sums.masks import Mask
-from feddraw.secure_sums.one_time_keys import Advert, commitment, pair_mask, public_half, read_advert, self_mask
-from feddraw.secure_sums.session import FEWEST, Context, Refused, SecureSumFailed, Session, unpack, verify
-from feddraw.secure_sums.signing_keys import Directory
+from feddraw.secure_sums import shamir
+from feddraw.secure_sums.masks import Mask, apply_masks, pair_mask, self_mask
+from feddraw.secure_sums.message_fields import SecureSumRefused, unpack_fields
+from feddraw.secure_sums.one_time_keys import OneTimePublicKeys, public_half, read_one_time_keys, seed_commitment
+from feddraw.secure_sums.session import FEWEST_SUMMED, SecureSumFailed, Session, SessionContext
+from feddraw.secure_sums.signing_keys import SiteDirectory
 
-STAGES = ("keys", "shares", "values", "signatures", "opened shares")
+SERVER_STAGES = ("keys", "shares", "values", "signatures", "opened shares")
 
 
-class Collector:
-    """One masked sum, one attempt. It holds one vector, however many clients there are."""
+class SecureSumServer:
+    """One secure sum, one attempt. It holds one vector, however many clients there are."""
 
-    def __init__(self, session: Session, directory: Directory | None = None) -> None:
+    def __init__(self, session: Session, directory: SiteDirectory | None = None) -> None:
         self.session = session
         self.agreed = b""  # what the clients were told about the values that they add, as a hash
         self._directory = directory
         self._stage = 0
         self._messages: dict[str, bytes] = {}  # of the first stage, by client
-        self._keys: dict[str, Advert] = {}
-        self._context = Context.of(session, {})
+        self._keys: dict[str, OneTimePublicKeys] = {}
+        self._context = SessionContext.of(session, {})
         self._shares: dict[str, dict[str, bytes]] = {}  # by sender, then receiver
         self._summed: set[str] = set()
         self._sum: NDArray[np.uint64] | None = None
@@ -42,7 +43,7 @@ class Collector:
 
     def take_advertised(self, name: str, content: bytes) -> None:
         self._expect(0, name, self.session.members, self._keys)
-        self._keys[name] = read_advert(self.session, name, content, self._directory)
+        self._keys[name] = read_one_time_keys(self.session, name, content, self._directory)
         self._messages[name] = content
 
     @property
@@ -50,7 +51,7 @@ class Collector:
         """For every client that sent its keys: the keys of all who were asked, empty where none came."""
         if self._close(0, len(self._keys)):
             sent = {name: self._messages.get(name, b"") for name in self.session.members}
-            self._context = Context.of(self.session, sent)
+            self._context = SessionContext.of(self.session, sent)
         return dict(self._context.advertised)
 
     # ------------------------------------------------------------------------------------------ 1: shares
@@ -58,11 +59,11 @@ class Collector:
     def take_shares(self, name: str, shares: Mapping[str, bytes]) -> None:
         self._expect(1, name, self._keys, self._shares)
         if set(shares) != set(self._keys) - {name}:
-            raise Refused(f"{name} sent shares for other clients than those that sent keys")
+            raise SecureSumRefused(f"{name} sent shares for other clients than those that sent keys")
         for receiver, content in shares.items():
-            closed, signature = unpack(content, 2)
+            closed, signature = unpack_fields(content, 2)
             statement = self._context.shares(name, receiver, closed)
-            verify(self._keys[name].signing_key, signature, statement, f"the message with shares of {name}")
+            self._keys[name].verify(signature, statement, f"the message with shares of {name}")
         self._shares[name] = dict(shares)
 
     @property
@@ -74,7 +75,7 @@ class Collector:
     def shares_for(self, name: str) -> dict[str, bytes]:
         """What the others sent for one of the sharers."""
         if name not in self.sharers:
-            raise Refused(f"{name} sent no shares and gets none")
+            raise SecureSumRefused(f"{name} sent no shares and gets none")
         return {sender: shares[name] for sender, shares in self._shares.items() if sender != name}
 
     # ------------------------------------------------------------------------------------------ 2: values
@@ -83,12 +84,11 @@ class Collector:
         """Added at once; `seal` is the client's signature under the words, where it sends one."""
         self._expect(2, name, self._shares, self._summed)
         if words.dtype != np.uint64 or words.ndim != 1:
-            raise Refused(f"{name} sent something else than a vector of 64-bit words")
+            raise SecureSumRefused(f"{name} sent something else than a vector of 64-bit words")
         if self._sum is not None and words.shape != self._sum.shape:
-            raise Refused(f"{name} sent {len(words):,} words, the others {len(self._sum):,}")
+            raise SecureSumRefused(f"{name} sent {len(words):,} words, the others {len(self._sum):,}")
         if seal is not None:
-            key = self._keys[name].signing_key
-            verify(key, seal, self._context.masked(name, words), f"the masked values of {name}")
+            self._keys[name].verify(seal, self._context.masked(name, words), f"the masked values of {name}")
         if self._sum is None:
             self._sum = words.copy()
         else:
@@ -106,7 +106,7 @@ class Collector:
     def take_signature(self, name: str, signature: bytes) -> None:
         self._expect(3, name, self._summed, self._signatures)
         statement = self._context.survivors(name, self._shares, self._summed, self.agreed)
-        verify(self._keys[name].signing_key, signature, statement, f"the list of clients that {name} signed")
+        self._keys[name].verify(signature, statement, f"the list of clients that {name} signed")
         self._signatures[name] = signature
 
     @property
@@ -118,9 +118,9 @@ class Collector:
 
     def take_revealed(self, name: str, content: bytes) -> None:
         self._expect(4, name, self._signatures, self._revealed)
-        *shares, signature = unpack(content, len(self._shares) + 1)
+        *shares, signature = unpack_fields(content, len(self._shares) + 1)
         statement = self._context.revealed(name, self._summed, shares)
-        verify(self._keys[name].signing_key, signature, statement, f"the message with opened shares of {name}")
+        self._keys[name].verify(signature, statement, f"the message with opened shares of {name}")
         self._revealed[name] = shares
 
     def total(self) -> NDArray[np.uint64]:
@@ -128,7 +128,7 @@ class Collector:
         self._close(4, len(self._revealed))
         assert self._sum is not None  # nobody gets here without having sent values
         if not self._opened:
-            masks.apply([mask.opposite for mask in self._left_in_sum()], self._sum)
+            apply_masks([mask.opposite for mask in self._left_in_sum()], self._sum)
             self._opened = True
         return self._sum
 
@@ -148,12 +148,12 @@ class Collector:
         """The seed of each client in the sum, the masking key of each that is not."""
         points = self._context.points
         helpers = sorted(self._revealed)[: self.session.threshold]
-        factors = shamir.factors([points[helper] for helper in helpers])
+        factors = shamir.lagrange_factors([points[helper] for helper in helpers])
         found = {}
         for number, name in enumerate(sorted(self._shares)):
             shares = {points[helper]: self._revealed[helper][number] for helper in helpers}
             try:
-                secret = shamir.join(shares, factors)
+                secret = shamir.join_shares(shares, factors)
             except ValueError:
                 secret = b""
             if not self._is_secret_of(name, secret):
@@ -165,30 +165,30 @@ class Collector:
         if not secret:
             return False
         if name in self._summed:
-            return commitment(self.session, name, secret) == self._keys[name].commitment
+            return seed_commitment(self.session, name, secret) == self._keys[name].commitment
         return public_half(secret) == self._keys[name].masking
 
     # ------------------------------------------------------------------------------------------ checks
 
     def _expect(self, stage: int, name: str, senders: Collection[str], taken: Collection[str]) -> None:
         """Refuse a message that comes too early, too late, twice, or from somebody who is not asked for it."""
-        what = STAGES[stage]
+        what = SERVER_STAGES[stage]
         if stage != self._stage:
             when = "too late" if stage < self._stage else "too early"
-            raise Refused(f"{self.session}: the {what} of {name} came {when}")
+            raise SecureSumRefused(f"{self.session}: the {what} of {name} came {when}")
         if name not in senders:
-            raise Refused(f"{self.session}: {name} was not asked for {what}")
+            raise SecureSumRefused(f"{self.session}: {name} was not asked for {what}")
         if name in taken:
-            raise Refused(f"{self.session}: {name} sent {what} twice")
+            raise SecureSumRefused(f"{self.session}: {name} sent {what} twice")
 
     def _close(self, stage: int, found: int) -> bool:
         """Whether the stage was still open; too few clients end the sum."""
         if self._stage < stage:
-            raise Refused(f"{self.session}: the {STAGES[stage]} are not there yet")
-        if found < max(self.session.threshold, FEWEST):
+            raise SecureSumRefused(f"{self.session}: the {SERVER_STAGES[stage]} are not there yet")
+        if found < max(self.session.threshold, FEWEST_SUMMED):
             asked = len(self.session.members)
             raise SecureSumFailed(
-                f"{self.session} failed: {STAGES[stage]} came from {found} of {asked} clients, "
+                f"{self.session} failed: {SERVER_STAGES[stage]} came from {found} of {asked} clients, "
                 f"{self.session.threshold} are needed"
             )
         if self._stage > stage:

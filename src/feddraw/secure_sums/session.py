@@ -1,6 +1,6 @@
-"""What all messages of one masked sum are about, and how they are written, signed and refused.
+"""What all messages of one secure sum are about, and what is signed in them.
 
-A message is a row of fields, each with its length before it. Every signature covers the purpose, the run, the round,
+Every signature covers the purpose, the run, the round,
 the name of the sum, the attempt, the sender and the kind of message; from the shares on also the `context`, a hash of
 who was asked and all their keys. So a message that was made for anything else never counts here.
 """
@@ -12,32 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError
+from feddraw.secure_sums.message_fields import pack_fields, pack_names
 
 PURPOSE = "feddraw secure sum 1"
-FEWEST = 3  # with two, each learns the other's part from the sum
-LENGTH_BYTES = 4  # before each field of a message
-
-
-class Refused(UserError):
-    """A message that this side does not accept; nothing was done with it."""
+FEWEST_SUMMED = 3  # with two, each learns the other's part from the sum
 
 
 class SecureSumFailed(RunFailed):
     """Too few clients are left to open the sum. Nothing is known of it; it can be tried again with fresh keys."""
 
 
-def threshold(asked: int) -> int:
+def session_threshold(asked: int) -> int:
     """How many must take part to the end: more than two thirds of those asked."""
     return 2 * asked // 3 + 1
 
 
 @dataclass(frozen=True)
-class About:
+class SessionId:
     """Which sum: all that is known before it is known who takes part."""
 
     run: str
@@ -46,9 +40,9 @@ class About:
     attempt: int
 
     def statement(self, kind: str, sender: str, *fields: bytes) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         facts = (PURPOSE, self.run, str(self.round), self.sum, str(self.attempt), kind, sender)
-        return pack(*(fact.encode() for fact in facts), *fields)
+        return pack_fields(*(fact.encode() for fact in facts), *fields)
 
     def __str__(self) -> str:
         again = f", attempt {self.attempt}" if self.attempt else ""
@@ -56,32 +50,32 @@ class About:
 
 
 @dataclass(frozen=True)
-class Session(About):
-    """One masked sum, one attempt, with all who were asked for it."""
+class Session(SessionId):
+    """One secure sum, one attempt, with all who were asked for it."""
 
     members: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members):
             raise UserError("a secure sum needs clients of different names")
-        if len(self.members) < FEWEST:
-            raise UserError(f"a secure sum needs at least {FEWEST} clients, not {len(self.members)}")
+        if len(self.members) < FEWEST_SUMMED:
+            raise UserError(f"a secure sum needs at least {FEWEST_SUMMED} clients, not {len(self.members)}")
 
     @property
     def threshold(self) -> int:
-        return threshold(len(self.members))
+        return session_threshold(len(self.members))
 
 
 @dataclass(frozen=True)
-class Context:
+class SessionContext:
     """A sum with all who were asked for it and their keys: what is signed from the shares on."""
 
-    about: About
+    about: SessionId
     advertised: Mapping[str, bytes]  # by client that was asked; empty where it sent no keys
     digest: bytes
 
     @classmethod
-    def of(cls, about: About, advertised: Mapping[str, bytes]) -> Context:
+    def of(cls, about: SessionId, advertised: Mapping[str, bytes]) -> SessionContext:
         names = sorted(advertised)
         fields = [field for name in names for field in (name.encode(), advertised[name])]
         digest = hashlib.sha256(about.statement("context", "", *fields)).digest()
@@ -100,40 +94,9 @@ class Context:
         return self.about.statement("masked", sender, self.digest, digest)
 
     def survivors(self, sender: str, sharers: Iterable[str], survivors: Iterable[str], agreed: bytes) -> bytes:
-        return self.about.statement("survivors", sender, self.digest, listed(sharers), listed(survivors), agreed)
+        return self.about.statement(
+            "survivors", sender, self.digest, pack_names(sharers), pack_names(survivors), agreed
+        )
 
     def revealed(self, sender: str, survivors: Iterable[str], shares: Sequence[bytes]) -> bytes:
-        return self.about.statement("revealed", sender, self.digest, listed(survivors), pack(*shares))
-
-
-# ---------------------------------------------------------------------------------------------------- messages
-
-
-def pack(*fields: bytes) -> bytes:
-    return b"".join(len(field).to_bytes(LENGTH_BYTES, "little") + field for field in fields)
-
-
-def unpack(content: bytes, count: int) -> list[bytes]:
-    """The fields of a message, all of it and nothing beside it."""
-    fields, position = [], 0
-    while position < len(content):
-        start = position + LENGTH_BYTES
-        position = start + int.from_bytes(content[position:start], "little")
-        if position > len(content):
-            raise Refused("a message of a secure sum is cut off")
-        fields.append(content[start:position])
-    if len(fields) != count:
-        raise Refused(f"a message of a secure sum has {len(fields)} fields instead of {count}")
-    return fields
-
-
-def listed(names: Iterable[str]) -> bytes:
-    """Names in order, whatever order they came in."""
-    return pack(*(name.encode() for name in sorted(names)))
-
-
-def verify(key: Ed25519PublicKey, signature: bytes, statement: bytes, what: str) -> None:
-    try:
-        key.verify(signature, statement)
-    except InvalidSignature:
-        raise Refused(f"{what} has a wrong signature") from None
+        return self.about.statement("revealed", sender, self.digest, pack_names(survivors), pack_fields(*shares))

@@ -21,18 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from feddraw.errors import UserError
 
-LARGEST = 64 * 1024  # bytes of a key or of a signature
+LARGEST_KEY_FILE = 64 * 1024  # bytes of a key or of a signature
 LARGEST_DIRECTORY = 16 * 1024 * 1024
-BARE = string.ascii_letters + string.digits + "_-"  # letters of a name that TOML wants no quotes for
-OPERATOR, SITE = "feddraw operator key", "feddraw site key"  # what makes keys of each kind
+BARE_TOML_LETTERS = string.ascii_letters + string.digits + "_-"  # letters of a name that TOML wants no quotes for
+OPERATOR_KEY_COMMAND, SITE_KEY_COMMAND = "feddraw operator key", "feddraw site key"  # what makes keys of each kind
 
-Directory = Mapping[str, Ed25519PublicKey]
-
-
-# ---------------------------------------------------------------------------------------------------- one key
+SiteDirectory = Mapping[str, Ed25519PublicKey]
 
 
-def new_key(path: Path, passphrase: str = "") -> str:
+def new_signing_key(path: Path, passphrase: str = "") -> str:
     """Write a private key (0600) and beside it NAME.pub; returns the public line."""
     private = Ed25519PrivateKey.generate()
     lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -44,12 +41,12 @@ def new_key(path: Path, passphrase: str = "") -> str:
     for file in (path, public):
         if os.path.lexists(file):
             raise UserError(f"{file} exists: choose another name; a key is never overwritten")
-    _write_new(path, private.private_bytes(*form, lock), 0o600)
-    _write_new(public, f"{line}\n".encode(), 0o644)
+    _write_key_file(path, private.private_bytes(*form, lock), 0o600)
+    _write_key_file(public, f"{line}\n".encode(), 0o644)
     return line
 
 
-def _write_new(path: Path, content: bytes, mode: int) -> None:
+def _write_key_file(path: Path, content: bytes, mode: int) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # never through a link, never over a file
     except OSError as error:
@@ -58,9 +55,9 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-def read_private(path: Path, ask: Callable[[], str], made_by: str = OPERATOR) -> Ed25519PrivateKey:
+def read_private_key(path: Path, ask: Callable[[], str], made_by: str = OPERATOR_KEY_COMMAND) -> Ed25519PrivateKey:
     """A private key; `ask` is called if it has a passphrase."""
-    content = small_file(path)
+    content = read_key_file(path)
     try:
         try:
             key = serialization.load_pem_private_key(content, password=None)
@@ -73,23 +70,23 @@ def read_private(path: Path, ask: Callable[[], str], made_by: str = OPERATOR) ->
     return key
 
 
-def read_key(path: Path) -> Ed25519PrivateKey:
+def read_site_key(path: Path) -> Ed25519PrivateKey:
     """A site's signing key: without a passphrase, as nobody is there to type it, and for its owner only."""
     if path.is_file() and path.stat().st_mode & 0o077:
         raise UserError(f"{path} can be read by others: close it with `chmod 600 {path}`")
 
     def ask() -> str:
-        raise UserError(f"{path} has a passphrase, and a node cannot type it: make a key with `{SITE}`")
+        raise UserError(f"{path} has a passphrase, and a node cannot type it: make a key with `{SITE_KEY_COMMAND}`")
 
-    return read_private(path, ask, SITE)
+    return read_private_key(path, ask, SITE_KEY_COMMAND)
 
 
-def read_public(path: Path) -> Ed25519PublicKey:
+def read_operator_public_key(path: Path) -> Ed25519PublicKey:
     """An operator's public key, one line that begins with ssh-ed25519."""
-    return _public(small_file(path).strip(), str(path), OPERATOR)
+    return _public_key_of_line(read_key_file(path).strip(), str(path), OPERATOR_KEY_COMMAND)
 
 
-def _public(line: bytes, where: str, made_by: str) -> Ed25519PublicKey:
+def _public_key_of_line(line: bytes, where: str, made_by: str) -> Ed25519PublicKey:
     try:
         key = serialization.load_ssh_public_key(line)
     except (ValueError, UnsupportedAlgorithm):
@@ -103,17 +100,13 @@ def public_line(key: Ed25519PublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def raw(key: Ed25519PublicKey) -> bytes:
-    return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-
-
-def fingerprint(line: str) -> str:
+def key_fingerprint(line: str) -> str:
     """The public key's fingerprint as `ssh-keygen -l` prints it, to be compared by telephone."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def small_file(path: Path, largest: int = LARGEST) -> bytes:
+def read_key_file(path: Path, largest: int = LARGEST_KEY_FILE) -> bytes:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     try:
@@ -124,27 +117,24 @@ def small_file(path: Path, largest: int = LARGEST) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-# ---------------------------------------------------------------------------------------------------- all sites
-
-
-def directory_line(name: str, line: str) -> str:
+def site_directory_line(name: str, line: str) -> str:
     """A site's line of the directory, as TOML."""
-    bare = bool(name) and all(letter in BARE for letter in name)
+    bare = bool(name) and all(letter in BARE_TOML_LETTERS for letter in name)
     return f'{name if bare else json.dumps(name, ensure_ascii=False)} = "{line}"'
 
 
-def name_in(directory: Directory, key: Ed25519PublicKey) -> str:
+def site_of_key(directory: SiteDirectory, key: Ed25519PublicKey) -> str:
     """What the directory calls the site with this key."""
     for name, other in directory.items():
-        if raw(other) == raw(key):
+        if other.public_bytes_raw() == key.public_bytes_raw():
             return name
     raise UserError("this site's own key is not in its directory of sites: add its line to the file")
 
 
-def read_directory(path: Path) -> dict[str, Ed25519PublicKey]:
+def read_site_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     """The public keys of all sites by name: TOML lines such as `North = "ssh-ed25519 AAAA…"`."""
     try:
-        found = tomllib.loads(small_file(path, LARGEST_DIRECTORY).decode())
+        found = tomllib.loads(read_key_file(path, LARGEST_DIRECTORY).decode())
     except (ValueError, RecursionError):
         raise UserError(f'{path} is no directory of sites: its lines are like North = "ssh-ed25519 AAAA…"') from None
     directory: dict[str, Ed25519PublicKey] = {}
@@ -152,8 +142,13 @@ def read_directory(path: Path) -> dict[str, Ed25519PublicKey]:
     for name, line in found.items():
         if not isinstance(line, str):
             raise UserError(f'{path}: {name} must be a public key, {name} = "ssh-ed25519 AAAA…"')
-        directory[name] = _public(line.strip().encode(), f"{path}: {name}", SITE)
-        other = owners.setdefault(raw(directory[name]), name)
+        directory[name] = _public_key_of_line(line.strip().encode(), f"{path}: {name}", SITE_KEY_COMMAND)
+        other = owners.setdefault(directory[name].public_bytes_raw(), name)
         if other != name:
             raise UserError(f"{path}: {other} and {name} have the same key; every site needs its own")
     return directory
+
+
+def site_directory_from(given: SiteDirectory | Path | str | None) -> SiteDirectory | None:
+    """The sites' public keys, also from their file."""
+    return read_site_directory(Path(given)) if isinstance(given, Path | str) else given

@@ -2,7 +2,7 @@
 
 Both lie in the site's own memory, for their owner only, and are written before an answer leaves: a site that forgets
 that it has masked, signed or revealed could be asked a second time. When the site has opened its shares, the update is
-gone. What stays is who was in the last sum that was opened (`Opened`).
+gone. What stays is who was in the last sum that was opened (`SecureSiteOpenedRound`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from feddraw.secure_sums.signing_keys import public_line
 from feddraw.system.files import make_folder, make_subfolder, write_whole
 from feddraw.system.locks import lock_file
 
-VECTORS = ("params", "buffers", "counters")
+MODEL_VECTORS = ("params", "buffers", "counters")
 
 
 @dataclass
-class Opened:
+class SecureSiteOpenedRound:
     """The last round whose sums this site has helped to open, and over whom and about what they were.
 
     The same round may be asked for again, by a server that was killed before it had saved its result, but only with
@@ -43,7 +43,7 @@ class Opened:
 
 
 @dataclass
-class State:
+class SecureSiteState:
     """What a site knows of the round under way, beside its update."""
 
     round: int = -1
@@ -53,10 +53,10 @@ class State:
     attempts: dict[str, int] = field(default_factory=dict)  # by the name of the sum
     told: dict[str, dict[str, str]] = field(default_factory=dict)  # by sum, what the server told everyone about it
     agreed: dict[str, str] = field(default_factory=dict)  # by sum, a hash of it as it was when this site masked
-    opened: Opened = field(default_factory=Opened)
+    opened: SecureSiteOpenedRound = field(default_factory=SecureSiteOpenedRound)
 
 
-class Vault:
+class SecureSiteMemory:
     """One site's state in one run, for one kind of round, training or evaluation. It is written only while `held`."""
 
     def __init__(self, folder: Path, run: str, key: Ed25519PublicKey, kind: str) -> None:
@@ -70,8 +70,6 @@ class Vault:
         make_subfolder(self.path, private=True)
         with lock_file(self._state):
             yield
-
-    # ------------------------------------------------------------------------------------------ what waits
 
     def keep(self, vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> None:
         arrays = {name: np.ascontiguousarray(vector) for name, vector in vectors.items()}
@@ -93,29 +91,24 @@ class Vault:
         with suppress(FileNotFoundError):
             self._waiting.unlink()
 
-    # ------------------------------------------------------------------------------------------ state
-
-    def state(self) -> State:
+    def state(self) -> SecureSiteState:
         """As it was kept; of a new site where nothing was."""
         if not self._state.is_file():
-            return State()
+            return SecureSiteState()
         try:
             found = json.loads(self._state.read_bytes())
-            return State(**(found | {"opened": Opened(**found["opened"])}))
+            return SecureSiteState(**(found | {"opened": SecureSiteOpenedRound(**found["opened"])}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"the kept state of a secure sum is damaged: {self._state}") from None
 
-    def keep_state(self, state: State) -> None:
+    def keep_state(self, state: SecureSiteState) -> None:
         write_whole(self._state, json.dumps(asdict(state)).encode(), private=True)
 
 
-# ---------------------------------------------------------------------------------------------------- an update
-
-
-def packed(sent: Model, update: Update) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def update_to_site_memory(sent: Model, update: Update) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The model that came and what training made of it, as vectors and facts."""
-    vectors = {f"sent.{name}": getattr(sent, name) for name in VECTORS}
-    vectors |= {f"own.{name}": getattr(update.model, name) for name in VECTORS}
+    vectors = {f"sent.{name}": getattr(sent, name) for name in MODEL_VECTORS}
+    vectors |= {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
     vectors |= {f"extra.{name}": vector for name, vector in update.extra.items()}
     layout = sent.layout
     about = {
@@ -130,17 +123,18 @@ def packed(sent: Model, update: Update) -> tuple[dict[str, NDArray[Any]], dict[s
     return vectors, about
 
 
-def heads_of(given: Any) -> Heads:
+def classifier_from_json(given: Any) -> Heads:
     """The classifier as JSON has it: one layer, or a list of several."""
     return tuple(map(str, given)) if isinstance(given, list) else str(given)
 
 
-def unpacked(vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> tuple[Model, Update]:
-    """The way back."""
+def update_from_site_memory(vectors: dict[str, NDArray[Any]], about: dict[str, Any]) -> tuple[Model, Update]:
+    """The sent model and the update, from what `update_to_site_memory` made of them."""
     entries = ((name, kind, tuple(shape), dtype) for name, kind, shape, dtype in about["entries"])
-    layout = Layout.of(entries, heads_of(about["classifier"]))
+    layout = Layout.of(entries, classifier_from_json(about["classifier"]))
     sent, own = (
-        Model(**{name: vectors[f"{whose}.{name}"] for name in VECTORS}, layout=layout) for whose in ("sent", "own")
+        Model(**{name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS}, layout=layout)
+        for whose in ("sent", "own")
     )
     extra = {name.removeprefix("extra."): v for name, v in vectors.items() if name.startswith("extra.")}
     labelled = None if about["labelled"] is None else np.array(about["labelled"], bool)
