@@ -293,6 +293,14 @@ def test_where_too_many_fall_silent_the_model_stays_and_the_ledger_says_why() ->
     assert "signatures" in found.ledger[0].status or "values" in found.ledger[0].status
 
 
+def test_where_every_client_is_refused_under_a_policy_the_model_stays() -> None:
+    sent, state, updates = a_round("feddraw")
+    broken = [replace(update, model=replace(update.model, params=update.model.params * np.nan)) for update in updates]
+    found = hidden_round(METHODS["feddraw"], sent, state, broken, policy=Policy(cap=0.5))
+    assert same(found.next_model, sent)
+    assert not any(entry.counted for entry in found.ledger)
+
+
 def test_a_client_keeps_a_move_that_is_not_finite_or_too_long_to_itself() -> None:
     sent, state, updates = a_round("feddraw")
     for value, why in ((np.nan, "not finite"), (np.float32(1e9), "too large for a secure sum of 4 clients")):

@@ -15,7 +15,13 @@ import numpy as np
 
 from feddraw.core import Cohort, Column, Facts, Layout, Method, Model, Piece, Update, Weights, row_name
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import LEAST_SHARE_SUMMED, Announcement, ClientAnnouncement, Numbers
+from feddraw.secure_rounds.announcement import (
+    LEAST_SHARE_SUMMED,
+    Announcement,
+    ClientAnnouncement,
+    Numbers,
+    TooFewSummed,
+)
 from feddraw.secure_sums.fixed_point import FRACTION_BITS
 from feddraw.server.partial_labels import among_labelling
 
@@ -105,5 +111,7 @@ def announce_weights_under_policy(
     method: Method, announcement: Announcement, layout: Layout, announced: Mapping[str, ClientAnnouncement]
 ) -> Announcement:
     """With the weights that the policy makes of those that clients propose."""
+    if not announced:
+        raise TooFewSummed("no client takes part in the sum")
     proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
     return replace(proposed, weights=weights_under_policy(method, proposed, layout))
