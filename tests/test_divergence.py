@@ -37,7 +37,7 @@ SETTINGS = [
 @pytest.fixture
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is finite, but from the second round on it has an output that is not."""
-    judge = running.evaluate
+    judge = running.evaluate_round
 
     class Broken(Serial):
         def predict(self, model, rows):
@@ -51,7 +51,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
         return judge(setup, judged, model, final=final)
 
     rounds: list[int] = []
-    monkeypatch.setattr(running, "evaluate", evaluate)
+    monkeypatch.setattr(running, "evaluate_round", evaluate)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -41,8 +41,8 @@ def test_the_laptop_preset_is_the_default() -> None:
 
 def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
     completed: list[str] = []
-    recorded = settings.recorded_settings
-    monkeypatch.setattr(settings, "recorded_settings", lambda *method: completed.append("once") or recorded(*method))
+    recorded = settings.method_with_defaults
+    monkeypatch.setattr(settings, "method_with_defaults", lambda *method: completed.append("once") or recorded(*method))
     experiment = complete(small(rounds=1))
     assert complete(experiment) is experiment
     run(experiment)

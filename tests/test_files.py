@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
 from feddraw.system import locks
-from feddraw.system.files import append, make_folder, make_subfolder, open_file, write_whole
+from feddraw.system.files import append_to_log, make_folder, make_subfolder, open_file, write_whole
 from run_folders import make_run
 from small import small
 
@@ -129,7 +129,7 @@ def test_a_study_runs_in_no_linked_folder_and_logs_to_no_linked_file(tmp_path: P
     assert untouched(outside)
     (tmp_path / "failures.log").symlink_to(outside / ".bashrc")
     with pytest.raises(UserError, match="is a link"):
-        append(tmp_path / "failures.log", "line\n")
+        append_to_log(tmp_path / "failures.log", "line\n")
     assert untouched(outside)
 
 

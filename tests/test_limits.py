@@ -48,7 +48,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
     "list.json": index_list._parsed,
-    "labels.csv": dataset_by_name.read_labels,
+    "labels.csv": dataset_by_name.read_training_labels,
     "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
     "data.npz": npz_archive.Archive.open,
     "x.dcm": decode,

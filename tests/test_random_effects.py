@@ -20,7 +20,7 @@ from feddraw.methods.uniform import uniform
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
 from feddraw.system.reading import read_csv
-from feddraw.training.measurement import summary, whole_batches
+from feddraw.training.measurement import gradient_summary, whole_batches
 from small import small
 from tiny import NAMES, bench, cohort_of, initial, same, shards, train
 
@@ -113,10 +113,10 @@ def test_without_any_spread_differences_count_fully_and_equal_sites_by_size():
 
 def test_the_mean_and_spread_of_batches():
     batches = np.array([[1.0, 2], [3, 2], [2, 5]], np.float32)
-    mean, spread = summary(iter(batches), 2, batch_size=10)
+    mean, spread = gradient_summary(iter(batches), 2, batch_size=10)
     assert mean.tolist() == [2, 3]
     assert spread.tolist() == [30, 10 * (2 + 2 + 4) / 2]
-    empty = summary(iter(()), 2, batch_size=10)
+    empty = gradient_summary(iter(()), 2, batch_size=10)
     assert [part.tolist() for part in empty] == [[0, 0], [0, 0]]
 
 

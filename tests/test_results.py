@@ -78,7 +78,7 @@ def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> Non
 
 
 def test_the_model_loads_with_plain_torch(finished: Path) -> None:
-    module, _ = network_by_name.build("compact", 5, {"growth": 8})
+    module, _ = network_by_name.build_network("compact", 5, {"growth": 8})
     module.load_state_dict(load_file(finished / "model.safetensors"))
     assert module.state_dict()["body.1.num_batches_tracked"].dtype == torch.int64
 

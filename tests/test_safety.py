@@ -24,7 +24,7 @@ from feddraw.data.npz_archive import Archive
 from feddraw.data.own_tables import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import read_labels
+from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.results.run_collection import collect
@@ -220,7 +220,7 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         read_study,
         read_json,
         lambda path: read_tables([path]),
-        read_labels,
+        read_training_labels,
         Archive.open,
         _parsed,
         decode,

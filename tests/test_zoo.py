@@ -17,7 +17,7 @@ from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.data.own_tables import read_tables
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import balanced, prepare
+from feddraw.experiment.run_preparation import balanced_rows, prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
 from feddraw.federation import seed_of
@@ -498,7 +498,7 @@ def test_images_at_the_server_are_balanced_and_from_validation():
     setup = prepare(small(method="fedlbw", proxy=24))
     rows = setup.proxy.rows
     assert set(rows) <= set(setup.dataset.rows["validation"])
-    again = balanced(setup.dataset.labels, setup.dataset.rows["validation"], 24, 0)
+    again = balanced_rows(setup.dataset.labels, setup.dataset.rows["validation"], 24, 0)
     assert np.array_equal(again, rows)
     labels = setup.dataset.labels.values
     there = labels[setup.dataset.rows["validation"]].sum(axis=0)

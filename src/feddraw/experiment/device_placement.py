@@ -13,13 +13,20 @@ import torch
 
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.system.workers import cores, limited
-from feddraw.training.devices import Place, devices_here, place_workers, record, survey, survey_apart
-from feddraw.training.network_by_name import build
+from feddraw.system.workers import cores, limited_workers
+from feddraw.training.devices import (
+    WorkerPlace,
+    devices_here,
+    devices_record,
+    place_workers,
+    survey_devices,
+    survey_devices_apart,
+)
+from feddraw.training.network_by_name import build_network
 from feddraw.training.step_memory import step_memory
 
-_SEEN: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
-CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
+_SURVEYED: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
+ASSUMED_CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
 
 
 def devices_of(experiment: Experiment) -> list[str]:
@@ -41,54 +48,58 @@ def on_device(experiment: Experiment, device: str) -> Experiment:
     return moved
 
 
-def places_for_clients(experiment: Experiment, clients: int) -> list[Place]:
+def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace]:
     """A place for every worker of one run."""
     names = devices_of(experiment)
     if experiment.workers > clients:
         warnings.warn(f"{experiment.workers} workers for {clients} client(s): starting one per client", stacklevel=2)
     if names == ["cpu"] or experiment.engine != "processes":
-        return [Place(names[0])] * limited(min(experiment.workers or cores(), clients))
-    return _placed([experiment], names, experiment.workers, clients)
+        return [WorkerPlace(names[0])] * limited_workers(min(experiment.workers or cores(), clients))
+    return _placed_on_devices([experiment], names, experiment.workers, clients)
 
 
-def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[Place]:
+def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[WorkerPlace]:
     """A place for every worker that carries out whole runs; `devices` stand above those of the experiments."""
     asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
     texts = [devices] if devices else [*asked] or ["cpu"]
     setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"
     names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
     if names == ["cpu"]:
-        return [Place()] * limited(workers)
-    return _placed(experiments, names, workers, max(1, len(experiments)))
+        return [WorkerPlace()] * limited_workers(workers)
+    return _placed_on_devices(experiments, names, workers, max(1, len(experiments)))
 
 
-def _placed(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[Place]:
+def _placed_on_devices(
+    experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int
+) -> list[WorkerPlace]:
     on_gpu = any(torch.device(name).type != "cpu" for name in names)
-    need = most_memory(experiments) if on_gpu else 0
-    _SEEN.update(survey_apart(names))
-    return place_workers(names, limited(workers) if workers else 0, need, _SEEN, most)
+    need = most_device_memory(experiments) if on_gpu else 0
+    _SURVEYED.update(survey_devices_apart(names))
+    return place_workers(names, limited_workers(workers) if workers else 0, need, _SURVEYED, most)
 
 
-def most_memory(experiments: Sequence[Experiment]) -> int:
+def most_device_memory(experiments: Sequence[Experiment]) -> int:
     """Bytes that the largest of them takes of a device, without its images; experiments with one network are one."""
     kinds: dict[str, Experiment] = {}
     for experiment in experiments:
         training = experiment.training
         about = [experiment.model, experiment.section("data")[1]["size"], training.batch_size, training.amp]
         kinds.setdefault(json.dumps(about), experiment)
-    return max((memory_of(experiment) or 0 for experiment in kinds.values()), default=0)
+    return max((device_memory(experiment) or 0 for experiment in kinds.values()), default=0)
 
 
-def memory_of(experiment: Experiment) -> int | None:
+def device_memory(experiment: Experiment) -> int | None:
     """Bytes that one worker takes of a device; None where the network's shapes alone do not tell."""
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
-    return step_memory(partial(build, name, CLASSES, settings), pixels, experiment.training)
+    return step_memory(partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training)
 
 
-def recorded(experiment: Experiment, places: Sequence[Place]) -> dict[str, Any]:
+def recorded(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
     """What environment.json says about the devices."""
     names = list(dict.fromkeys(place.device for place in places))
-    unseen = [name for name in names if name not in _SEEN]
-    _SEEN.update(survey(unseen))  # this process trains there itself, or nobody would have placed its workers
-    return record({name: _SEEN[name] for name in names}, places, experiment.training.tf32)
+    unseen = [name for name in names if name not in _SURVEYED]
+    _SURVEYED.update(
+        survey_devices(unseen)
+    )  # this process trains there itself, or nobody would have placed its workers
+    return devices_record({name: _SURVEYED[name] for name in names}, places, experiment.training.tf32)

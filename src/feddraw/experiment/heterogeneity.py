@@ -20,16 +20,16 @@ from feddraw.analysis.site_distances import (
 )
 from feddraw.core import Layout, Measurement, Model, gram
 from feddraw.errors import UserError, not_negative, one_of
-from feddraw.experiment.run_preparation import Progress, Setup, prepare
+from feddraw.experiment.run_preparation import PreparedRun, Progress, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import federate, seed_of
 
-MOST_BYTES = 4 << 30  # of all batch gradients together
+MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
 @dataclass(frozen=True)
-class Examination:
+class HeterogeneityOptions:
     """What to measure, and how closely."""
 
     measurement: Measurement
@@ -47,19 +47,21 @@ class Examination:
             not_negative(name, getattr(self, name))
 
 
-def examine(experiment: Experiment, how: Examination, *, progress: Progress | None = None) -> Iterator[Heterogeneity]:
+def measure_heterogeneity(
+    experiment: Experiment, how: HeterogeneityOptions, *, progress: Progress | None = None
+) -> Iterator[Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
     setting = prepare(replace(experiment, method=method, stream=False), progress=progress)
-    yield _examined(setting, setting.initial, 0, how, experiment.rounds, progress)
+    yield _heterogeneity_at(setting, setting.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
-        model = _warmed_up(setting, how.rounds, progress)
-        yield _examined(setting, model, how.rounds, how, experiment.rounds, progress)
+        model = _after_warm_up(setting, how.rounds, progress)
+        yield _heterogeneity_at(setting, model, how.rounds, how, experiment.rounds, progress)
 
 
-def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
+def _after_warm_up(setting: PreparedRun, rounds: int, progress: Progress | None) -> Model:
     experiment, model = setting.experiment, setting.initial
     done, jobs = 0, sum(len(setting.efforts(round)) for round in range(rounds))
 
@@ -87,12 +89,12 @@ def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
     return model
 
 
-def _examined(
-    setting: Setup, model: Model, round: int, how: Examination, rounds: int, progress: Progress | None
+def _heterogeneity_at(
+    setting: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
 ) -> Heterogeneity:
     seed = setting.experiment.seed
-    layers, findings = groups_of(model.layout, setting.dataset.findings)
-    batches, measured = _gathered(setting, model, round, how, {**layers, **findings}, progress)
+    layers, findings = compared_parameters(model.layout, setting.dataset.findings)
+    batches, measured = _gathered_gradients(setting, model, round, how, {**layers, **findings}, progress)
     overall = compared(batches, how.layer, how.permutations, seed)
     found = intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in setting.training_rows]
@@ -106,17 +108,17 @@ def _examined(
     return Heterogeneity(round, overall, tuple(sites), tuple(by[0]), tuple(by[1]))
 
 
-def _gathered(
-    setting: Setup,
+def _gathered_gradients(
+    setting: PreparedRun,
     model: Model,
     round: int,
-    how: Examination,
+    how: HeterogeneityOptions,
     groups: Mapping[str, NDArray[np.intp]],
     progress: Progress | None,
 ) -> tuple[Batches, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = setting.clients, setting.experiment
-    _require_room(len(clients) * how.measurement.batches, len(model.params))
+    _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
         seed = seed_of(experiment.seed, round, number)
@@ -134,24 +136,24 @@ def _gathered(
     return Batches(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
 
 
-def _require_room(batches: int, parameters: int) -> None:
+def _require_gradient_memory(batches: int, parameters: int) -> None:
     needed = 4 * batches * parameters
-    if needed > MOST_BYTES:
+    if needed > MOST_GRADIENT_BYTES:
         raise UserError(
             f"{batches} gradients of {parameters:,} parameters need {needed / 2**30:.1f} GB: lower --batches, "
             "or run the method random_effects, which keeps only sums"
         )
 
 
-def groups_of(
+def compared_parameters(
     layout: Layout, findings: tuple[str, ...]
 ) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
     """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
-    classifier = _places(layout, "classifier")
+    classifier = _layer_parameters(layout, "classifier")
     inside = set(classifier.tolist())
     body = [e for e in layout.entries if e.kind == "param" and e.start not in inside]
     names = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in body))
-    layers = {"all": _places(layout, "all")}
+    layers = {"all": _layer_parameters(layout, "all")}
     for part, title in zip(np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True):
         own = {names[i] for i in part}
         places = [np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own]
@@ -165,5 +167,5 @@ def groups_of(
     return layers, rows
 
 
-def _places(layout: Layout, layer: str) -> NDArray[np.intp]:
+def _layer_parameters(layout: Layout, layer: str) -> NDArray[np.intp]:
     return np.arange(layout.length("param"))[layout.find(layer)]

@@ -28,10 +28,10 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
 from feddraw.training.client import Trainer
-from feddraw.training.devices import Place
+from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, steps_per_epoch
 from feddraw.training.network import Build, Network
-from feddraw.training.network_by_name import build, with_frozen
+from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages
 
 Rows = NDArray[np.intp]
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]  # what is done, how many are ready, 
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PreparedTask:
     """Who trains on what, and by which method: all that decides how much work a run is."""
 
     experiment: Experiment
@@ -59,14 +59,14 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Setup(Task):
+class PreparedRun(PreparedTask):
     """Everything an experiment needs before its first round."""
 
     evaluator: Evaluator
     trainer: Trainer
     initial: Model
     proxy: ServerImages | None = None
-    places: tuple[Place, ...] = (Place(),)  # of its workers
+    places: tuple[WorkerPlace, ...] = (WorkerPlace(),)  # of its workers
 
     @property
     def summed_parameters(self) -> int:
@@ -103,34 +103,36 @@ def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
     return DealtData(altered.dataset, partition, training, kept_back, altered.views)
 
 
-def _require_images(dataset: Dataset) -> None:
+def _require_evaluation_images(dataset: Dataset) -> None:
     for split in ("validation", "test"):
         if not len(dataset.rows[split]):
             raise UserError(f"{dataset.name} has no {split} images: thresholds and metrics need some (data.{split})")
 
 
-def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
+def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> PreparedRun:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
     device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
-    data = deal_data(experiment, dataset or open_data(experiment, progress))
-    _require_images(data.dataset)
-    task = task_of(experiment, data)
+    data = deal_data(experiment, dataset or open_experiment_data(experiment, progress))
+    _require_evaluation_images(data.dataset)
+    task = prepare_task(experiment, data)
     dataset, method = task.dataset, task.method
-    _tell_unlabelled(dataset, task.training_rows)
-    initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
+    _warn_unlabelled(dataset, task.training_rows)
+    initial = initial_model(
+        partial(network_builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed
+    )
     method.weighting.check(initial.layout)
     trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
     proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     places = tuple(places_for_clients(experiment, len(task.clients)))
-    setup = Setup(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
+    setup = PreparedRun(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
     if experiment.secure:
-        _check_secure(setup)
+        _check_secure_rounds(setup)
     return setup
 
 
-def task_of(experiment: Experiment, data: DealtData) -> Task:
+def prepare_task(experiment: Experiment, data: DealtData) -> PreparedTask:
     """Who trains on what, with the settings that name clients or count rounds checked."""
     method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
     clients = tuple(shard.client for shard in data.partition.shards)
@@ -139,10 +141,10 @@ def task_of(experiment: Experiment, data: DealtData) -> Task:
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    return Task(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    return PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
 
 
-def _check_secure(setup: Setup) -> None:
+def _check_secure_rounds(setup: PreparedRun) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
     from feddraw.secure_rounds.announcement import announce, party_of
     from feddraw.secure_rounds.word_layout import check_facts
@@ -156,7 +158,7 @@ def _check_secure(setup: Setup) -> None:
         check_facts(setup.method, told.facts())
 
 
-def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
+def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
     """Name the findings that the model cannot learn, because no client labels them."""
     counts = sum(dataset.labels.known_counts(own) for own in rows)
     names = [name for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True) if not count]
@@ -166,11 +168,11 @@ def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
 
 def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
     """Some validation images, for a server that weighs clients by them."""
-    rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    rows = balanced_rows(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
     return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
 
 
-def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
+def balanced_rows(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
     """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
     truth = labels.truth(rows)
     kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
@@ -197,17 +199,17 @@ def make_trainer(
     groups = dataset.labels.two_groups() if "groups" in method.asks else None
     patients = dataset.labels.patient_numbers() if "gradient spread" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
-    build = with_frozen(builder(experiment, len(dataset.findings)), frozen)
+    build = with_frozen_layers(network_builder(experiment, len(dataset.findings)), frozen)
     return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
 
 
-def builder(experiment: Experiment, classes: int) -> Build:
+def network_builder(experiment: Experiment, classes: int) -> Build:
     """A function that makes the experiment's network and names its classifier."""
     name, settings = experiment.section("model")
-    return partial(build, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
+    return partial(build_network, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
 
 
-def open_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
+def open_experiment_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
     name, settings = complete(experiment).section("data")
     return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, look=look)
 
@@ -223,7 +225,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train, held = [], []
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
-    masks = _kept_back(experiment, dataset.labels, dealt)
+    masks = _held_out_masks(experiment, dataset.labels, dealt)
     for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
@@ -237,7 +239,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     return tuple(train), tuple(held)
 
 
-def _kept_back(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
+def _held_out_masks(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
     """Which of its images each client keeps back: whole patients, each finding in proportion, where they are known."""
     seed, share = experiment.partition_seed, experiment.holdout
     if labels.patients is None or not share:

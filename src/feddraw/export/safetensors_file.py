@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from feddraw.experiment.run_preparation import builder
+from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, from_pixels, scorer
 from feddraw.system.files import write_json, write_whole
@@ -37,6 +37,6 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
     write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
     write_json(folder / "model.json", document)
     write_whole(folder / "load.py", LOADER.encode())
-    network, _ = builder(trained.experiment, len(trained.findings))()
+    network, _ = network_builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))
     return scorer(from_pixels(network, trained))

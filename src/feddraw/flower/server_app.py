@@ -26,8 +26,8 @@ from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import builder, initial_model, make_trainer, prepare, server_images
-from feddraw.experiment.running import evaluate_kept
+from feddraw.experiment.run_preparation import initial_model, make_trainer, network_builder, prepare, server_images
+from feddraw.experiment.running import evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.records import to_arrays
@@ -58,7 +58,7 @@ class ServerEvaluation:
         self.counted: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
             self.findings = tuple(settings.findings(experiment))
-            build = partial(builder(experiment, len(self.findings)), pretrained=True)
+            build = partial(network_builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
                 options = experiment.section("data")[1] | {"path": validation}
@@ -182,7 +182,7 @@ def _conclude(
     scores, predictions = evaluation.evaluate(shown, final=final)
     keeper.add(done, shown, scores)
     kept = keeper.models(shown) if final else {}
-    evaluate_kept(evaluation.evaluate_kept, kept, scores, predictions)
+    evaluate_kept_models(evaluation.evaluate_kept, kept, scores, predictions)
     took = time.perf_counter() - began
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())

@@ -31,10 +31,10 @@ TEMPORARY = ".feddraw-"  # how the names of temporary files begin
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
-    with reporting(path):
+    with write_errors_told(path):
         refuse_link(path)
         _remove_left_behind(path.parent)
-        while not _written(path, content, private):
+        while not _write_temporary(path, content, private):
             pass
         fsync_folder(path.parent)
 
@@ -44,9 +44,9 @@ def write_json(path: Path, document: Any) -> None:
     write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def append(path: Path, text: str) -> None:
+def append_to_log(path: Path, text: str) -> None:
     """A line to a log, and to the disk."""
-    with reporting(path), open_file(path, "a") as file:
+    with write_errors_told(path), open_file(path, "a") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -57,7 +57,7 @@ def open_file(path: Path, mode: str, *, private: bool = False) -> Iterator[IO[An
     """Like `open`, in UTF-8, but not through a link; a private file that others may read is closed to them."""
     refuse_link(path)
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
-    opener = partial(_opener, 0, PRIVATE if private else PUBLIC)
+    opener = partial(_open_without_link, 0, PRIVATE if private else PUBLIC)
     with io.open(path, mode, encoding=encoding, newline=newline, opener=opener) as file:  # noqa: UP020
         if private:
             close_to_others(path)
@@ -102,9 +102,9 @@ def refuse_link(path: Path) -> None:
         raise UserError(f"{path} is no regular file: remove it, or choose another place")
 
 
-def require_place(path: Path) -> None:
+def require_writable_place(path: Path) -> None:
     """Before long work whose result goes to this file: its folder is made, and a place that cannot be used is told."""
-    with reporting(path):
+    with write_errors_told(path):
         refuse_link(path)
         make_folder(path.parent)
         if path.is_dir():
@@ -113,7 +113,7 @@ def require_place(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def nearest_place(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path itself, or the nearest above it that exists."""
     return next(place for place in (path, *path.parents) if place.exists())
 
@@ -135,7 +135,7 @@ def fsync_folder(path: Path) -> None:
 
 
 @contextmanager
-def reporting(path: Path) -> Iterator[None]:
+def write_errors_told(path: Path) -> Iterator[None]:
     """A full disk or a folder gone read-only, in one line."""
     try:
         yield
@@ -148,17 +148,17 @@ def reporting(path: Path) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------- temporary files
 
 
-def _opener(more: int, mode: int, path: str, flags: int) -> int:
+def _open_without_link(more: int, mode: int, path: str, flags: int) -> int:
     return os.open(path, flags | more | NOFOLLOW, mode)
 
 
-def _written(path: Path, content: bytes, private: bool) -> bool:
+def _write_temporary(path: Path, content: bytes, private: bool) -> bool:
     """To a file that was not there, locked while it is open so that nobody takes it for one left behind.
 
     False in the rare case that somebody did so before it was locked.
     """
     part = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}.part")
-    opener = partial(_opener, os.O_EXCL, PRIVATE if private else PUBLIC)
+    opener = partial(_open_without_link, os.O_EXCL, PRIVATE if private else PUBLIC)
     try:
         with io.open(part, "wb", opener=opener) as file:  # noqa: UP020
             with suppress(OSError):  # a file system without locks

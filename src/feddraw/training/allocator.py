@@ -12,7 +12,7 @@ import sys
 from functools import cache
 
 # glibc's mallopt(3): its numbers for the options, and the largest values that it takes
-SETTINGS = {
+MALLOPT_LIMITS = {
     -3: 1 << 25,  # M_MMAP_THRESHOLD: blocks from 32 MB on are still mapped one by one, and go back when freed
     -1: (1 << 31) - 1,  # M_TRIM_THRESHOLD: up to 2 GB at the end of the heap are kept
 }
@@ -27,4 +27,4 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux" or set_already:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(option, value) for option, value in SETTINGS.items())
+    return mallopt is not None and all(mallopt(option, value) for option, value in MALLOPT_LIMITS.items())

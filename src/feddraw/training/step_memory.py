@@ -10,9 +10,9 @@ from feddraw.errors import UserError
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
-CONTEXT = 600_000_000  # bytes that a process takes of a GPU before its first tensor
-COPIES = 8  # of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
-SLACK = 1.25  # buffers of convolutions, gradients of activations, gaps
+GPU_CONTEXT = 600_000_000  # bytes that a process takes of a GPU before its first tensor
+PARAMETER_COPIES = 8  # of the parameters: gradients, Adam's moments, what a rule keeps, networks that it compares with
+MEMORY_SLACK = 1.25  # buffers of convolutions, gradients of activations, gaps
 
 
 def step_memory(build: Build, pixels: int, training: Training) -> int | None:
@@ -24,15 +24,15 @@ def step_memory(build: Build, pixels: int, training: Training) -> int | None:
         with torch.device("meta"):
             module = build()[0].to("meta").train()
             images = torch.empty(training.batch_size, 1, pixels, pixels)
-            remembered = _remembered(module, images.contiguous(memory_format=torch.channels_last))
+            remembered = _kept_for_gradient(module, images.contiguous(memory_format=torch.channels_last))
     except (RuntimeError, NotImplementedError, TypeError, ValueError, UserError):  # nor can all classifiers be told
         return None
     state = 4 * sum(parameter.numel() for parameter in module.parameters())
     halved = remembered if training.amp == "off" else remembered // 2
-    return CONTEXT + COPIES * state + int(SLACK * halved)
+    return GPU_CONTEXT + PARAMETER_COPIES * state + int(MEMORY_SLACK * halved)
 
 
-def _remembered(module: nn.Module, images: Tensor) -> int:
+def _kept_for_gradient(module: nn.Module, images: Tensor) -> int:
     """Bytes of all that a forward pass keeps for the gradient, each piece of memory once."""
     kept: dict[int, torch.UntypedStorage] = {}
 
