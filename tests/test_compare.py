@@ -12,10 +12,10 @@ import tomli_w
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
-from feddraw.study.comparison import TimeBudget, comparison_runs, method_of, runs_by_seed, unfinished_runs
-from feddraw.study.conduct import run_study
+from feddraw.study.method_comparison import TimeBudget, comparison_runs, method_of, runs_by_seed, unfinished_runs
 from feddraw.study.progress import StudyProgress
-from feddraw.study.workers import StudyEvent
+from feddraw.study.run_study import run_study
+from feddraw.study.worker_pool import StudyEvent
 from small import small
 
 

@@ -11,7 +11,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import deal_data, open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
-from feddraw.system.reading import read_jsonl, read_toml
+from feddraw.system.file_reading import read_jsonl, read_toml
 from small import small
 
 RNG = np.random.default_rng(0)

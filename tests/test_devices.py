@@ -15,31 +15,29 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.device_placement import device_memory, places_for_clients, places_for_runs, recorded
+from feddraw.experiment.device_placement import (
+    devices_record,
+    place_workers,
+    places_for_clients,
+    places_for_runs,
+    worker_memory,
+)
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.verify import verify
 from feddraw.results.checkpoint import model_digest
 from feddraw.results.run_folder import toml_values
-from feddraw.study.conduct import run_study
 from feddraw.study.plan import planned_run, read_study
-from feddraw.study.workers import WorkerPool
-from feddraw.system.reading import read_json, read_jsonl
-from feddraw.training import devices
+from feddraw.study.run_study import run_study
+from feddraw.study.worker_pool import WorkerPool
+from feddraw.system.file_reading import read_json, read_jsonl
+from feddraw.training import device_memory, devices
 from feddraw.training.augment import augment
-from feddraw.training.devices import (
-    WorkerPlace,
-    compute_exactly,
-    image_memory,
-    memory_shortage,
-    out_of_memory,
-    place_workers,
-    survey_devices,
-)
+from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
+from feddraw.training.devices import WorkerPlace, compute_exactly, survey_devices
 from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
 from feddraw.training.loop import Examples, loss_over_known, seeded_torch
-from feddraw.training.step_memory import GPU_CONTEXT
 from small import small
 
 
@@ -96,7 +94,7 @@ def gpus(*free_gb):
     ],
 )
 def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, most, expected, monkeypatch):
-    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 64)
+    monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 64)
     placed = place_workers([*gpus(*free)], workers, int(need * 1e9), gpus(*free), most)
     assert [place.device for place in placed] == [f"cuda:{number}" for number in expected]
 
@@ -121,7 +119,7 @@ def fake_gpus(monkeypatch, *free_gb):
     about = SimpleNamespace(name="A GPU", major=8, minor=0)
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: about)
     monkeypatch.setattr("feddraw.experiment.device_placement.survey_devices_apart", survey_devices)
-    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 8)
+    monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 8)
 
 
 def test_a_run_and_a_study_are_placed_on_all_gpus(monkeypatch):
@@ -140,7 +138,7 @@ def test_the_environment_says_what_a_gpu_is_and_how_it_computes(monkeypatch):
     fake_gpus(monkeypatch, 24, 24)
     monkeypatch.setattr("feddraw.training.devices._nvidia_driver", lambda: "550.54.15")
     experiment = small(engine="processes", devices="cuda:1").with_settings({"training.tf32": True})
-    found = recorded(experiment, [WorkerPlace("cuda:1")] * 2)
+    found = devices_record(experiment, [WorkerPlace("cuda:1")] * 2)
     about = {"name": "A GPU", "capability": "8.0", "memory_gb": 24.0, "workers": 2}
     assert found["devices"] == [{"device": "cuda:1", "type": "cuda"} | about]
     assert set(found["cuda"]) == {"driver", "cuda", "cudnn", "tf32", "cublas_workspace"}
@@ -175,9 +173,9 @@ def test_one_process_trains_on_one_device():
 
 
 def test_memory_of_a_step_is_reckoned_without_taking_it():
-    small_one, large = (device_memory(small().with_settings({"training.batch_size": b})) for b in (32, 64))
+    small_one, large = (worker_memory(small().with_settings({"training.batch_size": b})) for b in (32, 64))
     assert 1.2 < (large - GPU_CONTEXT) / (small_one - GPU_CONTEXT) < 2
-    paper = device_memory(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
+    paper = worker_memory(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
     assert 7e9 < paper < 13e9
 
 
@@ -226,7 +224,7 @@ def pictures():
 @pytest.mark.parametrize(("room", "kind"), [(10**6, KeptOnDevice), (0, CopiedToDevice)])
 def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, kind, pictures, monkeypatch):
     device = torch.device("cpu:1")
-    monkeypatch.setitem(devices._IMAGE_MEMORY, device, room)
+    monkeypatch.setitem(device_memory._IMAGE_MEMORY, device, room)
     chosen = [np.array([7, 0, 3]), np.array([1, 2]), np.array([8, 8, 4]), np.array([5])]
     expected = [pictures.batch(rows) for rows in chosen]
     found = list(pictures.batches(iter(chosen), device))  # all are kept: a buffer that is filled anew must not show
@@ -242,7 +240,7 @@ def test_room_for_images_is_planned_once_and_not_by_what_the_last_run_left(monke
     assert image_memory(device) == int(10e9)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(2e9), int(24e9)))
     assert image_memory(device) == int(10e9)
-    devices.allot_image_memory(WorkerPlace("cuda:0", 7))
+    device_memory.allot_image_memory(WorkerPlace("cuda:0", 7))
     assert image_memory(device) == 7
 
 

@@ -24,7 +24,7 @@ from feddraw.results.recorded_run import read_run
 from feddraw.results.tensorboard import scalars
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import RoundRecord
-from feddraw.system.reading import read_json, read_jsonl
+from feddraw.system.file_reading import read_json, read_jsonl
 from small import small
 
 SETTINGS = [

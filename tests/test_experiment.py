@@ -20,7 +20,7 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ControlledServer
-from feddraw.system.reading import read_json
+from feddraw.system.file_reading import read_json
 from small import small
 
 

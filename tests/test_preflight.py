@@ -16,12 +16,12 @@ from feddraw.cli import app
 from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data
+from feddraw.experiment.run_time_estimate import _rehearsed_experiments
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.timed_steps import _rehearsed_experiments
-from feddraw.study.conduct import RepeatedFailure, run_study
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import preflight, survey_study
-from feddraw.study.workers import StudyEvent
+from feddraw.study.run_study import RepeatedFailure, run_study
+from feddraw.study.worker_pool import StudyEvent
 from feddraw.system.workers import peak_memory
 
 SCALE = 0.002

@@ -14,8 +14,8 @@ from feddraw.experiment import run_progress as metering
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.progress import StudyProgress
-from feddraw.study.workers import StudyEvent
-from feddraw.system.reading import read_jsonl
+from feddraw.study.worker_pool import StudyEvent
+from feddraw.system.file_reading import read_jsonl
 from small import small
 
 

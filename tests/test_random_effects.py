@@ -19,8 +19,8 @@ from feddraw.methods.random_effects import Sums, distances, estimate, random_eff
 from feddraw.methods.uniform import uniform
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
-from feddraw.system.reading import read_csv
-from feddraw.training.measurement import gradient_summary, whole_batches
+from feddraw.system.file_reading import read_csv
+from feddraw.training.batch_gradients import gradient_summary, whole_batches
 from small import small
 from tiny import NAMES, bench, cohort_of, initial, same, shards, train
 
@@ -267,7 +267,7 @@ def test_patients_of_a_data_set_reach_the_batches(monkeypatch: pytest.MonkeyPatc
         seen.append(whole_batches(*about))
         return seen[-1]
 
-    monkeypatch.setattr("feddraw.training.measurement.whole_batches", watched)
+    monkeypatch.setattr("feddraw.training.batch_gradients.whole_batches", watched)
     for client in range(2):
         rows = trainer.shards[client]
         assert list(trainer.batch_gradients(client, prepare(experiment).initial, Measurement(4, 8), "classifier", 0))

@@ -17,9 +17,9 @@ from PIL import Image
 from feddraw.data.image_cache import CHUNK
 from feddraw.errors import UserError
 from feddraw.report import write_report
-from feddraw.study.conduct import run_study
 from feddraw.study.plan import read_study, shard_of
 from feddraw.study.results_table import ResultTable
+from feddraw.study.run_study import run_study
 
 TINY = """
 rounds = 2

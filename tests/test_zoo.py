@@ -32,7 +32,7 @@ from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
 from feddraw.study.plan import read_study
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 from feddraw.training.client import group_counts
 from quadratics import Bowl, play
 from small import small
@@ -834,7 +834,7 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
 
 def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     from feddraw.results.run_folder import RunFolder
-    from feddraw.system.reading import read_csv
+    from feddraw.system.file_reading import read_csv
 
     experiment = small(method="feddraw_by_class")
     rounds = iterate(experiment, tmp_path / "run")

@@ -27,7 +27,7 @@ from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import aggregate_round
 from feddraw.server.state_dict import array_of, flatten, layout_of_arrays, like, looks_at_classifier, plain
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
 

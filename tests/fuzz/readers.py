@@ -48,7 +48,7 @@ from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
 from feddraw.study import plan, results_table
-from feddraw.system import reading
+from feddraw.system import file_reading
 from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
@@ -779,8 +779,8 @@ RUNS = "collect find"
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
-    text = named(reading, "read_text read_toml")
-    lines = [*named(run_folder, "_before"), *named(reading, "read_csv read_jsonl read_text parse_json")]
+    text = named(file_reading, "read_text read_toml")
+    lines = [*named(run_folder, "_before"), *named(file_reading, "read_csv read_jsonl read_text parse_json")]
     settings = [
         *functions(catalog, without="outside names find call"),
         *named(Experiment, "of read __post_init__ section"),
@@ -828,7 +828,9 @@ def targets(room: Path) -> list[Target]:
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,
             [*named(results_table.ResultTable, "__init__ add"), results_table._result_cell, *lines], TABLE_WORDS,
-            odd=[huge("runs.csv", results_table.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
+            odd=[
+                huge("runs.csv", results_table.ResultTable), added_twice, lambda room: file_reading.read_text(room, 1),
+            ],
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
@@ -849,7 +851,7 @@ def targets(room: Path) -> list[Target]:
                 *named(run_collection, RUNS), *named(recorded_run, "read_run _check number"),
                 *functions(ledger_table.Ledger),
                 *named(recorded_run.Run, "predictions curve by_class"),
-                *named(reading, "read_json damage_told"),
+                *named(file_reading, "read_json damage_told"),
                 *named(verify, "_compared_hashes _lines_by_round _differing_environment"),
                 *functions(explain_weights),
             ],
@@ -866,7 +868,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
-            odd=[odd_log, huge("weights.csv", reading.read_csv), lambda room: reading.read_text(room, 1)],
+            odd=[odd_log, huge("weights.csv", file_reading.read_csv), lambda room: file_reading.read_text(room, 1)],
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),

@@ -16,9 +16,9 @@ from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.study.conduct import run_study
 from feddraw.study.plan import planned_run
 from feddraw.study.results_table import ResultTable
+from feddraw.study.run_study import run_study
 from feddraw.system.workers import belong_to_parent, start_worker
 
 RUNS = 40

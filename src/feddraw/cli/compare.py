@@ -18,7 +18,7 @@ from feddraw.experiment.settings import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.experiment.run_time_estimate import RunTimeEstimate
-    from feddraw.study.comparison import TimeBudget
+    from feddraw.study.method_comparison import TimeBudget
     from feddraw.study.plan import PlannedRun
     from feddraw.training.devices import WorkerPlace
 
@@ -50,10 +50,10 @@ def compare(
     from feddraw.cli.study import follow, summary, tell_places
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment
-    from feddraw.study.comparison import TimeBudget, comparison_runs, runs_by_seed, unfinished_runs
-    from feddraw.study.conduct import run_study
+    from feddraw.study.method_comparison import TimeBudget, comparison_runs, runs_by_seed, unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
+    from feddraw.study.run_study import run_study
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
     runs = comparison_runs(experiment, seeds=seeds, folds=folds)
@@ -89,8 +89,8 @@ def _prepared_and_timed(runs: Sequence[PlannedRun], workers: Sequence[WorkerPlac
     if not runs:
         return {}
     from feddraw.cli.progress import preparing
-    from feddraw.study.comparison import estimates_by_method, method_of
-    from feddraw.study.conduct import prepare_study_data
+    from feddraw.study.method_comparison import estimates_by_method, method_of
+    from feddraw.study.run_study import prepare_study_data
 
     say = console()
     with preparing(say) as report_progress:
@@ -116,7 +116,7 @@ def _show(found: Mapping[str, RunTimeEstimate]) -> None:
 def _announced(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.cli.progress import duration
-    from feddraw.study.comparison import runs_by_seed
+    from feddraw.study.method_comparison import runs_by_seed
     from feddraw.study.progress import StudyProgress
 
     say, chosen = console(), budget.chosen()

@@ -14,7 +14,7 @@ from feddraw.cli.run import Data, Scenario
 from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError, one_of
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import damage_told, read_csv, read_toml
+from feddraw.system.file_reading import damage_told, read_csv, read_toml
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_distances import Group, Heterogeneity, SiteDistance
@@ -125,7 +125,7 @@ def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity
 
     from feddraw.analysis.forest_plot import forest_figure
     from feddraw.analysis.plots import save
-    from feddraw.system.files import make_folder, write_errors_told, write_whole
+    from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 
     with write_errors_told(folder):
         make_folder(folder)

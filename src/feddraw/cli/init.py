@@ -22,7 +22,7 @@ Out = Annotated[Path | None, Option(help="Experiment file to write (default: NAM
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
-    from feddraw.system.files import write_whole
+    from feddraw.system.file_writing import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
     target = out or Path(f"{name}.toml")

@@ -39,7 +39,7 @@ def predict(
     """
     from feddraw.cli.progress import preparing
     from feddraw.experiment.prediction import find_images, predict_images
-    from feddraw.system.files import require_writable_place, write_whole
+    from feddraw.system.file_writing import require_writable_place, write_whole
 
     found = find_images(images, root, column)
     if out is not None:

@@ -15,7 +15,7 @@ from feddraw import naming
 from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import read_json, read_toml
+from feddraw.system.file_reading import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from feddraw.cli.run import Devices
 from feddraw.cli.show import as_json, console, status, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
     from feddraw.study.progress import StudyProgress
-    from feddraw.study.workers import StudyEvent
+    from feddraw.study.worker_pool import StudyEvent
     from feddraw.training.devices import WorkerPlace
 
 
@@ -76,10 +76,10 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.study.conduct import PATIENCE, run_study
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
+    from feddraw.study.run_study import PATIENCE, run_study
 
     if pdf:
         from feddraw.report.paper_tex import engine

@@ -20,7 +20,7 @@ import numpy as np
 
 from feddraw.data import image_cache
 from feddraw.results.environment import installed_version
-from feddraw.system.files import nearest_existing
+from feddraw.system.file_writing import nearest_existing
 from feddraw.system.shared_memory import SharedArrays
 
 PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches

@@ -13,7 +13,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.scenarios.paper import PAPER
 from feddraw.scenarios.partition import dealt
-from feddraw.training.step_memory import GPU_CONTEXT
+from feddraw.training.device_memory import GPU_CONTEXT
 
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
 EVALUATED = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}

@@ -23,13 +23,13 @@ from feddraw.core import Correction, Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.experiment.timed_steps import step_time_factors
+from feddraw.experiment.run_time_estimate import step_time_factors
 from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
-from feddraw.training.client import Trainer, memory_shortage_told
-from feddraw.training.devices import WorkerPlace, allot_image_memory, compute_exactly
+from feddraw.training.client import Trainer
+from feddraw.training.device_memory import allot_image_memory, memory_shortage_told, step_memory
+from feddraw.training.devices import WorkerPlace, compute_exactly
 from feddraw.training.loop import fit, make_optimizer, predict, seeded_torch
 from feddraw.training.settings import Training
-from feddraw.training.step_memory import step_memory
 
 LARGEST = 64  # images of a batch, as in the paper
 STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that

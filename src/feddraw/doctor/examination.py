@@ -17,17 +17,11 @@ from feddraw.doctor.checks import Check, attempted, check_machine, check_version
 from feddraw.doctor.cost import Cost, Speed
 from feddraw.doctor.device_trial import Task, Team, TooSlow, relative
 from feddraw.errors import RunFailed
+from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
 from feddraw.system.workers import cores
-from feddraw.training.devices import (
-    USABLE_MEMORY,
-    WORKERS_PER_GPU,
-    WorkerPlace,
-    cuda_software,
-    devices_here,
-    survey_devices_apart,
-)
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices_apart
 
 SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer

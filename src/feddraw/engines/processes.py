@@ -28,8 +28,9 @@ from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.system.shared_memory import SharedArrays, SharedHandle, attach_shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
-from feddraw.training.client import Trainer, client_memory_extents, memory_shortage_told
-from feddraw.training.devices import WorkerPlace, allot_image_memory
+from feddraw.training.client import Trainer, client_memory_extents
+from feddraw.training.device_memory import allot_image_memory, memory_shortage_told
+from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Loss, predict
 from feddraw.training.network import Build
 from feddraw.training.settings import Training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,18 +14,13 @@ import torch
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import cores, limited_workers
-from feddraw.training.devices import (
-    WorkerPlace,
-    devices_here,
-    devices_record,
-    place_workers,
-    survey_devices,
-    survey_devices_apart,
-)
+from feddraw.training.device_memory import step_memory
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices, survey_devices_apart
 from feddraw.training.network_by_name import build_network
-from feddraw.training.step_memory import step_memory
 
 _SURVEYED: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
+WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
+USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
 ASSUMED_CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
 
 
@@ -73,33 +68,68 @@ def _placed_on_devices(
     experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int
 ) -> list[WorkerPlace]:
     on_gpu = any(torch.device(name).type != "cpu" for name in names)
-    need = most_device_memory(experiments) if on_gpu else 0
+    need = most_worker_memory(experiments) if on_gpu else 0
     _SURVEYED.update(survey_devices_apart(names))
     return place_workers(names, limited_workers(workers) if workers else 0, need, _SURVEYED, most)
 
 
-def most_device_memory(experiments: Sequence[Experiment]) -> int:
+def place_workers(
+    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
+) -> list[WorkerPlace]:
+    """A place for each worker: one on every device, then a second, as long as its memory holds one more.
+
+    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
+    without images; `most` is how many have work.
+    """
+    usable = {name: USABLE_MEMORY * surveyed[name]["free"] for name in names}
+    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
+    each = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
+    usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
+    if workers > sum(fit.values()):
+        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
+        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
+        warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
+    limits = fit if workers else usual
+    counts = dict.fromkeys(names, 0)
+    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
+        open_ones = [name for name in names if counts[name] < limits[name]]
+        counts[min(open_ones, key=lambda name: counts[name])] += 1
+    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
+    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
+    return [WorkerPlace(name, max(0, room[name])) for name in turns]
+
+
+def most_worker_memory(experiments: Sequence[Experiment]) -> int:
     """Bytes that the largest of them takes of a device, without its images; experiments with one network are one."""
     kinds: dict[str, Experiment] = {}
     for experiment in experiments:
         training = experiment.training
         about = [experiment.model, experiment.section("data")[1]["size"], training.batch_size, training.amp]
         kinds.setdefault(json.dumps(about), experiment)
-    return max((device_memory(experiment) or 0 for experiment in kinds.values()), default=0)
+    return max((worker_memory(experiment) or 0 for experiment in kinds.values()), default=0)
 
 
-def device_memory(experiment: Experiment) -> int | None:
+def worker_memory(experiment: Experiment) -> int | None:
     """Bytes that one worker takes of a device; None where the network's shapes alone do not tell."""
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
     return step_memory(partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training)
 
 
-def recorded(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
-    """What environment.json says about the devices."""
+def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
+    """What environment.json says about the devices of a run."""
     names = list(dict.fromkeys(place.device for place in places))
     unseen = [name for name in names if name not in _SURVEYED]
     _SURVEYED.update(
         survey_devices(unseen)
     )  # this process trains there itself, or nobody would have placed its workers
-    return devices_record({name: _SURVEYED[name] for name in names}, places, experiment.training.tf32)
+    devices = []
+    for name in names:
+        about = _SURVEYED[name]
+        said = {key: about[key] for key in ("name", "capability") if key in about}
+        if about["type"] == "cuda":
+            said["memory_gb"] = round(about["memory"] / 1e9, 1)
+        number = sum(place.device == name for place in places)
+        devices.append({"device": name, "type": about["type"], **said, "workers": number})
+    gpus = any(device["type"] == "cuda" for device in devices)
+    return {"devices": devices} | ({"cuda": cuda_software(experiment.training.tf32)} if gpus else {})

@@ -19,7 +19,7 @@ from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine
 from feddraw.errors import UserError
-from feddraw.experiment.device_placement import recorded
+from feddraw.experiment.device_placement import devices_record
 from feddraw.experiment.run_preparation import PreparedRun, Progress, prepare
 from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
@@ -30,8 +30,8 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import with_findings
 from feddraw.server.round import RoundResult
-from feddraw.system.reading import read_json
-from feddraw.training.client import memory_shortage_told
+from feddraw.system.file_reading import read_json
+from feddraw.training.device_memory import memory_shortage_told
 
 if TYPE_CHECKING:
     from feddraw.secure_rounds.in_process import MaskedRounds
@@ -117,7 +117,7 @@ def iterate(
                 parameters=setup.summed_parameters,
                 layout=setup.initial.layout,
                 dataset=setup.dataset,
-                devices=recorded(experiment, setup.places),
+                devices=devices_record(experiment, setup.places),
             )
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:

@@ -21,7 +21,7 @@ from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.streaming import STREAM_WEIGHTS
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training

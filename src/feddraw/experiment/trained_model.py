@@ -28,7 +28,7 @@ from feddraw.results.kept_models import KEPT
 from feddraw.results.recorded_run import Run, number, read_run
 from feddraw.results.run_collection import require_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import damage_told
+from feddraw.system.file_reading import damage_told
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 

@@ -20,7 +20,7 @@ from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export import monai_bundle, onnx_file, safetensors_file
 from feddraw.export.graph import Scorer
 from feddraw.export.model_card import model_card
-from feddraw.system.files import make_folder, make_subfolder, write_json, write_whole
+from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
 
 Progress = Callable[[str, int, int], None]
 Grey = NDArray[np.uint8]

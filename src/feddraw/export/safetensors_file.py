@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, from_pixels, scorer
-from feddraw.system.files import write_json, write_whole
+from feddraw.system.file_writing import write_json, write_whole
 
 LOADER = """\
 import json

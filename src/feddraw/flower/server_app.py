@@ -40,7 +40,7 @@ from feddraw.scenarios.image_deck import Partition
 from feddraw.secure_sums.session import FEWEST
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord
-from feddraw.system.reading import read_jsonl
+from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 

@@ -37,7 +37,8 @@ from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
-from feddraw.system.files import (
+from feddraw.system.file_reading import dotted_settings, json_values, read_csv, read_jsonl, read_toml, toml_values
+from feddraw.system.file_writing import (
     append_to_log,
     make_folder,
     make_subfolder,
@@ -47,7 +48,6 @@ from feddraw.system.files import (
     write_whole,
 )
 from feddraw.system.locks import lock_folder
-from feddraw.system.reading import dotted_settings, json_values, read_csv, read_jsonl, read_toml, toml_values
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))

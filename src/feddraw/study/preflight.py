@@ -33,14 +33,19 @@ from feddraw.experiment.run_preparation import (
     open_experiment_data,
     prepare_task,
 )
-from feddraw.experiment.run_time_estimate import RunWork
+from feddraw.experiment.run_time_estimate import (
+    REHEARSAL_SECONDS,
+    RehearsedTimes,
+    RunWork,
+    rehearse_step_times,
+    time_profile,
+)
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.timed_steps import REHEARSAL_SECONDS, RehearsedTimes, rehearse_step_times, time_profile
 from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.progress import StudyProgress
-from feddraw.system.files import nearest_existing
+from feddraw.system.file_writing import nearest_existing
 from feddraw.system.workers import cores
 from feddraw.training.client import client_memory_extents
 from feddraw.training.devices import survey_devices

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feddraw.study.workers import StudyEvent
+from feddraw.study.worker_pool import StudyEvent
 
 ENOUGH_DONE = 0.02  # of a run must be done before its time is multiplied up
 

@@ -11,9 +11,9 @@ from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.plan import PlannedRun
-from feddraw.system.files import make_folder, write_errors_told, write_whole
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 from feddraw.system.locks import lock_file
-from feddraw.system.reading import damage_told, read_csv, read_json, read_jsonl, read_toml
 
 
 def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:

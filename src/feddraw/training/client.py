@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,9 +29,8 @@ from feddraw.core import (
     empty_model,
     extras_of,
 )
-from feddraw.errors import OutOfMemory
 from feddraw.training.allocator import keep_freed_memory
-from feddraw.training.devices import memory_shortage, out_of_memory
+from feddraw.training.batch_gradients import batch_gradients, gradient_summary
 from feddraw.training.loop import (
     Examples,
     Loss,
@@ -47,7 +45,6 @@ from feddraw.training.loop import (
     one_thread,
     seeded_torch,
 )
-from feddraw.training.measurement import batch_gradients, gradient_summary
 from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.network_by_name import with_frozen_layers
 from feddraw.training.optimizers import Optimizer
@@ -234,18 +231,6 @@ def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | Non
     found = [(positive & called & of[:, None]).sum(axis=0) for of in member]
     right = [known.sum(), ((called == positive) & known).sum()]
     return np.concatenate([*counts, *found, right]).astype(np.float32)
-
-
-@contextmanager
-def memory_shortage_told(trainer: Trainer) -> Iterator[None]:
-    """Memory that is not there, here or on the device that this process trains on, as one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        training = trainer.training
-        raise OutOfMemory(memory_shortage(torch.device(training.device), training.batch_size)) from error
 
 
 def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]:

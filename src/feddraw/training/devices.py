@@ -1,4 +1,4 @@
-"""Devices: which there are, which worker trains on which, how exactly they compute, what is recorded about them.
+"""Devices: which there are, what they are, and how exactly they compute.
 
 `cpu:0`, `cpu:1` and so on are the processor playing devices: workers are placed on them, images are kept or copied as
 for a GPU, and the bits are those of `cpu`.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -20,12 +19,9 @@ from typing import Any
 import torch
 
 from feddraw.errors import RunFailed, UserError, first_line
-from feddraw.system.workers import belong_to_parent, cause_of_death, cores, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
 
 DEVICE_NAME = re.compile(r"mps|(cpu|cuda)(:\d+)?")
-WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
-USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
-UNPLANNED_IMAGES = 0.5  # share of the free memory that images may take where nobody has planned what else needs it
 CUBLAS_WORKSPACE = ":4096:8"  # cuBLAS: fixed buffers, or sums may be taken in another order
 
 
@@ -35,9 +31,6 @@ class WorkerPlace:
 
     device: str = "cpu"
     images: int = -1
-
-
-# ---------------------------------------------------------------------------------------------------- which there are
 
 
 def device_names(text: str, setting: str = "devices") -> list[str]:
@@ -72,9 +65,6 @@ def require_device(name: str, setting: str) -> torch.device:
     if device.type != "cpu" and (device.index or 0) >= gpus:
         raise UserError(f"{setting} is {name}, but torch finds no such device here: use cpu")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-# ---------------------------------------------------------------------------------------------------- what they are
 
 
 def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -141,21 +131,6 @@ def _cgroup_number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def devices_record(
-    surveyed: Mapping[str, Mapping[str, Any]], workers: Sequence[WorkerPlace], tf32: bool
-) -> dict[str, Any]:
-    """What a run's environment says of its devices."""
-    devices = []
-    for name, about in surveyed.items():
-        said = {key: about[key] for key in ("name", "capability") if key in about}
-        if about["type"] == "cuda":
-            said["memory_gb"] = round(about["memory"] / 1e9, 1)
-        number = sum(place.device == name for place in workers)
-        devices.append({"device": name, "type": about["type"]} | said | ({"workers": number} if number else {}))
-    gpus = any(about["type"] == "cuda" for about in surveyed.values())
-    return {"devices": devices} | ({"cuda": cuda_software(tf32)} if gpus else {})
-
-
 def cuda_software(tf32: bool) -> dict[str, Any]:
     """What computes on NVIDIA's GPUs, and how exactly."""
     return {
@@ -184,58 +159,6 @@ def _asked_driver() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
 
 
-# ---------------------------------------------------------------------------------------------------- who goes where
-
-
-def place_workers(
-    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
-) -> list[WorkerPlace]:
-    """A place for each worker: one on every device, then a second, as long as its memory holds one more.
-
-    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
-    without images; `most` is how many have work.
-    """
-    usable = {name: USABLE_MEMORY * surveyed[name]["free"] for name in names}
-    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
-    each = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
-    usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
-    if workers > sum(fit.values()):
-        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
-        warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
-    limits = fit if workers else usual
-    counts = dict.fromkeys(names, 0)
-    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
-        open_ones = [name for name in names if counts[name] < limits[name]]
-        counts[min(open_ones, key=lambda name: counts[name])] += 1
-    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
-    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
-    return [WorkerPlace(name, max(0, room[name])) for name in turns]
-
-
-_IMAGE_MEMORY: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device
-
-
-def allot_image_memory(place: WorkerPlace) -> None:
-    """What a worker does at its start: remember how much of its device is its own."""
-    if place.images >= 0:
-        _IMAGE_MEMORY[torch.device(place.device)] = place.images
-
-
-def image_memory(device: torch.device) -> int:
-    """Bytes of images that this process may keep on a device: as allotted, or planned at the first question.
-
-    Asked once: what an allocator holds back after a run would look as if it were taken.
-    """
-    if device not in _IMAGE_MEMORY:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()[1]
-        _IMAGE_MEMORY[device] = int(UNPLANNED_IMAGES * free)
-    return _IMAGE_MEMORY[device]
-
-
-# ---------------------------------------------------------------------------------------------------- how they compute
-
-
 def compute_exactly(device: torch.device, tf32: bool) -> None:
     """From now on this process computes on its GPU the same way every time, in float32 unless TF32 is allowed."""
     if device.type != "cuda":
@@ -255,27 +178,3 @@ def generator_of_device(device: torch.device) -> torch.Generator | None:
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.mps._get_default_mps_generator() if device.type == "mps" else None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether numpy, torch or a GPU had no memory left."""
-    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-    full = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-    return full or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
-
-
-def memory_shortage(device: torch.device, batch_size: int) -> str:
-    """What to say when a device had no memory left, and what to lower."""
-    if device.type == "cpu":
-        return "it ran out of memory: try fewer workers or smaller batches"
-    total = f" ({torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB)" if device.type == "cuda" else ""
-    lower = f"lower workers, training.batch_size (now {batch_size}) or data.size, or set training.amp=bf16"
-    return f"{device}{total} ran out of memory: {lower}"
-
-
-def empty_device_cache(device: torch.device) -> None:
-    """Give back what the allocator holds of memory that nobody uses."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()

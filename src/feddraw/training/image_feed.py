@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddraw.training.devices import image_memory
+from feddraw.training.device_memory import image_memory
 
 Rows = NDArray[np.intp]
 Arrays = Sequence[NDArray[Any]]

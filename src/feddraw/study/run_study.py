@@ -13,8 +13,8 @@ from feddraw.experiment.run_preparation import Progress, open_experiment_data
 from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import PlannedRun, data_key, is_file_data
 from feddraw.study.results_table import ResultTable, results_row
-from feddraw.study.workers import StudyEvent, WorkerPool
-from feddraw.system.files import make_folder, refuse_link, write_errors_told, write_whole
+from feddraw.study.worker_pool import StudyEvent, WorkerPool
+from feddraw.system.file_writing import make_folder, refuse_link, write_errors_told, write_whole
 from feddraw.training.devices import WorkerPlace
 
 PLAN_FILE = "plan.json"

@@ -23,10 +23,11 @@ from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.results_table import results_row
-from feddraw.system.files import append_to_log
+from feddraw.system.file_writing import append_to_log
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
-from feddraw.training.devices import WorkerPlace, allot_image_memory, empty_device_cache
+from feddraw.training.device_memory import allot_image_memory, empty_device_cache
+from feddraw.training.devices import WorkerPlace
 
 
 @dataclass(frozen=True)
