@@ -16,7 +16,7 @@ from feddraw.cli import app
 from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data
-from feddraw.experiment.run_time_estimate import _rehearsed_experiments
+from feddraw.experiment.run_time_estimate import _rehearsed
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import preflight, survey_study
@@ -188,9 +188,7 @@ def test_a_preflight_says_what_a_study_costs(file, archives, own_cache, tmp_path
 
 def test_a_method_without_time_of_its_own_costs_what_it_adds_on_a_small_network():
     runs = [complete(Experiment().with_settings({"method": name})) for name in ("fedavg", "moon", "feddyn")]
-    plain, moon, after = _rehearsed_experiments(
-        [one.with_settings({"training.batch_size": 64}) for one in runs], 5, seconds=0
-    )
+    plain, moon, after = _rehearsed([one.with_settings({"training.batch_size": 64}) for one in runs], 5, seconds=0)
     assert [plain.batch, moon.batch, after.batch] == [8, 0, 0]
     assert 1.2 * plain.step < moon.step < 4 * plain.step  # two more networks see each image
     assert after.step < moon.step  # the next method does not pay for it

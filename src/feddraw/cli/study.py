@@ -23,7 +23,7 @@ from feddraw.system.file_reading import read_toml
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddraw.experiment.run_preparation import Progress
+    from feddraw.data.image_cache import Progress
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
     from feddraw.study.progress import StudyProgress

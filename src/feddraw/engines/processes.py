@@ -35,9 +35,7 @@ from feddraw.training.loop import Examples, Loss, predict
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
-PREDICTED_CHUNK = (
-    1024  # images that a worker predicts at a time: a multiple of the batch, so that batches do not change
-)
+PREDICTED_CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches stay
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,10 +52,9 @@ def open_dataset(
         prepared = {key: chosen.pop(key) for key in common if key in chosen}
         dataset = function(Preparation(size=size, progress=progress, look=look, **prepared), **chosen)
     else:
-        counter = (
-            {} if progress is None or name != "phantom" else {"progress": _phantom_progress(progress, own | chosen)}
-        )
-        dataset = function(size=size, **chosen, **counter)
+        if progress is not None and name == "phantom":
+            chosen["progress"] = _phantom_progress(progress, own | chosen)
+        dataset = function(size=size, **chosen)
     if not isinstance(dataset, Dataset):
         raise UserError(f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}")
     return dataset

@@ -50,7 +50,7 @@ def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace
         warnings.warn(f"{experiment.workers} workers for {clients} client(s): starting one per client", stacklevel=2)
     if names == ["cpu"] or experiment.engine != "processes":
         return [WorkerPlace(names[0])] * limited_workers(min(experiment.workers or cores(), clients))
-    return _placed_on_devices([experiment], names, experiment.workers, clients)
+    return _places_on([experiment], names, experiment.workers, clients)
 
 
 def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[WorkerPlace]:
@@ -61,12 +61,10 @@ def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices
     names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
     if names == ["cpu"]:
         return [WorkerPlace()] * limited_workers(workers)
-    return _placed_on_devices(experiments, names, workers, max(1, len(experiments)))
+    return _places_on(experiments, names, workers, max(1, len(experiments)))
 
 
-def _placed_on_devices(
-    experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int
-) -> list[WorkerPlace]:
+def _places_on(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[WorkerPlace]:
     on_gpu = any(torch.device(name).type != "cpu" for name in names)
     need = most_worker_memory(experiments) if on_gpu else 0
     _SURVEYED.update(survey_devices_apart(names))
@@ -120,13 +118,11 @@ def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dic
     """What environment.json says about the devices of a run."""
     names = list(dict.fromkeys(place.device for place in places))
     unseen = [name for name in names if name not in _SURVEYED]
-    _SURVEYED.update(
-        survey_devices(unseen)
-    )  # this process trains there itself, or nobody would have placed its workers
+    _SURVEYED.update(survey_devices(unseen))  # this process trains there itself: nobody has placed its workers
     devices = []
     for name in names:
         about = _SURVEYED[name]
-        said = {key: about[key] for key in ("name", "capability") if key in about}
+        said: dict[str, Any] = {key: about[key] for key in ("name", "capability") if key in about}
         if about["type"] == "cuda":
             said["memory_gb"] = round(about["memory"] / 1e9, 1)
         number = sum(place.device == name for place in places)

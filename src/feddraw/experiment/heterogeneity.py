@@ -19,12 +19,14 @@ from feddraw.analysis.site_distances import (
     weights_by_rule,
 )
 from feddraw.core import Layout, Measurement, Model, gram
-from feddraw.errors import UserError, not_negative, one_of
-from feddraw.experiment.run_preparation import PreparedRun, Progress, prepare
+from feddraw.data.image_cache import Progress
+from feddraw.errors import UserError, at_least, not_negative, one_of
+from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import federate, seed_of
 
+Positions = NDArray[np.intp]  # of parameters in the flat vector
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
@@ -41,8 +43,7 @@ class HeterogeneityOptions:
     def check(self) -> None:
         one_of("layer", self.layer, ("classifier", "all"))
         for name in ("batches", "batch_size"):
-            if getattr(self.measurement, name) < 2:
-                raise UserError(f"{name.replace('_', '-')} must be at least 2, not {getattr(self.measurement, name)}")
+            at_least(name.replace("_", "-"), getattr(self.measurement, name), 2)
         for name in ("rounds", "permutations", "replicates"):
             not_negative(name, getattr(self, name))
 
@@ -113,7 +114,7 @@ def _gathered_gradients(
     model: Model,
     round: int,
     how: HeterogeneityOptions,
-    groups: Mapping[str, NDArray[np.intp]],
+    groups: Mapping[str, Positions],
     progress: Progress | None,
 ) -> tuple[Batches, list[int]]:
     """The batches of all sites, and how many each site has."""
@@ -145,9 +146,7 @@ def _require_gradient_memory(batches: int, parameters: int) -> None:
         )
 
 
-def compared_parameters(
-    layout: Layout, findings: tuple[str, ...]
-) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
+def compared_parameters(layout: Layout, findings: tuple[str, ...]) -> tuple[dict[str, Positions], dict[str, Positions]]:
     """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
     classifier = _layer_parameters(layout, "classifier")
     inside = set(classifier.tolist())
@@ -167,5 +166,5 @@ def compared_parameters(
     return layers, rows
 
 
-def _layer_parameters(layout: Layout, layer: str) -> NDArray[np.intp]:
+def _layer_parameters(layout: Layout, layer: str) -> Positions:
     return np.arange(layout.length("param"))[layout.find(layer)]

@@ -119,9 +119,8 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not tables_in(listed[0]):
-            return inspect_made_table(
-                out.with_suffix(".csv"), str(listed[0]), table_of_classes(rows_of_class_folders(listed[0]))
-            )
+            made = table_of_classes(rows_of_class_folders(listed[0]))
+            return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
         listed = tables_in(listed[0])
     sheets = [find_sheet(path) for path in listed]
     for sheet in sheets:
@@ -241,10 +240,8 @@ def with_class_columns(sheet: Sheet) -> str:
     if path is None:
         return ""
     kept = {sheet.header[column]: column for column in {path: 0, **dict.fromkeys(usual.values())} if column is not None}
-    rows = (
-        {name: fields[column] for name, column in kept.items()} | {"label": fields[place]} for _, fields in sheet.rows()
-    )
-    return table_of_classes(rows)
+    kept["label"] = place
+    return table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
 
 def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:

@@ -61,10 +61,8 @@ def _method_halves(name: str) -> list[MethodHalf]:
         raise UserError(f"'{name}' mixes more than two methods: give weighting+training")
     if len(names) == 2 and names[0] == names[1]:
         raise UserError(f"'{name}' mixes a method with itself: write {names[0]}")
-    functions = [catalog.find("methods", half) for half in names]
-    return [
-        MethodHalf(half, function, method_defaults(function)) for half, function in zip(names, functions, strict=True)
-    ]
+    functions = {half: catalog.find("methods", half) for half in names}
+    return [MethodHalf(half, function, method_defaults(function)) for half, function in functions.items()]
 
 
 def method_defaults(function: Callable[..., Any]) -> dict[str, Any]:

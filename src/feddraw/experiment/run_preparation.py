@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from feddraw.data.corruption import corrupt
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_from_table import Look
 from feddraw.data.folds import refold
+from feddraw.data.image_cache import Progress
 from feddraw.data.splits import stratified
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
@@ -29,13 +30,10 @@ from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import Examples, steps_per_epoch
+from feddraw.training.loop import Examples, Rows, steps_per_epoch
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages
-
-Rows = NDArray[np.intp]
-Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +116,8 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     task = prepare_task(experiment, data)
     dataset, method = task.dataset, task.method
     _warn_unlabelled(dataset, task.training_rows)
-    initial = initial_model(
-        partial(network_builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed
-    )
+    build = network_builder(experiment, len(dataset.findings))
+    initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
     trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
@@ -137,7 +134,7 @@ def prepare_task(experiment: Experiment, data: DealtData) -> PreparedTask:
     method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
     clients = tuple(shard.client for shard in data.partition.shards)
     if method.centralised:
-        clients, rows, holdout = ("all",), _together(rows), _together(holdout)
+        clients, rows, holdout = ("all",), (pooled_rows(rows),), (pooled_rows(holdout),)
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
@@ -250,12 +247,12 @@ def _held_out_masks(experiment: Experiment, labels: Labels, dealt: Sequence[Rows
         return [np.equal(stratified(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
     # a patient of several clients is kept back by all of them or by none: else the others would train on the test
     sizes = [len(rows) for rows in dealt]
-    everyone = replace(
-        labels.take(np.concatenate(dealt)), sites=np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
-    )
+    sites = np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
+    everyone = replace(labels.take(np.concatenate(dealt)), sites=sites)
     kept_back = np.equal(stratified(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
     return np.split(kept_back, np.cumsum(sizes)[:-1])
 
 
-def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:
-    return (np.sort(np.concatenate(rows)),)
+def pooled_rows(rows: Sequence[Rows]) -> Rows:
+    """All clients' rows together."""
+    return np.sort(np.concatenate(rows))

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Local
+from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
-from feddraw.experiment.run_preparation import PreparedRun, PreparedTask, Progress
+from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
 from feddraw.training.loop import steps_in_round
 
 TRAINED_COST = 3  # cost of a trained image, where an evaluated one costs 1
@@ -54,9 +55,8 @@ class RunProgress:
         """What each client's work costs."""
         rows, training = self._setting.training_rows, self._setting.experiment.training
         efforts = self._setting.efforts(round)
-        return {
-            one: self._cost(one, steps_in_round(len(rows[one]), training, effort)) for one, effort in efforts.items()
-        }
+        steps = {one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()}
+        return {one: self._cost(one, own) for one, own in steps.items()}
 
     def _cost(self, client: int, steps: int) -> int:
         """Of so many training steps of a client."""

@@ -221,9 +221,8 @@ def rehearse_step_times(
 
 def _mean_over_devices(found: Sequence[Mapping[str, Any]]) -> RehearsedTimes:
     """Mean times, the smallest batch and the most memory."""
-    step, client, image = (
-        statistics.fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image")
-    )
+    names = ("step", "client", "evaluated_image")
+    step, client, image = (statistics.fmean(one[name] for one in found) for name in names)
     return RehearsedTimes(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
 
 
@@ -234,17 +233,13 @@ def serve_rehearsal(pipe: Connection, request: str) -> None:
     tables, findings, device, seconds = json.loads(request)
     experiments = [Experiment.of(table).with_settings({"training.device": device}) for table in tables]
     try:
-        said: dict[str, Any] = {
-            "timed": [asdict(one) for one in _rehearsed_experiments(experiments, findings, seconds)]
-        }
+        said: dict[str, Any] = {"timed": [asdict(one) for one in _rehearsed(experiments, findings, seconds)]}
     except (UserError, RunFailed) as mistake:
         said = {"mistake": str(mistake)}
     pipe.send_bytes(json.dumps(said).encode())
 
 
-def _rehearsed_experiments(
-    experiments: Sequence[Experiment], findings: int, seconds: float
-) -> Iterator[RehearsedTimes]:
+def _rehearsed(experiments: Sequence[Experiment], findings: int, seconds: float) -> Iterator[RehearsedTimes]:
     """The first experiment on each network is timed in any case, the others where whole batches leave the time."""
     began, firsts = time.perf_counter(), dict[str, _TimedExperiment]()
     networks = len({_network_profile(experiment) for experiment in experiments})
@@ -265,11 +260,10 @@ def step_time_factors(methods: Sequence[Method], training: Training | None = Non
     how = replace(training or Training(), batch_size=SMALL_BATCH, device="cpu", amp="off")
 
     def step(method: Method) -> float:
-        stage = _RehearsedClient(
-            method, partial(build_network, "compact", 5, {}), 32, 5, how, images=SMALL_BATCH * (1 + SMALL_STEPS)
-        )
-        stage.work(SMALL_BATCH, 1)  # allocates memory; some rules do more once there is a round to remember
-        longer, shorter = (min(stage.work(SMALL_BATCH, steps) for _ in range(3)) for steps in (1 + SMALL_STEPS, 1))
+        make = partial(build_network, "compact", 5, {})
+        client = _RehearsedClient(method, make, 32, 5, how, images=SMALL_BATCH * (1 + SMALL_STEPS))
+        client.work(SMALL_BATCH, 1)  # allocates memory; some rules do more once there is a round to remember
+        longer, shorter = (min(client.work(SMALL_BATCH, steps) for _ in range(3)) for steps in (1 + SMALL_STEPS, 1))
         return max(longer - shorter, 1e-6)
 
     plain = combined_method("fedavg", {})
@@ -286,23 +280,23 @@ class _TimedExperiment:
         self.method = make_method(experiment)
         size, make = experiment.section("data")[1]["size"], network_builder(experiment, findings)
         how = (size, findings, experiment.training)
-        stage = _RehearsedClient(self.method, make, *how, images=2 * whole, seed=experiment.seed)
-        stage.work(2, 1)  # the first step allocates memory and chooses algorithms
+        client = _RehearsedClient(self.method, make, *how, images=2 * whole, seed=experiment.seed)
+        client.work(2, 1)  # the first step allocates memory and chooses algorithms
         used: dict[int, int] = {}  # bytes at the highest, by the size of the batch
         batch = 2
         while True:
             before = time.perf_counter()
-            one, used[batch] = stage.work(batch, 1), stage.memory()
+            one, used[batch] = client.work(batch, 1), client.memory()
             now = time.perf_counter()
             waited, left = now - before, seconds - (now - began)  # on a busy processor, longer than its own seconds
             if batch == whole or (batch >= LEAST_REHEARSED_BATCH and 6 * waited > left):
                 break
             batch = min(2 * batch, whole)
         count = int(min(MOST_REHEARSED_STEPS, max(0, left / 2 / waited)))
-        step = max((stage.work(batch, 1 + count) - one) / count, 1e-6) if count else one
+        step = max((client.work(batch, 1 + count) - one) / count, 1e-6) if count else one
         memory = max(used.values()) + round(_bytes_per_image(used) * (whole - batch))
         self.is_whole = batch == whole
-        evaluated = stage.evaluate(batch)
+        evaluated = client.evaluate(batch)
         self.rehearsed = RehearsedTimes(step * whole / batch, batch, max(0.0, one - step), evaluated, memory)
 
 

@@ -17,10 +17,11 @@ from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_evaluate
 from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
+from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.errors import UserError
 from feddraw.experiment.device_placement import devices_record
-from feddraw.experiment.run_preparation import PreparedRun, Progress, prepare
+from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate

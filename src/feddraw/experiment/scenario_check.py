@@ -6,16 +6,15 @@ the training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from feddraw.analysis import metrics
-from feddraw.core import Job, Local, Update
-from feddraw.experiment.run_preparation import PreparedRun, prepare
-from feddraw.experiment.running import opened_engine
+from feddraw.core import Job, Local
+from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
+from feddraw.experiment.running import OnUpdate, opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import seed_of
 from feddraw.scenarios.paper import PAPER
@@ -55,9 +54,7 @@ class ScenarioCheck:
         return self.margin > 0
 
 
-def check_scenario(
-    experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None
-) -> ScenarioCheck:
+def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | None = None) -> ScenarioCheck:
     """Train every client alone, and all together, for the same number of steps; test on validation data."""
     setup = _clients_apart(prepare(experiment), steps)
     small = _small_clients(setup)
@@ -83,7 +80,7 @@ def check_scenario(
 
 def _clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
     """The same clients without a federation, and one more that has everybody's images."""
-    shards = (*setup.training_rows, np.sort(np.concatenate(setup.training_rows)))
+    shards = (*setup.training_rows, pooled_rows(setup.training_rows))
     training = replace(setup.experiment.training, steps=steps)
     trainer = replace(setup.trainer, shards=shards, training=training, local=Local())
     return replace(setup, trainer=trainer)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from feddraw import catalog
 from feddraw.core import Method
 from feddraw.data.corruption import Corruption
-from feddraw.errors import UserError, not_negative, unknown
+from feddraw.errors import UserError, at_least, not_negative, unknown
 from feddraw.experiment.dataset_by_name import dataset_defaults
 from feddraw.experiment.method_by_name import Section, combined_method, method_section, method_with_defaults
 from feddraw.participation import Participation
@@ -208,8 +208,7 @@ def complete(experiment: Experiment) -> Experiment:
     """
     if experiment.is_complete:
         return experiment
-    if experiment.rounds < 1:
-        raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
+    at_least("rounds", experiment.rounds, 1)
     if experiment.rounds > MOST_ROUNDS:
         raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
     not_negative("seed", experiment.seed)

@@ -50,9 +50,8 @@ class PlannedRun:
         Where the data lie on this machine and how the run is carried out are no part of it.
         """
         usual = dotted_settings(Experiment().table())
-        chosen = {
-            name: value for name, value in dotted_settings(self.experiment.table()).items() if usual.get(name) != value
-        }
+        own = dotted_settings(self.experiment.table())
+        chosen = {name: value for name, value in own.items() if usual.get(name) != value}
         table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
@@ -69,9 +68,6 @@ def is_file_data(planned: PlannedRun) -> bool:
 def data_key(experiment: Experiment) -> str:
     """Equal for experiments on the same data set with the same settings of it."""
     return json.dumps(experiment.data, sort_keys=True)
-
-
-# ---------------------------------------------------------------------------------------------------- the file
 
 
 def read_study(
@@ -102,9 +98,8 @@ def read_study(
     base = Experiment.preset(preset)
     found = []
     for settings, label in chosen:
-        written = with_family_settings(base.with_settings(_dotted_settings(settings)), only).trusted(
-            trust, f"{path} names"
-        )
+        written = with_family_settings(base.with_settings(_dotted_settings(settings)), only)
+        written.trusted(trust, f"{path} names")
         meant = with_family_settings(written.with_settings(for_all), families)
         found.append(planned_run(with_archive_path(meant, paths or {}, places), label))
     found.sort(key=lambda planned: planned.experiment.seed)

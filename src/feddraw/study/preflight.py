@@ -155,18 +155,14 @@ def _folder_bytes(task: PreparedTask, initial: Model) -> int:
     """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all test images."""
     model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
     kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
-    remembered = sum(
-        map(initial.layout.extent, client_memory_extents(task.method.local, task.experiment.training).values())
-    )
+    memory = client_memory_extents(task.method.local, task.experiment.training)
+    remembered = sum(map(initial.layout.extent, memory.values()))
     arrays: dict[str, NDArray[Any]] = {}
     extract_arrays(task.method.init(initial), "state", arrays)
     state = sum(array.nbytes for array in arrays.values())
     tested = sum(len(task.dataset.rows[split]) for split in SPLITS[1:]) + sum(map(len, task.holdout_rows))
     scores = tested * (5 * len(task.dataset.findings) + 16)
     return model * (2 + 2 * kept) + 4 * remembered * len(task.clients) + state + scores
-
-
-# ---------------------------------------------------------------------------------------------------- the cost
 
 
 @dataclass(frozen=True)
@@ -234,9 +230,8 @@ def preflight(
     obstacles += _too_little_memory(memory, places)
     seconds = StudyProgress([], len(places), expected).seconds_left(list(expected)) or 0.0
     preparing = sum(look.seconds for look in looks) / cores()
-    return Preflight(
-        found, tuple(places), timed, seconds, preparing, sum(images.values()), folders, memory, tuple(obstacles)
-    )
+    sizes = (sum(images.values()), folders, memory)
+    return Preflight(found, tuple(places), timed, seconds, preparing, *sizes, tuple(obstacles))
 
 
 def _expected_times(

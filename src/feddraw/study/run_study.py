@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from feddraw.data.image_cache import Progress
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.run_preparation import Progress, open_experiment_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import PlannedRun, data_key, is_file_data
 from feddraw.study.results_table import ResultTable, results_row

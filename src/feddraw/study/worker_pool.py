@@ -138,9 +138,6 @@ class WorkerPool:
         stop_workers(self._processes.items())
 
 
-# ---------------------------------------------------------------------------------------------------- in the worker
-
-
 def serve_runs(pipe: Connection, place: WorkerPlace) -> None:
     """The main loop of a worker process: one run after the other until the pipe closes."""
     belong_to_parent()

@@ -145,9 +145,6 @@ def write_errors_told(path: Path) -> Iterator[None]:
         raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
 
 
-# ---------------------------------------------------------------------------------------------------- temporary files
-
-
 def _open_without_link(more: int, mode: int, path: str, flags: int) -> int:
     return os.open(path, flags | more | NOFOLLOW, mode)
 

@@ -21,10 +21,8 @@ MALLOPT_LIMITS = {
 @cache
 def keep_freed_memory() -> bool:
     """Set the allocator's limits once per process, unless they are already set or it is not glibc's."""
-    set_already = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
-        name.startswith("MALLOC_") for name in os.environ
-    )
-    if sys.platform != "linux" or set_already:
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform != "linux" or tuned or any(name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(option, value) for option, value in MALLOPT_LIMITS.items())

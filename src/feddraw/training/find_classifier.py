@@ -70,9 +70,8 @@ def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) ->
     device = next(module.parameters()).device
     try:
         with evaluation_mode(module):
-            scores = scores_in_output(
-                module(torch.from_numpy(pixels).to(device).expand(images, -1, -1, -1).contiguous())
-            )
+            batch = torch.from_numpy(pixels).to(device).expand(images, -1, -1, -1).contiguous()
+            scores = scores_in_output(module(batch))
     except UserError:
         raise
     except Exception as error:
@@ -123,9 +122,8 @@ def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | 
 def _goes_to_scores(reach: ScoreReach, start: int) -> bool:
     """Whether a layer's outputs go to the scores from `start` on, one to one."""
     findings, rows = reach.shape
-    return start + rows <= findings and bool(
-        ((reach > LEAST_SCORE_CHANGE) == np.eye(findings, rows, -start, dtype=bool)).all()
-    )
+    one_to_one = np.eye(findings, rows, -start, dtype=bool)
+    return start + rows <= findings and bool(((reach > LEAST_SCORE_CHANGE) == one_to_one).all())
 
 
 def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:

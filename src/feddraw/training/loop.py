@@ -130,9 +130,8 @@ def fit(
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
-    linear, shift, drift = (
-        None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
-    )
+    corrections = (correction.linear, correction.shift, correction.drift)
+    linear, shift, drift = (None if v is None else network.vector(v) for v in corrections)
     limit = steps_in_round(len(rows), training, effort)
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing

@@ -64,9 +64,6 @@ def build_network(
     return module, classifier
 
 
-# ---------------------------------------------------------------------------------------------------- the factory
-
-
 def _call_factory(
     function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
 ) -> Any:
@@ -126,9 +123,6 @@ def _accept_grey_images(module: nn.Module, side: int) -> None:
 
 def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
-
-
-# ---------------------------------------------------------------------------------------------------- what is changed
 
 
 def load_pretrained(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
