@@ -24,9 +24,10 @@ from feddraw.flower.server_app import serve
 from feddraw.flower.settings import read
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure_sums.signing_keys import directory_line, new_key
-from feddraw.system.file_reading import dotted_settings, read_csv, read_jsonl
+from feddraw.system.file_reading import read_csv, read_jsonl
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}

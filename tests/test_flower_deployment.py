@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feddraw.experiment.running import run
-from feddraw.system.file_reading import dotted_settings
+from feddraw.results.outcome_settings import dotted_settings
 from small import small
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower" / "local_federation.py"

@@ -19,8 +19,9 @@ from feddraw.flower.records import to_arrays
 from feddraw.flower.server_app import serve
 from feddraw.flower.settings import READY, read
 from feddraw.methods.fednova import fednova
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.server.policy import Policy
-from feddraw.system.file_reading import dotted_settings, read_csv, read_toml
+from feddraw.system.file_reading import read_csv, read_toml
 from small import small
 
 NODES = [{"partition-id": number} for number in range(4)]

@@ -28,7 +28,7 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import toml_values
+from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small
 

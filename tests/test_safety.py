@@ -30,7 +30,8 @@ from feddraw.models import densenet121
 from feddraw.results.run_collection import collect
 from feddraw.scenarios.index_list import _parsed
 from feddraw.study.plan import read_study
-from feddraw.system.file_reading import read_json, read_text, toml_values
+from feddraw.system.file_reading import read_json, read_text
+from feddraw.system.file_writing import toml_values
 from run_folders import make_run
 
 SOURCE = Path(feddraw.__file__).parent

@@ -14,7 +14,7 @@ import typer
 from feddraw import explorer
 from feddraw.cli import app
 from feddraw.experiment.settings import SETTINGS_SECTIONS, Experiment, complete
-from feddraw.system.file_reading import toml_values as plain_values
+from feddraw.system.file_writing import toml_values as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -14,7 +14,7 @@ from feddraw import naming
 from feddraw.cli.show import as_json, console, echo, status, table
 from feddraw.errors import UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.file_reading import json_values
+from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels

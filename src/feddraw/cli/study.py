@@ -79,7 +79,7 @@ def study(
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
-    from feddraw.study.run_study import PATIENCE, run_study
+    from feddraw.study.run_study import FAILURE_PATIENCE, run_study
 
     if pdf:
         from feddraw.report.paper_tex import engine
@@ -109,7 +109,7 @@ def study(
     tell_places(places)
     tally = StudyProgress([planned.name for planned in runs], len(places))
     plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
-    patience = 0 if keep_going else PATIENCE
+    patience = 0 if keep_going else FAILURE_PATIENCE
     follow(partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally)
     say.print(summary(tally))
     if (folder / name).is_file():
@@ -120,8 +120,8 @@ def study(
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
-            f"stopped: {PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not begun "
-            f"(--keep-going begins them): {cause}"
+            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not "
+            f"begun (--keep-going begins them): {cause}"
         )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")

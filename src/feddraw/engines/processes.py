@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.core import Asked, Job, Local, Model, Update
-from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
+from feddraw.engines import Engine, EngineInbox, EngineWithMemory, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.system.shared_memory import SharedArrays, SharedHandle, attach_shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
@@ -91,9 +91,9 @@ class Processes(EngineWithMemory):
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in Inbox.shapes(self.layout, self._rows, self.trainer.sends).items():
+        for name, (shape, dtype) in EngineInbox.shapes(self.layout, self._rows, self.trainer.sends).items():
             self._make(name, shape, dtype)
-        for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
+        for name, (shape, dtype) in EngineInbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
         for name, extent in client_memory_extents(self.trainer.local, self.trainer.training).items():
             for when in ("memory", "learnt"):  # before the round under way, and after it
@@ -125,7 +125,7 @@ class Processes(EngineWithMemory):
         self._publish(jobs[0].model)
         self.steps_taken[:] = 0
         broadcast = self._broadcast(jobs[0])
-        inbox = Inbox(self.layout, self._arrays)
+        inbox = EngineInbox(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
@@ -305,7 +305,7 @@ class _JobWorker:
         self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         self.trainer.steps_taken = self._arrays["steps_taken"]
         layout = self.trainer.network.layout
-        self._inbox = Inbox(layout, self._arrays)
+        self._inbox = EngineInbox(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
         self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}

@@ -55,16 +55,16 @@ def measure_heterogeneity(
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
-    setting = prepare(replace(experiment, method=method, stream=False), progress=progress)
-    yield _heterogeneity_at(setting, setting.initial, 0, how, experiment.rounds, progress)
+    prepared = prepare(replace(experiment, method=method, stream=False), progress=progress)
+    yield _heterogeneity_at(prepared, prepared.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
-        model = _after_warm_up(setting, how.rounds, progress)
-        yield _heterogeneity_at(setting, model, how.rounds, how, experiment.rounds, progress)
+        model = _after_warm_up(prepared, how.rounds, progress)
+        yield _heterogeneity_at(prepared, model, how.rounds, how, experiment.rounds, progress)
 
 
-def _after_warm_up(setting: PreparedRun, rounds: int, progress: Progress | None) -> Model:
-    experiment, model = setting.experiment, setting.initial
-    done, jobs = 0, sum(len(setting.efforts(round)) for round in range(rounds))
+def _after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
+    experiment, model = prepared.experiment, prepared.initial
+    done, jobs = 0, sum(len(prepared.efforts(round)) for round in range(rounds))
 
     def told(*_: object) -> None:
         nonlocal done
@@ -72,17 +72,17 @@ def _after_warm_up(setting: PreparedRun, rounds: int, progress: Progress | None)
         if progress is not None:
             progress("training", done, jobs)
 
-    with opened_engine(setting) as engine:
+    with opened_engine(prepared) as engine:
         loop = federate(
             model,
-            setting.method,
+            prepared.method,
             engine,
-            setting.clients,
+            prepared.clients,
             rounds=rounds,
             seed=experiment.seed,
             gate=experiment.gate,
             policy=experiment.policy,
-            efforts=setting.efforts,
+            efforts=prepared.efforts,
             on_update=told,
         )
         for result in loop:
@@ -91,17 +91,17 @@ def _after_warm_up(setting: PreparedRun, rounds: int, progress: Progress | None)
 
 
 def _heterogeneity_at(
-    setting: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
+    prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
 ) -> Heterogeneity:
-    seed = setting.experiment.seed
-    layers, findings = compared_parameters(model.layout, setting.dataset.findings)
-    batches, measured = _gathered_gradients(setting, model, round, how, {**layers, **findings}, progress)
+    seed = prepared.experiment.seed
+    layers, findings = compared_parameters(model.layout, prepared.dataset.findings)
+    batches, measured = _gathered_gradients(prepared, model, round, how, {**layers, **findings}, progress)
     overall = compared(batches, how.layer, how.permutations, seed)
     found = intervals(batches, how.layer, how.replicates, seed)
-    sizes = [len(rows) for rows in setting.training_rows]
+    sizes = [len(rows) for rows in prepared.training_rows]
     weights = weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
-    for number, (client, size, count) in enumerate(zip(setting.clients, sizes, measured, strict=True)):
+    for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
         of = {rule: column[number] for rule, column in weights.items()}
         distance, low, high = map(number_or_none, next(distances) if count else [math.nan] * 3)
         sites.append(SiteDistance(client, size, count * how.measurement.batch_size, distance, low, high, of))
@@ -110,7 +110,7 @@ def _heterogeneity_at(
 
 
 def _gathered_gradients(
-    setting: PreparedRun,
+    prepared: PreparedRun,
     model: Model,
     round: int,
     how: HeterogeneityOptions,
@@ -118,12 +118,12 @@ def _gathered_gradients(
     progress: Progress | None,
 ) -> tuple[Batches, list[int]]:
     """The batches of all sites, and how many each site has."""
-    clients, experiment = setting.clients, setting.experiment
+    clients, experiment = prepared.clients, prepared.experiment
     _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
         seed = seed_of(experiment.seed, round, number)
-        own = list(setting.trainer.batch_gradients(number, model, how.measurement, "all", seed))
+        own = list(prepared.trainer.batch_gradients(number, model, how.measurement, "all", seed))
         rows += own
         counts.append(len(own))
         if progress is not None:

@@ -44,13 +44,13 @@ KNOWN_ARCHIVES = (
     ("Frontal/Lateral", "chexpert", ("valid.csv", "train.csv")),
     ("Finding Labels", "nih", ("test_list.txt",)),
 )
-MOST_CLASSES = 50
+MOST_LABEL_CLASSES = 50
 SAMPLED_ROWS = 2000  # rows that guesses are based on
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
 STEP_SECONDS = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 FIRST_RUN_SECONDS = 20 * 60  # seconds that a first run may take
-EPOCHS = 2  # the paper's
+FIRST_RUN_EPOCHS = 2  # the paper's
 UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
 
@@ -260,7 +260,7 @@ def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
             if name.lower() not in NORMAL_CLASSES and WORDS.get(name.lower()) != BLANK
         }
     )
-    if not rows or not classes or len(classes) > MOST_CLASSES:
+    if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
         raise UserError(
             f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
             "(0 or 1), a column of class names, or a folder with one subfolder per class"
@@ -296,7 +296,7 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
     busy = min(processors or cores(), clients)
-    seconds = {px: ROUNDS * EPOCHS * images / 64 * step / busy for px, step in STEP_SECONDS.items()}
+    seconds = {px: ROUNDS * FIRST_RUN_EPOCHS * images / 64 * step / busy for px, step in STEP_SECONDS.items()}
     fitting = [px for px in STEP_SECONDS if px <= found.pixels and seconds[px] <= FIRST_RUN_SECONDS]
     size = max(fitting, default=min(STEP_SECONDS))
     holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
@@ -333,7 +333,7 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
         toml_line("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
         "",
         "[training]",
-        toml_line("epochs", EPOCHS, "local epochs per round"),
+        toml_line("epochs", FIRST_RUN_EPOCHS, "local epochs per round"),
         toml_line("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
         toml_line("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
         toml_line("augment", False, "turn, shift and scale each batch a little"),

@@ -111,10 +111,10 @@ def method_with_defaults(name: str, settings: Section) -> Section:
     count = Counter(own for half in halves for own in half.defaults)
     recorded = {"name": name}
     for half, share in zip(halves, _settings_by_half(halves, settings), strict=True):
-        whole = without_empty(half.defaults) | share
+        whole = without_required(half.defaults) | share
         recorded |= {f"{half.name}.{own}" if count[own] > 1 else own: value for own, value in whole.items()}
     return recorded
 
 
-def without_empty(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}

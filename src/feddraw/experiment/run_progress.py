@@ -41,9 +41,9 @@ def evaluated_images(task: PreparedTask, *, final: bool) -> int:
 class RunProgress:
     """Follows one run: which round, which clients are back, how many of all images are done."""
 
-    def __init__(self, setting: PreparedRun, engine: Engine, start: int, progress: Progress | None) -> None:
-        self._setting, self._engine, self._progress = setting, engine, progress
-        self._rounds = setting.experiment.rounds
+    def __init__(self, prepared: PreparedRun, engine: Engine, start: int, progress: Progress | None) -> None:
+        self._prepared, self._engine, self._progress = prepared, engine, progress
+        self._rounds = prepared.experiment.rounds
         by_round = [sum(self._training(round).values()) + self._evaluation(round) for round in range(self._rounds)]
         self._before = list(accumulate(by_round, initial=0))
         self.total = self._before[-1]
@@ -53,18 +53,18 @@ class RunProgress:
 
     def _training(self, round: int) -> dict[int, int]:
         """What each client's work costs."""
-        rows, training = self._setting.training_rows, self._setting.experiment.training
-        efforts = self._setting.efforts(round)
+        rows, training = self._prepared.training_rows, self._prepared.experiment.training
+        efforts = self._prepared.efforts(round)
         steps = {one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()}
         return {one: self._cost(one, own) for one, own in steps.items()}
 
     def _cost(self, client: int, steps: int) -> int:
         """Of so many training steps of a client."""
-        images, batch = len(self._setting.training_rows[client]), self._setting.experiment.training.batch_size
+        images, batch = len(self._prepared.training_rows[client]), self._prepared.experiment.training.batch_size
         return TRAINED_COST * steps * min(images, batch)
 
     def _evaluation(self, round: int) -> int:
-        return evaluated_images(self._setting, final=round == self._rounds - 1)
+        return evaluated_images(self._prepared, final=round == self._rounds - 1)
 
     def _begin(self, round: int) -> None:
         self._round, self._back = round, set[int]()

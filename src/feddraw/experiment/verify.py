@@ -17,8 +17,7 @@ from feddraw.grouping import grouped
 from feddraw.results.kept_models import KEPT
 from feddraw.results.run_folder import CLOCK, RunFolder
 from feddraw.server.round import RoundResult
-from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
-from feddraw.system.file_writing import sha256_of
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml, sha256_of
 
 COMPARED_FILES = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 

@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from feddraw.results.kept_models import KEPT
 from feddraw.results.ledger_table import MOST_CELLS, Ledger
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder, first_divergence
-from feddraw.system.file_reading import damage_told, dotted_settings, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 

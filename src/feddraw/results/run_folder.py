@@ -31,19 +31,21 @@ from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
-from feddraw.results.outcome_settings import without_execution
+from feddraw.results.outcome_settings import dotted_settings, without_execution
 from feddraw.scenarios.image_deck import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
-from feddraw.system.file_reading import dotted_settings, json_values, read_csv, read_jsonl, read_toml, toml_values
+from feddraw.system.file_reading import read_csv, read_jsonl, read_toml
 from feddraw.system.file_writing import (
     append_to_log,
+    json_values,
     make_folder,
     make_subfolder,
     nearest_existing,
     refuse_link,
+    toml_values,
     write_errors_told,
     write_whole,
 )

@@ -18,9 +18,9 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
-from feddraw.results.outcome_settings import ARCHIVES, without_execution
+from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import dotted_settings, read_toml
+from feddraw.system.file_reading import read_toml
 
 ALWAYS_NAMED = ("scenario", "method")
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds

@@ -19,7 +19,7 @@ from feddraw.system.file_writing import make_folder, refuse_link, write_errors_t
 from feddraw.training.devices import WorkerPlace
 
 PLAN_FILE = "plan.json"
-PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
+FAILURE_PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
 
 
 def run_study(
@@ -32,7 +32,7 @@ def run_study(
     admit: Callable[[PlannedRun], bool] = lambda _: True,
     doubtful: Collection[str] = (),
     plan: str = PLAN_FILE,
-    patience: int = PATIENCE,
+    patience: int = FAILURE_PATIENCE,
 ) -> Iterator[StudyEvent]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
-import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -124,27 +124,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return [{from_cell(name): from_cell(value) for name, value in row.items()} for row in whole_rows]
 
 
-def toml_values(value: Any) -> Any:
-    """Without None, as TOML has no word for it, and with lists for tuples."""
-    if isinstance(value, Mapping):
-        return {key: toml_values(item) for key, item in value.items() if item is not None}
-    return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def json_values(value: Any) -> Any:
-    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
-    if isinstance(value, Mapping):
-        return {key: json_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_values(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
-
-
-def dotted_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in toml_values(table).items():
-        found |= dotted_settings(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The one writer of files: whole or not at all, and never through a link.
+"""The one writer of files: whole or not at all, and never through a link; and values as TOML and JSON can hold them.
 
 A folder may come from a stranger. A link in it would lead what we write to another place, so no link is followed below
 the folder that the user named: neither the file's own name, nor that of a folder on the way. Temporary files have names
@@ -9,13 +9,13 @@ whatever the umask says.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
+import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -118,11 +118,6 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def fsync_folder(path: Path) -> None:
     """A folder's entries to the disk; Windows does not open folders, and writes these by itself."""
     if not kernel_locks():
@@ -190,3 +185,21 @@ def _remove_left_behind(folder: Path) -> None:
                 Path(path).unlink()
             finally:
                 os.close(handle)
+
+
+def toml_values(value: Any) -> Any:
+    """Without None, as TOML has no word for it, and with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: toml_values(item) for key, item in value.items() if item is not None}
+    return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_values(value: Any) -> Any:
+    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
+    if isinstance(value, Mapping):
+        return {key: json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value

@@ -147,14 +147,14 @@ def _nvidia_driver() -> str:
     """The version of NVIDIA's driver, empty where it cannot be found out."""
     told = Path("/proc/driver/nvidia/version")
     try:
-        text = told.read_text() if told.is_file() else _asked_driver()
+        text = told.read_text() if told.is_file() else _nvidia_smi_driver()
     except (OSError, subprocess.SubprocessError):
         return ""
     version = re.search(r"\d{3,}\.\d+(\.\d+)?", text)
     return version[0] if version else ""
 
 
-def _asked_driver() -> str:
+def _nvidia_smi_driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
 
