@@ -131,7 +131,9 @@ class Processes(EngineWithMemory):
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():
-                self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
+                self._arrays[f"memory.{name}"][job.client] = (
+                    vector  # already there, except in the first round after a resume
+                )
             numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests, self._rows if in_turn else 0):

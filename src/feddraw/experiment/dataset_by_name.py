@@ -19,7 +19,7 @@ from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
 from feddraw.errors import UserError, expanded, unknown
 
-CALLER_ARGUMENTS = ("size", "progress", "look")  # of a preparation, by whoever opens the data; no settings
+CALLER_ARGUMENTS = ("size", "progress", "look")  # that the caller gives when it opens the data; no settings
 TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
 
 
@@ -29,12 +29,7 @@ def dataset_names() -> dict[str, str]:
 
 
 def open_dataset(
-    name: str,
-    *,
-    size: int,
-    options: Mapping[str, object],
-    progress: Progress | None = None,
-    look: Look | None = None,
+    name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None, look: Look | None = None
 ) -> Dataset:
     """The data set of this name with its images at this size; `options` are the arguments of its function.
 

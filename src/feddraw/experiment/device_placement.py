@@ -21,7 +21,7 @@ from feddraw.training.network_by_name import build_network
 _SURVEYED: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
 WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
 USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
-ASSUMED_CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
+ASSUMED_CLASSES = 14  # of a network whose memory is estimated before its data are opened; they hardly matter
 
 
 def devices_of(experiment: Experiment) -> list[str]:
@@ -35,7 +35,7 @@ def devices_of(experiment: Experiment) -> list[str]:
 
 
 def on_device(experiment: Experiment, device: str) -> Experiment:
-    """The same as one process carries it out."""
+    """The experiment on one device, as one process carries it out."""
     if (experiment.devices, experiment.training.device) == ("", device):
         return experiment
     moved = replace(experiment, devices="", training=replace(experiment.training, device=device))
@@ -54,7 +54,7 @@ def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace
 
 
 def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[WorkerPlace]:
-    """A place for every worker that carries out whole runs; `devices` stand above those of the experiments."""
+    """A place for every worker that carries out whole runs; `devices` replaces those of the experiments."""
     asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
     texts = [devices] if devices else [*asked] or ["cpu"]
     setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"

@@ -106,9 +106,6 @@ class InspectedData:
         return [len(self.table.split_rows(split)) for split in SPLITS]
 
 
-# ---------------------------------------------------------------------------------------------------- looking
-
-
 def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> InspectedData:
     """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
     listed = [paths] if isinstance(paths, Path) else list(paths)
@@ -273,9 +270,6 @@ def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     return csv_text([[*others, *classes], *lines])
 
 
-# ---------------------------------------------------------------------------------------------------- choosing
-
-
 @dataclass(frozen=True)
 class FirstRun:
     """What to begin with."""
@@ -301,9 +295,6 @@ def plan_first_run(found: InspectedData, processors: int | None = None) -> First
     size = max(fitting, default=min(STEP_SECONDS))
     holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
     return FirstRun("by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60)
-
-
-# ---------------------------------------------------------------------------------------------------- writing
 
 
 def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, name: str) -> str:

@@ -33,7 +33,7 @@ from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Rows, steps_per_epoch
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
-from feddraw.training.server_images import ServerImages
+from feddraw.training.server_images import ServerImages, choose_server_images
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class PreparedRun(PreparedTask):
 
 
 @dataclass(frozen=True, eq=False)
-class DealtData:
+class PreparedData:
     """A data set, and which of its images each client trains on and keeps back."""
 
     dataset: Dataset
@@ -83,7 +83,7 @@ class DealtData:
     views: Mapping[str, Rows] = field(default_factory=dict)  # the test images as sites with other images have them
 
 
-def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
+def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
     """Split a data set between the clients as an experiment's settings say."""
     experiment = complete(experiment)
     if experiment.folds:
@@ -98,7 +98,7 @@ def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
     trained_on = dict(zip(sites, training, strict=True))
     alterations = experiment.corruption.alterations(sites)
     altered = corrupt(dataset, alterations, rows, trained_on, experiment.partition_seed)
-    return DealtData(altered.dataset, partition, training, kept_back, altered.views)
+    return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
 
 def _require_evaluation_images(dataset: Dataset) -> None:
@@ -111,7 +111,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
     device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
-    data = deal_data(experiment, dataset or open_experiment_data(experiment, progress))
+    data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
     _require_evaluation_images(data.dataset)
     task = prepare_task(experiment, data)
     dataset, method = task.dataset, task.method
@@ -121,7 +121,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     method.weighting.check(initial.layout)
     trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
-    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
+    proxy = prepare_server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     places = tuple(places_for_clients(experiment, len(task.clients)))
     setup = PreparedRun(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
     if experiment.secure:
@@ -129,7 +129,7 @@ def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress:
     return setup
 
 
-def prepare_task(experiment: Experiment, data: DealtData) -> PreparedTask:
+def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     """Who trains on what, with the settings that name clients or count rounds checked."""
     method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
     clients = tuple(shard.client for shard in data.partition.shards)
@@ -163,25 +163,10 @@ def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
         warnings.warn(f"no client labels {', '.join(names)}: its scores are those of the initial model", stacklevel=2)
 
 
-def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
+def prepare_server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
     """Some validation images, for a server that weighs clients by them."""
-    rows = balanced_rows(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    rows = choose_server_images(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
     return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
-
-
-def balanced_rows(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
-    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
-    truth = labels.truth(rows)
-    kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
-    order = np.random.default_rng([seed, images]).permutation(len(rows))
-    taken: list[int] = []
-    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
-        fresh = [place for place in order if kinds[place, kind] and place not in taken]
-        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
-        taken += fresh[: max(0, missing)]
-    if len(taken) < 2:
-        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
-    return np.asarray(rows[np.sort(taken)])
 
 
 def make_trainer(

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,9 @@ def estimate_run_times(experiments: Sequence[Experiment], places: Sequence[Worke
     """An estimate for each experiment, with a run at each place at once; these share their data."""
     request = json.dumps([experiment.table() for experiment in experiments])
     found = timed_by_workers([start_worker(serve_run_timing, request, place) for place in places])
-    return [_mean_estimate(one) for one in zip(*found, strict=True)]
-
-
-def _mean_estimate(found: Sequence[Mapping[str, float]]) -> RunTimeEstimate:
-    return RunTimeEstimate(**{name: statistics.fmean(one[name] for one in found) for name in found[0]})
+    names = [field.name for field in fields(RunTimeEstimate)]
+    by_experiment = zip(*found, strict=True)
+    return [RunTimeEstimate(*(fmean(one[name] for one in times) for name in names)) for times in by_experiment]
 
 
 def timed_by_workers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
@@ -115,7 +113,7 @@ def serve_run_timing(pipe: Connection, request: str, place: WorkerPlace) -> None
 
 
 def estimate_run_time(setup: PreparedRun, opening: float = 0.0) -> RunTimeEstimate:
-    """Time a few steps and an evaluation of what has been prepared; its trainer is of no use afterwards."""
+    """Time a few steps and an evaluation of what has been prepared; its trainer cannot be used afterwards."""
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
     return RunTimeEstimate(step, image, opening + RunWork.of(setup).seconds(step, client, image))
@@ -185,7 +183,7 @@ class RehearsedTimes:
     """What an experiment's work costs on a device."""
 
     step: float  # seconds of a training step of a whole batch
-    batch: int  # images in the batches that were timed; 0 = reckoned from what the method adds on a small network
+    batch: int  # images in the batches that were timed; 0 = estimated from what the method adds on a small network
     client: float  # seconds of a client's work beside its steps
     evaluated_image: float  # seconds
     memory: int  # bytes of the process, or of a GPU, at its highest
@@ -222,7 +220,7 @@ def rehearse_step_times(
 def _mean_over_devices(found: Sequence[Mapping[str, Any]]) -> RehearsedTimes:
     """Mean times, the smallest batch and the most memory."""
     names = ("step", "client", "evaluated_image")
-    step, client, image = (statistics.fmean(one[name] for one in found) for name in names)
+    step, client, image = (fmean(one[name] for one in found) for name in names)
     return RehearsedTimes(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
 
 

@@ -26,15 +26,8 @@ from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
-NAMED_SECTIONS = ("data", "scenario", "model", "method")
-SETTINGS_SECTIONS = {
-    "training": Training,
-    "participation": Participation,
-    "corruption": Corruption,
-    "gate": Gate,
-    "policy": Policy,
-    "keep": Keep,
-}  # no name
+NAMED_SECTIONS = ("data", "scenario", "model", "method")  # a name and its settings; the others have settings only
+SETTINGS_SECTIONS = {kind.__name__.lower(): kind for kind in (Training, Participation, Corruption, Gate, Policy, Keep)}
 MOST_ROUNDS = 100_000
 SEED_OF_EXPERIMENT = -1  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
 DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError, unknown
-from feddraw.experiment.run_preparation import DealtData, deal_data, open_experiment_data
+from feddraw.experiment.run_preparation import PreparedData, open_experiment_data, prepare_client_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export import monai_bundle, onnx_file, safetensors_file
 from feddraw.export.graph import Scorer
@@ -94,10 +94,10 @@ def export_run(
     return Export(out, tuple(checks), note)
 
 
-def _data(trained: TrainedModel, say: Progress) -> tuple[DealtData | None, str]:
+def _data(trained: TrainedModel, say: Progress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
-        data = deal_data(trained.experiment, open_experiment_data(trained.experiment, say))
+        data = prepare_client_data(trained.experiment, open_experiment_data(trained.experiment, say))
         if data.partition.sha256 != trained.run.partition.get("sha256"):
             raise UserError("the clients' images are not those of the run")
         return data, ""

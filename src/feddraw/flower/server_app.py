@@ -26,7 +26,13 @@ from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import initial_model, make_trainer, network_builder, prepare, server_images
+from feddraw.experiment.run_preparation import (
+    initial_model,
+    make_trainer,
+    network_builder,
+    prepare,
+    prepare_server_images,
+)
 from feddraw.experiment.running import evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
@@ -73,7 +79,7 @@ class ServerEvaluation:
         self.dataset = dataset
         trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
-        self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
+        self.proxy = prepare_server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
         self.counted = score_histograms.merge(contents, self.findings)

@@ -40,7 +40,7 @@ def device_kind(settings: Mapping[str, Any], environment: Mapping[str, Any]) -> 
 
 
 def dotted_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted names."""
+    """A table of settings, tables within it too, by dotted names: {"method": {"mu": 1}} is {"method.mu": 1}."""
     found: dict[str, Any] = {}
     for key, value in toml_values(table).items():
         found |= dotted_settings(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

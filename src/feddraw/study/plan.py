@@ -71,11 +71,7 @@ def data_key(experiment: Experiment) -> str:
 
 
 def read_study(
-    path: Path,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    trust: bool = False,
-    paths: Mapping[str, str] | None = None,
+    path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False, paths: Mapping[str, str] | None = None
 ) -> list[PlannedRun]:
     """All runs of a study's file: an experiment file in which any value may be a list.
 

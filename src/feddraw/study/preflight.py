@@ -25,12 +25,12 @@ from feddraw.data.dataset_from_table import Look
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_preparation import (
-    DealtData,
+    PreparedData,
     PreparedTask,
-    deal_data,
     initial_model,
     network_builder,
     open_experiment_data,
+    prepare_client_data,
     prepare_task,
 )
 from feddraw.experiment.run_time_estimate import (
@@ -124,14 +124,14 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
     for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
         say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
         with found.noting(members):
-            dealt = deal_data(members[0].complete, found.dataset(members[0].complete))
+            dealt = prepare_client_data(members[0].complete, found.dataset(members[0].complete))
             for planned in members:
                 with found.noting([planned]):
                     _note_work(found, planned, dealt, initial.get(_model_key(found, planned)))
     return found
 
 
-def _note_work(found: StudySurvey, planned: PlannedRun, dealt: DealtData, initial: Model | None) -> None:
+def _note_work(found: StudySurvey, planned: PlannedRun, dealt: PreparedData, initial: Model | None) -> None:
     task = prepare_task(planned.complete, dealt)
     found.work[planned.name] = RunWork.of(task)
     if initial is not None:
@@ -251,7 +251,7 @@ def _expected_times(
 
 
 def _on_phantoms(experiment: Experiment) -> Experiment:
-    """The same on data that a worker need not look for."""
+    """The experiment on phantoms, for which a worker needs no files."""
     return replace(experiment, data={"name": "phantom", "size": experiment.section("data")[1]["size"]}, engine="serial")
 
 

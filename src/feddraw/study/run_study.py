@@ -40,7 +40,7 @@ def run_study(
     when `patience` runs in a row have failed for the same cause are the rest left out (0: never).
 
     `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
-    that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come; `doubtful`
+    that it refuses is left out. A file called `plan` tells `feddraw watch` what is still to come; `doubtful`
     are runs that will probably be refused.
     """
     waiting = []
@@ -131,7 +131,7 @@ class RepeatedFailure:
 
 
 class _PlanFile:
-    """What a study still has to do, for whoever watches its folder."""
+    """What a study still has to do, for `feddraw watch` and others that read its folder."""
 
     def __init__(self, path: Path, runs: Sequence[PlannedRun], workers: int, doubtful: Collection[str]) -> None:
         self._path = path

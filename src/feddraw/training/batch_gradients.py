@@ -75,7 +75,7 @@ def whole_batches(
 
 @contextmanager
 def _only_layer(network: Network, layer: str) -> Iterator[None]:
-    """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
+    """Take gradients of one layer's parameters only: for the classifier, little more than a forward pass is left."""
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
     others = [p for name, p in named if p.requires_grad and not any(within(name, prefix) for prefix in prefixes)]

@@ -138,7 +138,7 @@ class Trainer:
 
 
 class _Client:
-    """What a local rule may ask (see `core.Client`), answered by the bench it runs on."""
+    """What a local rule may ask of its client (see `core.Client`), answered by the trainer."""
 
     def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
         self.solver = trainer.solver

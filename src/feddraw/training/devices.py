@@ -1,7 +1,7 @@
 """Devices: which there are, what they are, and how exactly they compute.
 
-`cpu:0`, `cpu:1` and so on are the processor playing devices: workers are placed on them, images are kept or copied as
-for a GPU, and the bits are those of `cpu`.
+`cpu:0`, `cpu:1` and so on are simulated devices on the processor: workers are placed on them, images are kept or copied
+as for a GPU, and the bits are those of `cpu`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def device_names(text: str, setting: str = "devices") -> list[str]:
 
 
 def devices_here(text: str, setting: str = "devices") -> list[str]:
-    """The same, each once and with its number, if this machine has them; `all` are its GPUs."""
+    """The devices of such a list, each once and with its number, if this machine has them; `all` are its GPUs."""
     names = device_names(text, setting)
     if names == ["all"]:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -73,7 +73,7 @@ def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The same from a process that ends afterwards: asking a GPU takes memory of it for as long as the asker lives."""
+    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the process ends."""
     if all(torch.device(name).type != "cuda" for name in names):
         return survey_devices(names)
     pipe, process = start_worker(_answer_device_survey, list(names))
@@ -147,16 +147,15 @@ def _nvidia_driver() -> str:
     """The version of NVIDIA's driver, empty where it cannot be found out."""
     told = Path("/proc/driver/nvidia/version")
     try:
-        text = told.read_text() if told.is_file() else _nvidia_smi_driver()
+        if told.is_file():
+            text = told.read_text()
+        else:
+            command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     version = re.search(r"\d{3,}\.\d+(\.\d+)?", text)
     return version[0] if version else ""
-
-
-def _nvidia_smi_driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
 
 
 def compute_exactly(device: torch.device, tf32: bool) -> None:

@@ -118,7 +118,7 @@ def fit(
     """Train the network in place; returns optimiser steps taken and the mean loss.
 
     A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
-    `steps_taken` is one number that is kept up to date for whoever watches from another thread or process.
+    `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
     """
     epoch = steps_per_epoch(len(rows), training.batch_size)
     if not epoch:  # or training would never end
@@ -189,7 +189,7 @@ def loss_and_gradient(
     scaler: torch.amp.GradScaler | None = None,
     complete: bool = False,
 ) -> Tensor:
-    """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
+    """The loss of one batch, its gradient left in `network.grads`: nowhere else are client data differentiated."""
     network.grads.zero_()
     logits, features = network(images)
     value = loss_over_known(loss, logits, targets, complete)

@@ -11,6 +11,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from feddraw.core import Model, Vector
+from feddraw.data.dataset import Labels
+from feddraw.errors import UserError
 from feddraw.training.loop import (
     Examples,
     Rows,
@@ -55,3 +57,18 @@ class ServerImages:
             torch.manual_seed(0)  # for dropout and the like
             loss_and_gradient(network, *self.examples.batch(batch), bce)
         return network.values(network.grads)
+
+
+def choose_server_images(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
+    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
+    truth = labels.truth(rows)
+    kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
+    order = np.random.default_rng([seed, images]).permutation(len(rows))
+    taken: list[int] = []
+    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
+        fresh = [place for place in order if kinds[place, kind] and place not in taken]
+        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
+        taken += fresh[: max(0, missing)]
+    if len(taken) < 2:
+        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
+    return np.asarray(rows[np.sort(taken)])
