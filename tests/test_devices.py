@@ -235,7 +235,7 @@ def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, 
 
 def test_room_for_images_is_planned_once_and_not_by_what_the_last_run_left(monkeypatch):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(devices, "_IMAGE_MEMORY", {})
+    monkeypatch.setattr(device_memory, "_IMAGE_MEMORY", {})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(20e9), int(24e9)))
     assert image_memory(device) == int(10e9)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(2e9), int(24e9)))

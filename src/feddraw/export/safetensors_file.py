@@ -15,11 +15,11 @@ LOADER = """\
 import json
 from pathlib import Path
 from safetensors.torch import load_file
-from feddraw.training.network_by_name import build  # pip install feddraw: the network's architecture
+from feddraw.training.network_by_name import build_network  # pip install feddraw: the network's architecture
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text())
-network, _ = build(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
+network, _ = build_network(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
 network.load_state_dict(load_file(here / "model.safetensors"))
 network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, 1, size, size); out: logits
 """

@@ -64,6 +64,9 @@ def build_network(
     return module, classifier
 
 
+build = build_network  # its name in the loaders that earlier versions wrote beside exported models
+
+
 def _call_factory(
     function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
 ) -> Any:
