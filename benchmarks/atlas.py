@@ -58,7 +58,7 @@ from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import look, save, styled
 from feddraw.analysis.statistics import holm
 from feddraw.results.recorded_run import read_run
-from feddraw.system.reading import read_csv, read_toml
+from feddraw.system.file_reading import read_csv, read_toml
 
 IMAGES = DOCS / "images"
 PHANTOM, NIH = DATA / "atlas-phantom.csv", DATA / "atlas-nih.csv"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from feddraw.analysis.statistics import holm
-from feddraw.system.reading import read_csv
+from feddraw.system.file_reading import read_csv
 
 Floats = NDArray[np.float64]
 Found = tuple[float, float, float, float]  # mean, 95 % interval, p

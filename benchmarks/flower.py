@@ -39,7 +39,7 @@ CLIENTS = 10
 
 def replies_to(strategy: Any) -> list[Message]:
     """Ten clients' answers to what a strategy asks in its first round: their state dicts, as Flower packs them."""
-    module, _ = network_by_name.build("densenet121", 5, {"weights": "none"})
+    module, _ = network_by_name.build_network("densenet121", 5, {"weights": "none"})
     state = module.state_dict()
     app = ClientApp()
 

@@ -20,8 +20,8 @@ from feddraw.core import Job, Memory, Model, Update
 from feddraw.data.dataset import Dataset
 from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
-from feddraw.experiment.run_preparation import Setup, prepare
-from feddraw.experiment.running import evaluate
+from feddraw.experiment.run_preparation import PreparedRun, prepare
+from feddraw.experiment.running import evaluate_round
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.server.gate import Gate
@@ -74,7 +74,7 @@ def phantoms() -> Dataset:
     return phantom(size=28, train=800, validation=200, test=600)
 
 
-def setup_of(method: str, seed: int, rounds: int, attack: str) -> Setup:
+def setup_of(method: str, seed: int, rounds: int, attack: str) -> PreparedRun:
     experiment = Experiment(
         data={"name": "phantom", "size": 28, "train": 800, "validation": 200, "test": 600},
         scenario={"name": "quantity", "clients": 5, "power": 0.5, "scale": 1.0},
@@ -97,7 +97,7 @@ def final_auc(method: str, seed: int, rounds: int, attack: str, gate: Gate) -> t
     serial = Serial(setup.trainer)
     loop = {"rounds": rounds, "seed": seed, "gate": gate}
     results = list(federate(setup.initial, setup.method, Hostile(serial, attack), setup.clients, **loop))
-    scored, _ = evaluate(setup, serial, results[-1].model, final=True)
+    scored, _ = evaluate_round(setup, serial, results[-1].model, final=True)
     weight = float(np.mean([result.ledger[VILLAIN].weight for result in results]))
     acted = any(entry.status != "counted" for result in results for entry in result.ledger)
     return scored["test"]["auc"]["macro"], weight, acted

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from feddraw.results.run_folder import LEDGER
 from feddraw.schedules import schedule
-from feddraw.system.reading import json_values
+from feddraw.system.file_writing import json_values
 
 FINDINGS = ("Atelectasis", "Cardiomegaly", "Effusion")
 

@@ -16,7 +16,13 @@ from feddraw.data.own_tables import read_tables
 from feddraw.data.tables import describe_problems
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.init_own_data import Survey, document, inspect_data, plan, unusable_rows
+from feddraw.experiment.init_own_data import (
+    InspectedData,
+    experiment_file_text,
+    inspect_data,
+    plan_first_run,
+    unusable_rows,
+)
 
 IMAGES = 40
 Cells = Sequence[object]
@@ -54,7 +60,7 @@ def write(folder: Path, columns: dict[str, Cells], name: str = "table.csv") -> P
     return path
 
 
-def seen(folder: Path, columns: dict[str, Cells]) -> Survey:
+def seen(folder: Path, columns: dict[str, Cells]) -> InspectedData:
     return inspect_data(write(folder, columns), folder / "x.toml")
 
 
@@ -177,12 +183,12 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
 def test_a_tiny_site_is_left_out_by_name_and_the_others_are_kept(images: Path) -> None:
     site = with_first(column("North", "South"), "Tiny", "Tiny", "")
     found = seen(images, {"file": PATHS, "Edema": EDEMA, "hospital": site})
-    text = document(found, plan(found), "feddraw init table.csv", "x.toml")
+    text = experiment_file_text(found, plan_first_run(found), "feddraw init table.csv", "x.toml")
     assert 'name = "by_site"' in text
     assert re.search(r"left out, under 8 training images: .*Tiny \d", text)
     assert "(no site) 1" in text
     alone = seen(images, {"file": PATHS, "Edema": EDEMA, "hospital": column(*range(20))})
-    text = document(alone, plan(alone), "feddraw init table.csv", "x.toml")
+    text = experiment_file_text(alone, plan_first_run(alone), "feddraw init table.csv", "x.toml")
     assert "fewer than two sites have 8 training images" in text
     assert "4 clients of unequal size are invented" in text
 
@@ -224,7 +230,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     found = inspect_data([north, south], images / "x.toml")
     assert list(found.unlabelled()) == ["Mass at north", "Edema at south"]
     assert [counts[NO_COLUMN] for counts in found.marks().values()] == [half, half]
-    assert 'south.csv"]' in document(found, plan(found), "feddraw init", "x.toml")
+    assert 'south.csv"]' in experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml")
     write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
     with pytest.raises(UserError, match=r"north.csv has a column for the patient and south.csv has none"):
         read_tables([north, south], root=images)

@@ -11,21 +11,23 @@ import tomli_w
 
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
-from feddraw.experiment.run_time_estimate import timed
-from feddraw.study.comparison import Budget, by_seed, comparison, method_of, unfinished
-from feddraw.study.conduct import conduct
-from feddraw.study.progress import Tally
-from feddraw.study.workers import Event
+from feddraw.experiment.run_time_estimate import estimate_run_time
+from feddraw.study.method_comparison import TimeBudget, comparison_runs, method_of, runs_by_seed, unfinished_runs
+from feddraw.study.progress import StudyProgress
+from feddraw.study.run_study import run_study
+from feddraw.study.worker_pool import StudyEvent
 from small import small
 
 
 def budget(seconds, runs, *, each=10.0, workers=1, now=(0.0,)):
     expected = {planned.name: each for planned in runs}
-    return Budget(seconds / 0.97, runs, expected, workers, lambda: now[0]), Tally([], workers, expected, lambda: now[0])
+    return TimeBudget(seconds / 0.97, runs, expected, workers, lambda: now[0]), StudyProgress(
+        [], workers, expected, lambda: now[0]
+    )
 
 
 def test_runs_come_seed_by_seed_and_each_method_has_the_same_settings():
-    runs = comparison(small(seed=3, **{"training.lr": 0.01}), seeds=2)
+    runs = comparison_runs(small(seed=3, **{"training.lr": 0.01}), seeds=2)
     assert [(method_of(run), run.experiment.seed) for run in runs] == [
         (method, seed) for seed in (3, 4) for method in ("feddraw", "fedavg", "uniform", "alone")
     ]
@@ -34,25 +36,25 @@ def test_runs_come_seed_by_seed_and_each_method_has_the_same_settings():
 
 
 def test_a_method_of_ones_own_comes_first_with_its_settings():
-    runs = comparison(small(**{"method": "fedprox", "method.mu": 0.3}), seeds=1)
+    runs = comparison_runs(small(**{"method": "fedprox", "method.mu": 0.3}), seeds=1)
     assert [method_of(run) for run in runs] == ["fedprox", "feddraw", "fedavg", "uniform", "alone"]
     assert runs[0].experiment.method["mu"] == 0.3
 
 
 def test_folds_are_as_many_repeats():
-    assert len(comparison(small(), folds=3)) == 3 * 4
-    assert {run.experiment.folds for run in comparison(small(), folds=3)} == {3}
-    assert len(comparison(small(folds=4))) == 4 * 4
-    assert len(comparison(small())) == 5 * 4
+    assert len(comparison_runs(small(), folds=3)) == 3 * 4
+    assert {run.experiment.folds for run in comparison_runs(small(), folds=3)} == {3}
+    assert len(comparison_runs(small(folds=4))) == 4 * 4
+    assert len(comparison_runs(small())) == 5 * 4
     with pytest.raises(UserError, match="more than once"):
-        comparison(small(folds=2), seeds=3)
+        comparison_runs(small(folds=2), seeds=3)
     with pytest.raises(UserError, match="positive"):
-        comparison(small(), seeds=-1)
+        comparison_runs(small(), seeds=-1)
 
 
 def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
-    runs = comparison(small(), seeds=3)
-    assert [by_seed(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
+    runs = comparison_runs(small(), seeds=3)
+    assert [runs_by_seed(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
         "feddraw, fedavg, uniform, alone with seeds 0, 1, 2",
         "feddraw, fedavg, uniform, alone with seeds 0, 1",
         "feddraw, fedavg, uniform, alone with seed 0",
@@ -63,14 +65,14 @@ def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
 
 
 def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
-    runs, now = comparison(small(), seeds=2), [0.0]
+    runs, now = comparison_runs(small(), seeds=2), [0.0]
     limits, tally = budget(90, runs, now=now)
     assert len(limits.chosen()) == 8
     for planned in runs[:4]:
         assert limits.admits(planned, tally)
-        tally.note(Event("started", planned.name))
+        tally.note(StudyEvent("started", planned.name))
         now[0] += 15.0  # half as fast again as was expected
-        tally.note(Event("finished", planned.name, row={}))
+        tally.note(StudyEvent("finished", planned.name, row={}))
     assert [limits.admits(planned, tally) for planned in runs[4:]] == [False] * 4  # 60 s are over, 60 s are needed
     now[0] = 0.0
     fresh, tally = budget(90, runs, now=now)
@@ -78,10 +80,10 @@ def test_while_running_a_seed_begins_only_if_it_still_fits_at_the_pace_so_far():
 
 
 def test_a_run_is_estimated_from_timed_steps_of_its_own():
-    short, long = (timed(prepare(small(rounds=rounds))) for rounds in (2, 20))
+    short, long = (estimate_run_time(prepare(small(rounds=rounds))) for rounds in (2, 20))
     assert 0 < short.step < 1
     assert short.whole < long.whole
-    alone = timed(prepare(small(method="alone", rounds=2)))
+    alone = estimate_run_time(prepare(small(method="alone", rounds=2)))
     assert alone.whole > 0
 
 
@@ -100,6 +102,6 @@ def test_the_command_ends_in_a_report_of_all_methods_and_leaves_nothing_to_do(tm
     assert all(method in (out / "report.md").read_text() for method in ("feddraw", "fedavg", "uniform", "alone"))
     plan = json.loads((out / "plan.json").read_text())
     assert (len(plan["runs"]), plan["failed"], plan["left_out"]) == (4, {}, [])
-    runs = comparison(small(rounds=1), seeds=1)
-    assert unfinished(runs, out) == []
-    assert [event.kind for event in conduct(runs, out, 1, [])] == ["skipped"] * 4
+    runs = comparison_runs(small(rounds=1), seeds=1)
+    assert unfinished_runs(runs, out) == []
+    assert [event.kind for event in run_study(runs, out, 1, [])] == ["skipped"] * 4

@@ -8,10 +8,10 @@ import pytest
 from feddraw.data.corruption import Alteration, Corruption, corrupt
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import deal_data, open_data, prepare
+from feddraw.experiment.run_preparation import open_experiment_data, prepare, prepare_client_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
-from feddraw.system.reading import read_jsonl, read_toml
+from feddraw.system.file_reading import read_jsonl, read_toml
 from small import small
 
 RNG = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def test_a_run_records_the_alteration_and_the_test_auc_as_the_site_sees_it(tmp_p
 
 def test_the_partition_does_not_depend_on_the_alteration_and_the_other_sites_train_alike():
     plain, blurred = small(), small(**{"corruption.blur": "C3=1"})
-    one, other = (deal_data(experiment, open_data(experiment)) for experiment in (plain, blurred))
+    one, other = (prepare_client_data(experiment, open_experiment_data(experiment)) for experiment in (plain, blurred))
     assert one.partition.sha256 == other.partition.sha256
     for before, after, alike in zip(one.training_rows, other.training_rows, (True, True, False), strict=True):
         assert (before == after).all()

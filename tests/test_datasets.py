@@ -18,7 +18,7 @@ from feddraw.data.dataset_from_table import MEAN, STD
 from feddraw.data.tables import FOURTEEN
 from feddraw.datasets import chestmnist
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import names, open_dataset, read_labels
+from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels
 from test_imaging import film, save_dicom
 
 OBSERVATIONS = ["No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
@@ -167,7 +167,7 @@ def test_missing_arrays_and_images_are_told(tmp_path):
     says(tmp_path / "a.npz", "no train_labels, val_labels, test_labels")
     np.savez(tmp_path / "b.npz", **{name: array for name, array in arrays().items() if "labels" in name})
     says(tmp_path / "b.npz", "labels but no images")
-    assert len(read_labels(tmp_path / "b.npz")) == 12
+    assert len(read_training_labels(tmp_path / "b.npz")) == 12
 
 
 def test_labels_outside_0_and_1_are_counted_and_can_be_left_out(tmp_path):
@@ -413,7 +413,7 @@ def test_the_training_table_alone_gives_the_same_labels(tmp_path):
     packed = tmp_path / "table.csv.gz"
     packed.write_bytes(gzip.compress((folder / "train.csv").read_bytes()))
     for table in (folder / "train.csv", packed):
-        labels = read_labels(table)
+        labels = read_training_labels(table)
         assert len(labels) == 10
         assert (labels.values == [1, 1, 0, 0, 0]).all()
         assert labels.names[0] == "train/patient00001/study1/view1_frontal.jpg"
@@ -577,7 +577,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
 
 
 def test_names_are_listed_and_wrong_ones_corrected(no_data_folder):
-    assert list(names()) == ["chestmnist", "chexpert", "folder", "nih", "npz", "phantom"]
+    assert list(dataset_names()) == ["chestmnist", "chexpert", "folder", "nih", "npz", "phantom"]
     says("chexprt", "no 'chexprt' among the data sets: did you mean chexpert?")
     says("nowhere/x.npz", "no file or folder nowhere/x.npz")
     says("folder", "needs path")
@@ -616,14 +616,14 @@ def real(variable: str) -> str:
 
 
 def test_the_real_chexpert_table_gives_the_papers_counts():
-    labels = read_labels(real("FEDDRAW_CHEXPERT_LABELS"))
+    labels = read_training_labels(real("FEDDRAW_CHEXPERT_LABELS"))
     assert len(labels) == 191_027
     assert labels.values.sum(axis=0).tolist() == [59_583, 61_493, 76_899, 23_385, 12_983]
     assert (labels.values.max(axis=1) == 0).sum() == 51_052
 
 
 def test_the_real_chestmnist_labels_give_the_papers_counts():
-    labels = read_labels(Path(real("FEDDRAW_DATA")) / "chestmnist_labels.npz")
+    labels = read_training_labels(Path(real("FEDDRAW_DATA")) / "chestmnist_labels.npz")
     assert len(labels) == 78_468
     assert labels.values.sum(axis=0).tolist() == [7_996, 1_690, 9_261, 1_950, 3_263]
     assert (labels.values.max(axis=1) == 0).sum() == 59_438

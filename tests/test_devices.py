@@ -15,31 +15,29 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.device_placement import memory_of, places_for_clients, places_for_runs, recorded
+from feddraw.experiment.device_placement import (
+    devices_record,
+    place_workers,
+    places_for_clients,
+    places_for_runs,
+    worker_memory,
+)
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.experiment.verify import verify
 from feddraw.results.checkpoint import model_digest
 from feddraw.results.run_folder import toml_values
-from feddraw.study.conduct import conduct
 from feddraw.study.plan import planned_run, read_study
-from feddraw.study.workers import WorkerPool
-from feddraw.system.reading import read_json, read_jsonl
-from feddraw.training import devices
+from feddraw.study.run_study import run_study
+from feddraw.study.worker_pool import WorkerPool
+from feddraw.system.file_reading import read_json, read_jsonl
+from feddraw.training import device_memory, devices
 from feddraw.training.augment import augment
-from feddraw.training.devices import (
-    Place,
-    compute_exactly,
-    out_of_memory,
-    place_workers,
-    room_for_images,
-    shortage,
-    survey,
-)
-from feddraw.training.image_feed import Copied, Kept
-from feddraw.training.loop import Examples, over_known, seeded
-from feddraw.training.step_memory import CONTEXT
+from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
+from feddraw.training.devices import WorkerPlace, compute_exactly, survey_devices
+from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
+from feddraw.training.loop import Examples, loss_over_known, seeded_torch
 from small import small
 
 
@@ -96,7 +94,7 @@ def gpus(*free_gb):
     ],
 )
 def test_workers_go_to_devices_in_turn_as_memory_allows(free, workers, need, most, expected, monkeypatch):
-    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 64)
+    monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 64)
     placed = place_workers([*gpus(*free)], workers, int(need * 1e9), gpus(*free), most)
     assert [place.device for place in placed] == [f"cuda:{number}" for number in expected]
 
@@ -120,8 +118,8 @@ def fake_gpus(monkeypatch, *free_gb):
     monkeypatch.setattr(cuda, "mem_get_info", lambda device: memory[torch.device(device)])
     about = SimpleNamespace(name="A GPU", major=8, minor=0)
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr("feddraw.experiment.device_placement.survey_apart", survey)
-    monkeypatch.setattr("feddraw.training.devices.cores", lambda: 8)
+    monkeypatch.setattr("feddraw.experiment.device_placement.survey_devices_apart", survey_devices)
+    monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 8)
 
 
 def test_a_run_and_a_study_are_placed_on_all_gpus(monkeypatch):
@@ -138,9 +136,9 @@ def test_a_run_and_a_study_are_placed_on_all_gpus(monkeypatch):
 
 def test_the_environment_says_what_a_gpu_is_and_how_it_computes(monkeypatch):
     fake_gpus(monkeypatch, 24, 24)
-    monkeypatch.setattr("feddraw.training.devices._driver", lambda: "550.54.15")
+    monkeypatch.setattr("feddraw.training.devices._nvidia_driver", lambda: "550.54.15")
     experiment = small(engine="processes", devices="cuda:1").with_settings({"training.tf32": True})
-    found = recorded(experiment, [Place("cuda:1")] * 2)
+    found = devices_record(experiment, [WorkerPlace("cuda:1")] * 2)
     about = {"name": "A GPU", "capability": "8.0", "memory_gb": 24.0, "workers": 2}
     assert found["devices"] == [{"device": "cuda:1", "type": "cuda"} | about]
     assert set(found["cuda"]) == {"driver", "cuda", "cudnn", "tf32", "cublas_workspace"}
@@ -175,9 +173,9 @@ def test_one_process_trains_on_one_device():
 
 
 def test_memory_of_a_step_is_reckoned_without_taking_it():
-    small_one, large = (memory_of(small().with_settings({"training.batch_size": b})) for b in (32, 64))
-    assert 1.2 < (large - CONTEXT) / (small_one - CONTEXT) < 2
-    paper = memory_of(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
+    small_one, large = (worker_memory(small().with_settings({"training.batch_size": b})) for b in (32, 64))
+    assert 1.2 < (large - GPU_CONTEXT) / (small_one - GPU_CONTEXT) < 2
+    paper = worker_memory(Experiment.preset("paper").with_settings({"data": "phantom", "model.weights": "none"}))
     assert 7e9 < paper < 13e9
 
 
@@ -203,7 +201,7 @@ def test_a_study_on_two_devices_gives_the_bits_of_one_and_says_which_run_was_whe
     runs = read_study(path)
     places = places_for_runs([planned.experiment for planned in runs], devices="cpu:0,cpu:1")
     assert [place.device for place in places] == ["cpu:0", "cpu:1"]
-    assert [event.kind for event in conduct(runs, tmp_path / "out", places, []) if event.kind != "progress"] == [
+    assert [event.kind for event in run_study(runs, tmp_path / "out", places, []) if event.kind != "progress"] == [
         *["started"] * 2,
         *["finished"] * 2,
     ]
@@ -223,10 +221,10 @@ def pictures():
     return Examples(rng.integers(0, 256, (9, 8, 8), dtype=np.uint8), rng.random((9, 2), dtype=np.float32))
 
 
-@pytest.mark.parametrize(("room", "kind"), [(10**6, Kept), (0, Copied)])
+@pytest.mark.parametrize(("room", "kind"), [(10**6, KeptOnDevice), (0, CopiedToDevice)])
 def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, kind, pictures, monkeypatch):
     device = torch.device("cpu:1")
-    monkeypatch.setitem(devices._ALLOTTED, device, room)
+    monkeypatch.setitem(device_memory._IMAGE_MEMORY, device, room)
     chosen = [np.array([7, 0, 3]), np.array([1, 2]), np.array([8, 8, 4]), np.array([5])]
     expected = [pictures.batch(rows) for rows in chosen]
     found = list(pictures.batches(iter(chosen), device))  # all are kept: a buffer that is filled anew must not show
@@ -237,13 +235,13 @@ def test_images_that_are_kept_on_a_device_or_copied_give_the_same_batches(room, 
 
 def test_room_for_images_is_planned_once_and_not_by_what_the_last_run_left(monkeypatch):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(devices, "_ALLOTTED", {})
+    monkeypatch.setattr(device_memory, "_IMAGE_MEMORY", {})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(20e9), int(24e9)))
-    assert room_for_images(device) == int(10e9)
+    assert image_memory(device) == int(10e9)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(2e9), int(24e9)))
-    assert room_for_images(device) == int(10e9)
-    devices.allot(Place("cuda:0", 7))
-    assert room_for_images(device) == 7
+    assert image_memory(device) == int(10e9)
+    device_memory.allot_image_memory(WorkerPlace("cuda:0", 7))
+    assert image_memory(device) == 7
 
 
 class Log(list):
@@ -285,7 +283,7 @@ class Log(list):
 
 def test_a_batch_is_copied_while_the_one_before_is_computed_on(monkeypatch):
     log = Log(monkeypatch)
-    feed = Copied(torch.device("cuda", 0), [np.arange(10)])
+    feed = CopiedToDevice(torch.device("cuda", 0), [np.arange(10)])
     for number, (values,) in enumerate(feed([np.array([n, n + 1]) for n in range(4)])):
         assert values.tolist() == [number, number + 1]
         log.append(f"step {number}")
@@ -309,7 +307,7 @@ def test_augmentation_happens_where_the_images_are():
 def test_a_step_asks_nothing_of_a_device_that_knows_all_labels(monkeypatch, pictures):
     assert pictures.complete
     monkeypatch.setattr(torch.Tensor, "isnan", lambda _: pytest.fail("the device was asked"))
-    assert over_known(torch.nn.functional.mse_loss, torch.ones(2, 2), torch.zeros(2, 2), complete=True) == 1
+    assert loss_over_known(torch.nn.functional.mse_loss, torch.ones(2, 2), torch.zeros(2, 2), complete=True) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- exact
@@ -337,7 +335,7 @@ def test_the_generator_of_the_device_itself_is_seeded_and_put_back(monkeypatch):
     generators = [torch.Generator().manual_seed(n) for n in (5, 6)]
     monkeypatch.setattr(torch.cuda, "default_generators", generators)
     before = [one.get_state() for one in generators]
-    with seeded(3, torch.device("cuda", 1)):
+    with seeded_torch(3, torch.device("cuda", 1)):
         assert generators[1].initial_seed() == 3
         assert generators[0].initial_seed() == 5
         torch.rand(2, generator=generators[1])
@@ -391,7 +389,7 @@ def test_a_run_without_memory_waits_for_the_others_of_its_device_and_the_last_fa
     pool, planned = WorkerPool(tmp_path, []), planned_run(small(), {})
     first, second, elsewhere = pipes = [Full() for _ in range(3)]
     pool._processes = dict(zip(pipes, pipes, strict=True))
-    pool._places = dict(zip(pipes, map(Place, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
+    pool._places = dict(zip(pipes, map(WorkerPlace, ("cuda:0", "cuda:0", "cuda:1")), strict=True))
     pool._busy[first] = planned
     (event,) = pool._receive(first, admit=bool)
     assert (event.kind, event.text) == ("progress", "waits: cuda:0 has no memory for 2 runs at once")
@@ -410,7 +408,7 @@ def test_the_only_run_without_memory_fails_in_a_line_that_says_what_to_lower(in_
 
 def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, int(24e9)))
-    assert shortage(torch.device("cuda", 1), 64) == (
+    assert memory_shortage(torch.device("cuda", 1), 64) == (
         "cuda:1 (24 GB) ran out of memory: lower workers, training.batch_size (now 64) or data.size, "
         "or set training.amp=bf16"
     )

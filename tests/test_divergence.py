@@ -24,7 +24,7 @@ from feddraw.results.recorded_run import read_run
 from feddraw.results.tensorboard import scalars
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import RoundRecord
-from feddraw.system.reading import read_json, read_jsonl
+from feddraw.system.file_reading import read_json, read_jsonl
 from small import small
 
 SETTINGS = [
@@ -37,7 +37,7 @@ SETTINGS = [
 @pytest.fixture
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is finite, but from the second round on it has an output that is not."""
-    judge = running.evaluate
+    judge = running.evaluate_round
 
     class Broken(Serial):
         def predict(self, model, rows):
@@ -51,7 +51,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
         return judge(setup, judged, model, final=final)
 
     rounds: list[int] = []
-    monkeypatch.setattr(running, "evaluate", evaluate)
+    monkeypatch.setattr(running, "evaluate_round", evaluate)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,7 +21,7 @@ from feddraw.doctor.device_trial import Examined, Task, Team, TooSlow, relative
 from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
 from feddraw.errors import RunFailed
 from feddraw.study.plan import read_study
-from feddraw.training.devices import Place
+from feddraw.training.devices import WorkerPlace
 from small import small
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +58,7 @@ def test_what_a_method_adds_to_a_step_is_measured() -> None:
 
 
 def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
-    with Team([Place("cpu:3")]) as team:
+    with Team([WorkerPlace("cpu:3")]) as team:
         with pytest.raises(RunFailed, match="cpu:3: AttributeError"):
             team.ask("nothing of the kind")
         with pytest.raises(TooSlow, match="cpu:3: no answer within 0 s"):
@@ -82,7 +82,7 @@ class Played:
 
     answers: dict[str, Callable[[str], Any]] = {}
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[WorkerPlace]) -> None:
         self.places = places
 
     def __enter__(self) -> Played:
@@ -110,7 +110,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examination]:
     """An examination of a machine with a GPU that answers as told."""
     memory = {"memory": 24 * 10**9, "free": 24 * 10**9}
     about = {"cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory, "cpu": {"type": "cpu"} | memory}
-    monkeypatch.setattr(examination, "survey_apart", lambda names: {name: about[name] for name in names})
+    monkeypatch.setattr(examination, "survey_devices_apart", lambda names: {name: about[name] for name in names})
     monkeypatch.setattr(examination, "usual_devices", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(examination, "check_machine", lambda: [])
     monkeypatch.setattr(examination, "Team", Played)

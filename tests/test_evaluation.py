@@ -13,7 +13,7 @@ from feddraw.analysis import metrics
 from feddraw.data.folds import refold
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import open_data, prepare
+from feddraw.experiment.run_preparation import open_experiment_data, prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import complete
 from feddraw.federation import federate
@@ -74,7 +74,7 @@ def test_test_metrics_by_round_are_there_when_asked_for(tmp_path):
 
 
 def test_every_image_is_tested_once_and_no_patient_is_on_two_sides():
-    dataset = open_data(complete(small()))
+    dataset = open_experiment_data(complete(small()))
     folds = [refold(dataset, 5, fold) for fold in range(5)]
     tested = np.concatenate([one.rows["test"] for one in folds])
     assert sorted(tested) == list(range(len(dataset.labels)))

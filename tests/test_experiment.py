@@ -14,13 +14,13 @@ import feddraw
 from feddraw.datasets.phantom import phantom
 from feddraw.errors import UserError
 from feddraw.experiment import settings
-from feddraw.experiment.run_preparation import deal_data, prepare
+from feddraw.experiment.run_preparation import prepare, prepare_client_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
 from feddraw.methods.scaffold import ControlledServer
-from feddraw.system.reading import read_json
+from feddraw.system.file_reading import read_json
 from small import small
 
 
@@ -41,8 +41,8 @@ def test_the_laptop_preset_is_the_default() -> None:
 
 def test_a_run_completes_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
     completed: list[str] = []
-    recorded = settings.recorded_settings
-    monkeypatch.setattr(settings, "recorded_settings", lambda *method: completed.append("once") or recorded(*method))
+    recorded = settings.method_with_defaults
+    monkeypatch.setattr(settings, "method_with_defaults", lambda *method: completed.append("once") or recorded(*method))
     experiment = complete(small(rounds=1))
     assert complete(experiment) is experiment
     run(experiment)
@@ -219,7 +219,7 @@ def test_a_patient_of_several_clients_is_kept_back_by_all_or_by_none(scenario: s
     number = np.arange(len(drawn.labels))
     sites = np.array(["A", "B"])[number % 2]  # of three images each, so that all patients are at both
     labels = replace(drawn.labels, patients=(number // 3).astype(np.str_), sites=sites)
-    data = deal_data(small(holdout=0.25, scenario=scenario), replace(drawn, labels=labels))
+    data = prepare_client_data(small(holdout=0.25, scenario=scenario), replace(drawn, labels=labels))
     owners = [set(number[np.concatenate(rows)] // 3) for rows in (data.training_rows, data.holdout_rows)]
     assert not owners[0] & owners[1]
     for train, held in zip(data.training_rows, data.holdout_rows, strict=True):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
-from feddraw.experiment.run_preparation import open_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.export import run_export as exporting
 from feddraw.results.recorded_run import read_run
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def images() -> np.ndarray:
-    dataset = open_data(EXPERIMENT)
+    dataset = open_experiment_data(EXPERIMENT)
     return dataset.images[dataset.rows["test"]]
 
 
@@ -148,7 +148,7 @@ def test_without_the_data_the_check_uses_random_images_and_says_so(
     def gone(*_: object) -> None:
         raise UserError("no file or folder mine.csv")
 
-    monkeypatch.setattr(exporting, "open_data", gone)
+    monkeypatch.setattr(exporting, "open_experiment_data", gone)
     done = exporting.export_run(folder / "run", folder / "away", formats=["safetensors"])
     assert "mine.csv" in done.note
     assert not done.checks[0].test_images

@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
 from feddraw.system import locks
-from feddraw.system.files import append, make_folder, make_subfolder, open_file, write_whole
+from feddraw.system.file_writing import append_to_log, make_folder, make_subfolder, open_file, write_whole
 from run_folders import make_run
 from small import small
 
@@ -129,7 +129,7 @@ def test_a_study_runs_in_no_linked_folder_and_logs_to_no_linked_file(tmp_path: P
     assert untouched(outside)
     (tmp_path / "failures.log").symlink_to(outside / ".bashrc")
     with pytest.raises(UserError, match="is a link"):
-        append(tmp_path / "failures.log", "line\n")
+        append_to_log(tmp_path / "failures.log", "line\n")
     assert untouched(outside)
 
 
@@ -248,7 +248,8 @@ from pathlib import Path
 import pytest
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
-from feddraw.system import files, locks
+from feddraw.system import locks
+from feddraw.system import file_writing
 from small import small
 
 folder = Path(sys.argv[1])
@@ -262,8 +263,8 @@ locks.LONGEST = 0.1
 with locks.lock_file(folder / "plan.json"), pytest.raises(UserError, match=r"another process writes .*plan\\.json"):
     with locks.lock_file(folder / "plan.json"):
         pass
-files.write_whole(folder / "whole", b"old")
-files.write_whole(folder / "whole", b"new")
+file_writing.write_whole(folder / "whole", b"old")
+file_writing.write_whole(folder / "whole", b"new")
 assert (folder / "whole").read_bytes() == b"new"
 assert {path.name for path in folder.iterdir()} == {"run", "whole"}
 """

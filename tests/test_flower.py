@@ -32,8 +32,8 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
 from feddraw.server.state_dict import layout_of_arrays
+from feddraw.system.file_reading import read_jsonl
 from feddraw.system.locks import locked_inodes
-from feddraw.system.reading import read_jsonl
 from feddraw.training.client import Trainer
 from feddraw.watch.followed_runs import FollowedRun
 

@@ -24,9 +24,10 @@ from feddraw.flower.server_app import serve
 from feddraw.flower.settings import read
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
-from feddraw.system.reading import flat, read_csv, read_jsonl
+from feddraw.system.file_reading import read_csv, read_jsonl
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}
@@ -43,7 +44,7 @@ def config(**changes: Any) -> dict[str, Any]:
     federation = {
         name: changes.pop(name) for name in ("out", "resume", "wait", "nodes", "validation") if name in changes
     }
-    settings = flat(small(**changes).table())
+    settings = dotted_settings(small(**changes).table())
     return {"nodes": 3} | {key: value for key, value in settings.items() if not isinstance(value, list)} | federation
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feddraw.experiment.running import run
-from feddraw.system.reading import flat
+from feddraw.results.outcome_settings import dotted_settings
 from small import small
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower" / "local_federation.py"
@@ -29,7 +29,7 @@ def script() -> Any:
 
 def settings(**changes: Any) -> str:
     """The tests' small experiment as a `--run-config`; all of it but what the app's file names goes into `set`."""
-    table = flat(small(**changes).table())
+    table = dotted_settings(small(**changes).table())
     named = {"rounds": table.pop("rounds"), "data.name": table.pop("data.name")}
     named |= {f"{part}.name": table.pop(f"{part}.name") for part in ("scenario", "model", "method")}
     others = {

@@ -19,8 +19,9 @@ from feddraw.flower.records import to_arrays
 from feddraw.flower.server_app import serve
 from feddraw.flower.settings import READY, read
 from feddraw.methods.fednova import fednova
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.server.policy import Policy
-from feddraw.system.reading import flat, read_csv, read_toml
+from feddraw.system.file_reading import read_csv, read_toml
 from small import small
 
 NODES = [{"partition-id": number} for number in range(4)]
@@ -69,7 +70,7 @@ def test_a_site_that_says_ten_million_images_is_held_to_the_policy_of_the_strate
 
 def config(**changes: Any) -> dict[str, Any]:
     """The tests' small experiment without a word about a policy."""
-    settings = flat(small(**changes).table())
+    settings = dotted_settings(small(**changes).table())
     return {"nodes": 3} | {k: v for k, v in settings.items() if not (isinstance(v, list) or k.startswith("policy."))}
 
 

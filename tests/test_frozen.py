@@ -31,7 +31,7 @@ from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
 from feddraw.training.network import Network
-from feddraw.training.network_by_name import build, with_frozen
+from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 from small import small
@@ -64,7 +64,7 @@ def test_frozen_parameters_stay_to_the_bit_under_every_rule(name: str) -> None:
     method = catalog.find("methods", name)()
     initial = initial_model(half_frozen, seed=0)
     training = Training(epochs=1, batch_size=8, lr=1e-2, optimizer="sgd", momentum=0.5, weight_decay=0.1)
-    frozen_build = with_frozen(half_frozen, initial.layout.frozen)
+    frozen_build = with_frozen_layers(half_frozen, initial.layout.frozen)
     trainer = Trainer(frozen_build, tiny.examples(), tiny.shards(), training, method.local, asks=method.asks)
     engine = Serial(trainer)
     proxy = ServerImages(frozen_build, tiny.examples(), np.arange(16), 8) if method.weighting.proxy else None
@@ -129,14 +129,14 @@ def test_a_run_with_frozen_layers_resumes_to_the_same_bits(tmp_path: Path) -> No
 
 
 def own(classes: int) -> nn.Module:
-    return build("compact", classes, {"growth": 8})[0]
+    return build_network("compact", classes, {"growth": 8})[0]
 
 
 def test_a_frozen_classifier_and_a_layer_that_is_not_there_are_one_line() -> None:
     with pytest.raises(UserError, match="the classifier 'classifier' is frozen"):
-        Network(*build("compact", 5, {"freeze": "classifier"}))
+        Network(*build_network("compact", 5, {"freeze": "classifier"}))
     with pytest.raises(UserError, match="no 'bdy' among the layers"):
-        build("compact", 5, {"freeze": ["bdy"]})
+        build_network("compact", 5, {"freeze": ["bdy"]})
 
 
 # ---------------------------------------------------------------------------------------------------- over Flower

@@ -21,7 +21,7 @@ from feddraw.cli.weights import parse_similarity
 from feddraw.data.image_cache import read_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import read_labels, resolve
+from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.participation import Participation
@@ -101,7 +101,7 @@ def test_an_experiment_file_with_values_of_a_strange_kind_is_one_line(tmp_path, 
 def test_names_with_characters_that_do_not_exist_are_one_line(tmp_path, code):
     names = np.array([code, 65], np.uint32).view("<U1")
     (tmp_path / "x.npz").write_bytes(archive(classes=names))
-    refused("is damaged at classes: it holds what is no text", read_labels, tmp_path / "x.npz")
+    refused("is damaged at classes: it holds what is no text", read_training_labels, tmp_path / "x.npz")
 
 
 def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
@@ -124,20 +124,20 @@ def test_a_preset_that_is_no_word_is_one_line(tmp_path, preset):
 
 
 def test_a_name_that_is_longer_than_any_path_is_no_data_set():
-    refused("among the data sets", resolve, "n" * 300)
-    refused("among the data sets", resolve, "n" * 5000)
+    refused("among the data sets", find_dataset, "n" * 300)
+    refused("among the data sets", find_dataset, "n" * 5000)
 
 
 def test_a_damaged_gz_is_one_line(tmp_path):
     (tmp_path / "t.csv.gz").write_bytes(
         b"\x1f\x8b\x08\x00\xd7\x86\xfaj\x02\xff\x1d\xcaK\n\x800\x0c\x05\xc0\x97\xd1\x86"
     )
-    refused("cannot be read as UTF-8 text", read_labels, tmp_path / "t.csv.gz")
+    refused("cannot be read as UTF-8 text", read_training_labels, tmp_path / "t.csv.gz")
 
 
 def test_a_quoted_field_with_line_ends_stays_one_line(tmp_path):
     (tmp_path / "t.csv").write_text('path,a\n"../x\ny.png",1\nb.png,0\nc.png,1\n')
-    refused("without a path inside the folder", read_labels, tmp_path / "t.csv")
+    refused("without a path inside the folder", read_training_labels, tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("content", [b"\xf1\xff,1\n", b"1," + b"1" * 200_000 + b"\n"])

@@ -23,7 +23,7 @@ from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.results.run_collection import collect
 from feddraw.server.partial_labels import divided
 from feddraw.training.network import Network
-from feddraw.training.network_by_name import build
+from feddraw.training.network_by_name import build_network
 from small import small
 
 SIDE = 28
@@ -75,7 +75,7 @@ def small_with(kind: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["aux", "tuple"])
 def test_an_auxiliary_head_registered_last_is_not_the_classifier(kind: str) -> None:
-    module, found = build("test_heads:heads", 5, {"kind": kind}, side=SIDE)
+    module, found = build_network("test_heads:heads", 5, {"kind": kind}, side=SIDE)
     assert found == "head"
     scores, features = Network(module, found)(torch.zeros(2, 1, SIDE, SIDE))
     assert scores.shape == (2, 5)
@@ -88,12 +88,12 @@ def test_the_similarity_moves_though_an_auxiliary_head_is_registered_last() -> N
 
 
 def test_one_layer_per_finding_is_a_list_of_layers_in_the_order_of_the_scores() -> None:
-    assert build("test_heads:heads", 3, {"kind": "single"}, side=SIDE)[1] == ("heads.0", "heads.1", "heads.2")
-    backwards = build("test_heads:heads", 3, {"kind": "backwards"}, side=SIDE)[1]
+    assert build_network("test_heads:heads", 3, {"kind": "single"}, side=SIDE)[1] == ("heads.0", "heads.1", "heads.2")
+    backwards = build_network("test_heads:heads", 3, {"kind": "backwards"}, side=SIDE)[1]
     assert backwards == ("heads.2", "heads.1", "heads.0")
     named = {"kind": "backwards", "classifier": ["heads.0", "heads.1", "heads.2"]}
     with pytest.raises(UserError, match="in another order than the network"):
-        build("test_heads:heads", 3, named, side=SIDE)
+        build_network("test_heads:heads", 3, named, side=SIDE)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_one_layer_per_finding_is_a_list_of_layers_in_the_order_of_the_scores() 
 )
 def test_a_wrong_classifier_or_width_is_one_line(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        build("test_heads:heads", 5, {"kind": kind} | options, side=SIDE)
+        build_network("test_heads:heads", 5, {"kind": kind} | options, side=SIDE)
     assert "\n" not in str(caught.value)
 
 
 def test_scores_that_pass_through_a_tanh_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="does something more to the outputs of its classifier head, 5 outputs"):
-        build("test_heads:heads", 5, {"kind": "tanh"}, side=SIDE, pretrained=True)
+        build_network("test_heads:heads", 5, {"kind": "tanh"}, side=SIDE, pretrained=True)
 
 
 # ---------------------------------------------------------------------------------------------------- by shape alone
@@ -223,11 +223,11 @@ def test_a_run_with_one_layer_per_finding_names_each_finding_once(tmp_path: Path
 
 
 def test_a_factory_of_a_library_is_called_by_its_own_names_and_given_three_channels() -> None:
-    module, found = build("test_heads:coloured", 5, {}, side=SIDE)
+    module, found = build_network("test_heads:coloured", 5, {}, side=SIDE)
     assert found == "4"
     assert module(torch.zeros(2, 1, SIDE, SIDE)).shape == (2, 5)
     with pytest.raises(UserError, match="cannot be made of these settings: got an unexpected keyword argument 'depth'"):
-        build("test_heads:coloured", 5, {"depth": 3}, side=SIDE)
+        build_network("test_heads:coloured", 5, {"depth": 3}, side=SIDE)
 
 
 def test_a_network_without_batch_norm_trains(tmp_path: Path) -> None:
@@ -252,24 +252,24 @@ def test_weights_come_out_of_their_wrapping(wrapped: str, tmp_path: Path) -> Non
         torch.save({"epoch": 3, "model": {f"module.{name}": value for name, value in state.items()}}, path)
     else:
         torch.save({"state_dict": state, "epoch": 3} if wrapped == "state_dict" else state, path)
-    loaded, _ = build("test_heads:heads", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
+    loaded, _ = build_network("test_heads:heads", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
     assert (loaded.state_dict()["body.0.weight"] == 0.5).all()
     assert not (loaded.state_dict()["head.weight"] == 0).any()
     with pytest.raises(UserError, match=r"of another network: \d of \d tensors differ, first 0.weight"):
-        build("test_heads:coloured", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
+        build_network("test_heads:coloured", 5, {"weights": str(path)}, side=SIDE, pretrained=True)
 
 
 def test_monais_resnet_and_vision_transformer_are_taken_as_they_are() -> None:
     pytest.importorskip("monai", reason="MONAI is not installed")
     nets = "monai.networks.nets.resnet:ResNet"
     tiny = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 8, 8], "n_input_channels": 1}
-    module, found = build(nets, 5, tiny, side=32)
+    module, found = build_network(nets, 5, tiny, side=32)
     assert found == "fc"
     assert "monai" in sys.modules
     assert initial_model(lambda: (module, found), 0).layout.outputs == 5
     pytest.importorskip("einops", reason="MONAI's vision transformer needs einops")
     vit = {"patch_size": 16, "hidden_size": 24, "mlp_dim": 24, "num_layers": 1, "num_heads": 2}
     options = vit | {"classification": True, "post_activation": ""}
-    assert build("monai.networks.nets:ViT", 5, options, side=32)[1] == "classification_head"
+    assert build_network("monai.networks.nets:ViT", 5, options, side=32)[1] == "classification_head"
     with pytest.raises(UserError, match=r"gives 4 × 24 score\(s\) per image"):
-        build("monai.networks.nets:ViT", 5, vit, side=32)
+        build_network("monai.networks.nets:ViT", 5, vit, side=32)

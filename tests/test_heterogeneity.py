@@ -15,7 +15,7 @@ from feddraw.analysis.site_distances import Batches, compared, from_ledger, inte
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
-from feddraw.experiment.heterogeneity import Examination, examine, groups_of
+from feddraw.experiment.heterogeneity import HeterogeneityOptions, compared_parameters, measure_heterogeneity
 from feddraw.experiment.running import run
 from feddraw.methods.random_effects import Sums, distances, estimate, random_effects
 from feddraw.report import write_report
@@ -23,7 +23,7 @@ from feddraw.results.recorded_run import read_run
 from small import small
 from tiny import initial, same, train
 
-QUICK = Examination(Measurement(8, 8), permutations=99, replicates=100)
+QUICK = HeterogeneityOptions(Measurement(8, 8), permutations=99, replicates=100)
 SKEW = {"scenario": "dirichlet", "scenario.clients": 3, "scenario.alpha": 0.2}
 
 
@@ -78,7 +78,7 @@ def test_weights_of_each_rule():
 
 
 def test_groups_cover_all_parameters_once():
-    layers, findings = groups_of(initial().layout, ("a", "b"))
+    layers, findings = compared_parameters(initial().layout, ("a", "b"))
     assert list(layers) == ["all", "first third", "middle third", "last third", "classifier"]
     parts = np.concatenate([places for name, places in layers.items() if name != "all"])
     assert sorted(parts.tolist()) == layers["all"].tolist() == list(range(len(initial().params)))
@@ -91,7 +91,10 @@ def test_groups_cover_all_parameters_once():
 @pytest.fixture(scope="module")
 def found():
     """Sites dealt at random, and sites with label skew."""
-    return {name: list(examine(small(**changes), QUICK)) for name, changes in (("alike", {}), ("skewed", SKEW))}
+    return {
+        name: list(measure_heterogeneity(small(**changes), QUICK))
+        for name, changes in (("alike", {}), ("skewed", SKEW))
+    }
 
 
 def test_sites_dealt_at_random_are_alike_and_label_skew_is_seen(found):
@@ -106,7 +109,9 @@ def test_sites_dealt_at_random_are_alike_and_label_skew_is_seen(found):
 
 
 def test_a_warm_up_measures_again_and_is_fedavg():
-    first, second = examine(small(), Examination(Measurement(4, 8), rounds=1, permutations=0, replicates=0))
+    first, second = measure_heterogeneity(
+        small(), HeterogeneityOptions(Measurement(4, 8), rounds=1, permutations=0, replicates=0)
+    )
     assert (first.round, second.round) == (0, 1)
     assert first.overall.q != second.overall.q
     assert second.overall.p is None
@@ -114,9 +119,9 @@ def test_a_warm_up_measures_again_and_is_fedavg():
 
 def test_too_few_images_are_named():
     with pytest.raises(UserError, match="lower --batch-size"):
-        list(examine(small(), Examination(Measurement(4, 200))))
+        list(measure_heterogeneity(small(), HeterogeneityOptions(Measurement(4, 200))))
     with pytest.raises(UserError, match="layer must be"):
-        list(examine(small(), Examination(Measurement(), layer="body")))
+        list(measure_heterogeneity(small(), HeterogeneityOptions(Measurement(), layer="body")))
 
 
 def test_the_forest_plot_is_drawn(found):

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from feddraw.errors import UserError
-from feddraw.experiment.init_own_data import document, inspect_data, plan
+from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 
@@ -76,7 +76,9 @@ def test_a_table_becomes_an_experiment_that_runs_and_speaks_of_the_users_finding
 def test_any_number_of_findings_trains(count: int, in_tmp: Path) -> None:
     sheet = own_table(in_tmp, [f"Sign {number}" for number in range(count)])
     found = inspect_data(Path(sheet.name), Path("x.toml"))
-    Path("x.toml").write_text(document(found, plan(found), "feddraw init", "x.toml"), encoding="utf-8")
+    Path("x.toml").write_text(
+        experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml"), encoding="utf-8"
+    )
     experiment = Experiment.read(Path("x.toml"))
     small = {"rounds": 1, "training.epochs": 1, "engine": "serial", "model.growth": 8}
     (result,) = run(experiment.with_settings(small))
@@ -111,9 +113,9 @@ def test_a_folder_with_a_subfolder_a_class_needs_no_table(in_tmp: Path) -> None:
 
 def test_the_plan_fits_the_data_and_the_machine(in_tmp: Path) -> None:
     found = inspect_data(Path(own_table(in_tmp, ["Fracture"]).name), Path("x.toml"))
-    assert plan(found, processors=2).size == 32  # never larger than the images
-    assert plan(found, processors=2).batch_size == 8  # a small client still fills some batches
-    assert plan(found, processors=1).minutes >= plan(found, processors=2).minutes
+    assert plan_first_run(found, processors=2).size == 32  # never larger than the images
+    assert plan_first_run(found, processors=2).batch_size == 8  # a small client still fills some batches
+    assert plan_first_run(found, processors=1).minutes >= plan_first_run(found, processors=2).minutes
 
 
 def test_rows_that_cannot_be_used_are_counted(in_tmp: Path) -> None:

@@ -26,8 +26,8 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
 from feddraw.study.plan import read_study
 from feddraw.study.results_table import ResultTable
-from feddraw.system import reading
-from feddraw.system.reading import read_csv, read_json, read_jsonl
+from feddraw.system import file_reading
+from feddraw.system.file_reading import read_csv, read_json, read_jsonl
 from run_folders import make_run
 
 GUIDE = Path(feddraw.__file__).parents[2] / "docs" / "safety.md"
@@ -48,7 +48,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
     "list.json": index_list._parsed,
-    "labels.csv": dataset_by_name.read_labels,
+    "labels.csv": dataset_by_name.read_training_labels,
     "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
     "data.npz": npz_archive.Archive.open,
     "x.dcm": decode,
@@ -96,9 +96,9 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
     table = GUIDE.read_text(encoding="utf-8").partition("| what is read | at most |")[2].partition("\n\n")[0]
     said = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", table, re.M))
     limits = {
-        "settings, studies (TOML)": reading.MAX_SETTINGS,
-        "`metrics.json` and other JSON": reading.MAX_JSON,
-        "ledgers, logs, tables of studies": reading.MAX_LOG,
+        "settings, studies (TOML)": file_reading.MAX_SETTINGS,
+        "`metrics.json` and other JSON": file_reading.MAX_JSON,
+        "ledgers, logs, tables of studies": file_reading.MAX_LOG,
         "index lists": index_list.MAX_LIST,
         "lists of ChestX-ray14": nih.MAX_LIST,
         "label tables, unpacked": tables.MAX_TEXT,

@@ -22,7 +22,7 @@ from feddraw.flower.client_memory import ClientMemory
 from feddraw.flower.in_process_grid import FIRST_NODE
 from feddraw.methods.feddyn import feddyn
 from feddraw.methods.scaffold import scaffold
-from feddraw.training.client import Trainer, memory_of
+from feddraw.training.client import Trainer, client_memory_extents
 from feddraw.training.settings import Training
 from quadratics import Bowl, optimum, play
 from small import small
@@ -96,7 +96,7 @@ def test_a_client_whose_update_did_not_count_remembers_what_it_did_before(name, 
     rounds = federate(initial(), method, engine, NAMES, rounds=2, seed=0, sizes=sizes)
     next(rounds)
     before = deepcopy(engine.memory)
-    assert before[2].keys() == memory_of(method.local, training).keys()
+    assert before[2].keys() == client_memory_extents(method.local, training).keys()
     assert not next(rounds).ledger[2].counted
     assert all(np.array_equal(before[2][key], engine.memory[2][key]) for key in before[2])
     assert not all(np.array_equal(before[1][key], engine.memory[1][key]) for key in before[1])

@@ -17,7 +17,7 @@ from feddraw.training.network import Network
 
 
 def test_the_compact_network_has_about_fifty_thousand_parameters() -> None:
-    module, classifier = network_by_name.build("compact", 5, {})
+    module, classifier = network_by_name.build_network("compact", 5, {})
     assert 45_000 < sum(p.numel() for p in module.parameters()) < 60_000
     assert classifier == "classifier"
     for pixels in (28, 32, 64, 128):
@@ -25,18 +25,18 @@ def test_the_compact_network_has_about_fifty_thousand_parameters() -> None:
 
 
 def test_the_plain_network_has_three_convolutions_at_every_size() -> None:
-    module, classifier = network_by_name.build("plain", 5, {})
+    module, classifier = network_by_name.build_network("plain", 5, {})
     assert 20_000 < sum(p.numel() for p in module.parameters()) < 30_000
     assert sum(isinstance(layer, nn.Conv2d) for layer in module.modules()) == 3
     assert classifier == "classifier"
     for pixels in (28, 32, 64):
         assert module(torch.zeros(2, 1, pixels, pixels)).shape == (2, 5)
     with pytest.raises(UserError, match=r"model\.width must be from 1 to 512"):
-        network_by_name.build("plain", 5, {"width": 0})
+        network_by_name.build_network("plain", 5, {"width": 0})
 
 
 def test_a_flat_model_holds_exactly_the_state_dict() -> None:
-    module, classifier = network_by_name.build("compact", 5, {})
+    module, classifier = network_by_name.build_network("compact", 5, {})
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     arrays = Network(module, classifier).read().arrays()
     assert list(arrays) == list(before)
@@ -46,7 +46,7 @@ def test_a_flat_model_holds_exactly_the_state_dict() -> None:
 
 
 def test_the_flat_network_computes_what_the_module_did() -> None:
-    module, classifier = network_by_name.build("compact", 5, {})
+    module, classifier = network_by_name.build_network("compact", 5, {})
     images = torch.rand(4, 1, 32, 32)
     module.eval()
     expected = module(images)
@@ -54,11 +54,11 @@ def test_the_flat_network_computes_what_the_module_did() -> None:
 
 
 def test_the_classifier_of_ones_own_network_is_the_layer_with_one_output_per_finding() -> None:
-    assert network_by_name.build("test_models:own", 3, {})[1] == "2"
+    assert network_by_name.build_network("test_models:own", 3, {})[1] == "2"
     with pytest.raises(UserError, match=r"the classifier 1 has 4 output\(s\) for 3 finding\(s\): did you mean 2"):
-        network_by_name.build("test_models:own", 3, {"classifier": "1"})
+        network_by_name.build_network("test_models:own", 3, {"classifier": "1"})
     with pytest.raises(UserError, match="no parameters"):
-        network_by_name.build("test_models:headless", 3, {})
+        network_by_name.build_network("test_models:headless", 3, {})
 
 
 def own(classes: int) -> nn.Module:
@@ -76,7 +76,7 @@ def test_a_network_that_uses_a_parameter_twice_is_refused() -> None:
 
 
 def test_a_projection_stands_before_the_classifier() -> None:
-    module, classifier = network_by_name.build("compact", 5, {"projection": 24})
+    module, classifier = network_by_name.build_network("compact", 5, {"projection": 24})
     _, features = Network(module, classifier)(torch.rand(2, 1, 32, 32))
     assert classifier == "classifier.out"
     assert features.shape == (2, 24)
@@ -89,7 +89,7 @@ monai = pytest.importorskip("monai", reason="MONAI is not installed: pip install
 
 @pytest.fixture(scope="module")
 def densenet() -> nn.Module:
-    return network_by_name.build("densenet121", 5, {})[0]
+    return network_by_name.build_network("densenet121", 5, {})[0]
 
 
 def torchvision_names(state: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,9 @@ def test_densenet121_has_five_outputs_and_seven_million_parameters(densenet: nn.
 def test_every_tensor_but_the_head_is_loaded_from_a_file(densenet: nn.Module, tmp_path: Path) -> None:
     state = {k: torch.full_like(v, 0.25) for k, v in torchvision_names(dict(densenet.state_dict())).items()}
     torch.save(state, tmp_path / "weights.pth")
-    loaded, _ = network_by_name.build("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
+    loaded, _ = network_by_name.build_network(
+        "densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True
+    )
     body = {k: v for k, v in loaded.state_dict().items() if k.startswith("features.") and v.is_floating_point()}
     assert all((tensor == 0.25).all() for tensor in body.values())
     assert not (loaded.state_dict()["class_layers.out.weight"] == 0.25).any()
@@ -124,12 +126,12 @@ def test_a_file_of_other_weights_is_refused(densenet: nn.Module, tmp_path: Path)
     del state["features.conv0.weight"]
     torch.save(state, tmp_path / "weights.pth")
     with pytest.raises(UserError, match=r"1 of \d+ tensors differ, first features.conv0.weight"):
-        network_by_name.build("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
+        network_by_name.build_network("densenet121", 5, {"weights": str(tmp_path / "weights.pth")}, pretrained=True)
     (tmp_path / "text.pth").write_text("hello")
     with pytest.raises(UserError, match="is not a file of weights"):
-        network_by_name.build("densenet121", 5, {"weights": str(tmp_path / "text.pth")}, pretrained=True)
+        network_by_name.build_network("densenet121", 5, {"weights": str(tmp_path / "text.pth")}, pretrained=True)
     with pytest.raises(UserError, match="no weights file"):
-        network_by_name.build("densenet121", 5, {"weights": "nowhere.pth"}, pretrained=True)
+        network_by_name.build_network("densenet121", 5, {"weights": "nowhere.pth"}, pretrained=True)
 
 
 def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +140,7 @@ def test_offline_the_missing_weights_say_what_to_do(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
     with pytest.raises(UserError, match=r"model.weights = FILE") as caught:
-        network_by_name.build("densenet121", 5, {}, pretrained=True)
+        network_by_name.build_network("densenet121", 5, {}, pretrained=True)
     assert "\n" not in str(caught.value)
 
 
@@ -146,7 +148,7 @@ def test_a_saved_densenet121_loads_into_monais_own() -> None:
     """Anyone can use the model without this package: the grey image repeated three times gives the same logits."""
     from monai.networks.nets.densenet import DenseNet121
 
-    ours, _ = network_by_name.build("densenet121", 5, {"weights": "none"})
+    ours, _ = network_by_name.build_network("densenet121", 5, {"weights": "none"})
     theirs = DenseNet121(spatial_dims=2, in_channels=3, out_channels=5)
     theirs.load_state_dict(ours.state_dict())
     images = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))

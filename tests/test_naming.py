@@ -23,7 +23,7 @@ from feddraw.data.tables import Sheet
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
-from feddraw.system.reading import read_csv, read_json
+from feddraw.system.file_reading import read_csv, read_json
 from run_folders import make_run
 
 NASTY = [

@@ -14,7 +14,7 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fednova import fednova
 from feddraw.participation import Participation
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import read_csv
+from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import NAMES, SIZES, bench, same, train
 

@@ -26,7 +26,7 @@ from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.server.policy import Policy, project, why_not
-from feddraw.system.reading import read_csv
+from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import Altered, bench, same, server_images, train
 

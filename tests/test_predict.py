@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment import prediction
-from feddraw.experiment.run_preparation import open_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
 from feddraw.results.recorded_run import read_run
-from feddraw.system.workers import receive
+from feddraw.system.workers import receive_result
 from small import small
 
 EXPERIMENT = small(rounds=2, **{"keep.tail": 2})
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and its test images as files."""
     place = tmp_path_factory.mktemp("predict")
     run(EXPERIMENT, place / "run")
-    dataset = open_data(EXPERIMENT)
+    dataset = open_experiment_data(EXPERIMENT)
     (place / "images" / "below").mkdir(parents=True)
     for number, row in enumerate(dataset.rows["test"]):
         Image.fromarray(dataset.images[row]).save(place / "images" / "below" / f"{number:03d}.png")
@@ -101,7 +101,7 @@ def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(folder: Path, tm
 
 
 def test_several_processes_give_the_same_scores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     images = 3 * prediction.find_images([folder / "images"])
     alone, together = (prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2))
     assert np.array_equal(alone.scores, together.scores)
@@ -113,9 +113,9 @@ def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
     def died(job, items, workers, **words):
         here, there = Pipe()
         there.close()
-        yield receive(here, SimpleNamespace(exitcode=-9, join=lambda timeout: None), **words)
+        yield receive_result(here, SimpleNamespace(exitcode=-9, join=lambda timeout: None), **words)
 
-    monkeypatch.setattr(prediction, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     monkeypatch.setattr(prediction, "in_workers", died)
     images = 3 * prediction.find_images([folder / "images"])
     with pytest.raises(RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"):
@@ -153,7 +153,7 @@ def test_mistakes_are_one_line(folder: Path, words: tuple[str, ...], says: str) 
 
 
 def test_the_normalisation_of_the_training_is_written_down_and_used(folder: Path) -> None:
-    dataset = open_data(EXPERIMENT)
+    dataset = open_experiment_data(EXPERIMENT)
     found = load_trained(folder / "run")
     assert (found.mean, found.std) == (dataset.mean, dataset.std)
     assert found.run.partition["normalization"] == [dataset.mean, dataset.std]

@@ -15,13 +15,13 @@ from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
 from feddraw.data.dataset_from_table import Look
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import open_data
+from feddraw.experiment.run_preparation import open_experiment_data
+from feddraw.experiment.run_time_estimate import _rehearsed
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.experiment.timed_steps import _rehearsed
-from feddraw.study.conduct import SameCause, conduct
 from feddraw.study.plan import read_study
-from feddraw.study.preflight import preflight, survey
-from feddraw.study.workers import Event
+from feddraw.study.preflight import preflight, survey_study
+from feddraw.study.run_study import RepeatedFailure, run_study
+from feddraw.study.worker_pool import StudyEvent
 from feddraw.system.workers import peak_memory
 
 SCALE = 0.002
@@ -89,7 +89,7 @@ def test_the_environment_says_where_archives_are_when_nobody_else_does(
 ):
     monkeypatch.setenv("FEDDRAW_CHEXPERT", str(archives[0]))
     monkeypatch.setenv("FEDDRAW_CHESTMNIST", str(archives[1]))
-    assert survey(read_study(file(MATRIX)), tmp_path / "out").said() == []
+    assert survey_study(read_study(file(MATRIX)), tmp_path / "out").said() == []
 
 
 def test_settings_may_be_those_of_a_scenario_or_a_data_set_only(file):
@@ -140,7 +140,7 @@ def test_a_scenario_that_does_not_fit_is_told_with_the_numbers_before_anything_i
     file, archives, own_cache, tmp_path
 ):
     runs = read_study(file(MATRIX), {"chexpert.data.carve_test": 0.2}, paths=places(archives))
-    (said,) = survey(runs, tmp_path / "out").said()
+    (said,) = survey_study(runs, tmp_path / "out").said()
     assert said.startswith("CHX-7 at scale 0.002 needs 384 images, the data has 307: use a scale of 0.0016")
     assert said.endswith("(3 runs, the first CHX-7_feddraw_seed=0)")
     assert not own_cache.exists()
@@ -154,7 +154,7 @@ def test_every_obstacle_is_told_at_once(file, archives, own_cache, tmp_path):
 
     changes = {"chexpert.data.carve_test": 0.2, "CHX-1.training.device": "cuda:7"}
     runs = read_study(file(MATRIX), changes, paths={"chexpert": str(archives[0]), "chestmnist": str(tmp_path / "no")})
-    said = survey(runs, tmp_path / "out").said()
+    said = survey_study(runs, tmp_path / "out").said()
     for one, words in zip(
         said, ("holds something other", "no chestmnist.npz", "cuda:7", "CHX-7 at scale"), strict=True
     ):
@@ -199,11 +199,11 @@ def test_a_method_without_time_of_its_own_costs_what_it_adds_on_a_small_network(
 
 def test_prepared_images_are_found_again_wherever_the_archive_lies(file, archives, own_cache, tmp_path):
     for run in read_study(file(MATRIX), paths=places(archives))[:3]:
-        open_data(run.complete)
+        open_experiment_data(run.complete)
     shutil.copytree(archives[0], tmp_path / "elsewhere" / "chex")  # with the files' times
     shutil.copy2(archives[1], tmp_path / "renamed.npz")
     elsewhere = {"chexpert": str(tmp_path / "elsewhere" / "chex"), "chestmnist": str(tmp_path / "renamed.npz")}
-    moved = survey(read_study(file(MATRIX), paths=elsewhere), tmp_path / "new")
+    moved = survey_study(read_study(file(MATRIX), paths=elsewhere), tmp_path / "new")
     assert [look for _, look in moved.looks.values()] == [Look(), Look()]
 
 
@@ -211,11 +211,11 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     folder = tmp_path / "chex"
     shutil.copytree(archives[0], folder)
     runs = read_study(file(MATRIX), paths=places((folder, archives[1])))[:1]
-    open_data(runs[0].complete)
+    open_experiment_data(runs[0].complete)
     (folder / "valid.csv").touch()
-    assert survey(runs, tmp_path / "new").looks.popitem()[1][1] == Look()
+    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1] == Look()
     next(folder.glob("train/*/*/*.jpg")).touch()
-    assert survey(runs, tmp_path / "new").looks.popitem()[1][1].images == 384 + 120
+    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1].images == 384 + 120
 
 
 # ---------------------------------------------------------------------------------------------------- giving up
@@ -233,22 +233,22 @@ def test_a_cause_that_fails_run_after_run_stops_the_study(file, in_tmp):
         "import itertools\nnumber = itertools.count()\n"
         "def make(size):\n    raise ValueError(f'no room for {next(number)} images')\n"
     )
-    kinds = [event.kind for event in conduct(read_study(file(FAILING), trust=True), in_tmp / "out", 1, [])]
+    kinds = [event.kind for event in run_study(read_study(file(FAILING), trust=True), in_tmp / "out", 1, [])]
     assert (kinds.count("failed"), kinds.count("left out")) == (3, 5)
 
 
 def test_causes_are_the_same_but_for_names_and_numbers_and_a_success_is_a_new_start():
-    causes = SameCause(2)
-    causes.note(Event("failed", "a_seed=0", "a_seed=0: 3 images are missing"))
-    causes.note(Event("finished", "a_seed=1"))
-    causes.note(Event("failed", "a_seed=2", "a_seed=2: 4 images are missing"))
-    causes.note(Event("failed", "a_seed=3", "no memory"))
+    causes = RepeatedFailure(2)
+    causes.note(StudyEvent("failed", "a_seed=0", "a_seed=0: 3 images are missing"))
+    causes.note(StudyEvent("finished", "a_seed=1"))
+    causes.note(StudyEvent("failed", "a_seed=2", "a_seed=2: 4 images are missing"))
+    causes.note(StudyEvent("failed", "a_seed=3", "no memory"))
     assert not causes.hopeless
-    causes.note(Event("failed", "a_seed=4", "no memory"))
+    causes.note(StudyEvent("failed", "a_seed=4", "no memory"))
     assert causes.hopeless
-    patient = SameCause(0)
+    patient = RepeatedFailure(0)
     for _ in range(9):
-        patient.note(Event("failed", "a", "no memory"))
+        patient.note(StudyEvent("failed", "a", "no memory"))
     assert not patient.hopeless
 
 

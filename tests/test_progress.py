@@ -13,9 +13,9 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment import run_progress as metering
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
-from feddraw.study.progress import Tally
-from feddraw.study.workers import Event
-from feddraw.system.reading import read_jsonl
+from feddraw.study.progress import StudyProgress
+from feddraw.study.worker_pool import StudyEvent
+from feddraw.system.file_reading import read_jsonl
 from small import small
 
 
@@ -33,7 +33,7 @@ def slow_engine(prepared, workers):
 
 
 def test_a_run_tells_of_steps_under_way_and_writes_how_long_clients_took(tmp_path, monkeypatch):
-    monkeypatch.setattr(metering, "INTERVAL", 0.03)
+    monkeypatch.setattr(metering, "REPORT_INTERVAL", 0.03)
     told = []
     experiment = small(rounds=2, engine=f"{__name__}:slow_engine")
     rounds = list(iterate(experiment, tmp_path / "run", progress=lambda *news: told.append(news)))
@@ -52,7 +52,7 @@ def test_a_run_tells_of_steps_under_way_and_writes_how_long_clients_took(tmp_pat
 
 
 def test_a_mistake_in_the_callback_ends_the_run(monkeypatch):
-    monkeypatch.setattr(metering, "INTERVAL", 0.03)
+    monkeypatch.setattr(metering, "REPORT_INTERVAL", 0.03)
 
     def progress(what, ready, total):
         if what.startswith("round") and ready:
@@ -73,28 +73,30 @@ def told(tally, *events):
 
 def test_time_left_follows_from_finished_and_running_runs_and_goes_to_the_worker_that_is_free_first():
     now = [0.0]
-    tally = Tally("abcd", 2, clock=lambda: now[0])
+    tally = StudyProgress("abcd", 2, clock=lambda: now[0])
     assert tally.seconds_left() is None
-    told(tally, Event("started", "a"), Event("started", "b"))
+    told(tally, StudyEvent("started", "a"), StudyEvent("started", "b"))
     now[0] = 10.0
-    told(tally, Event("progress", "a", "round 1: 1 of 2 clients", 0.5), Event("progress", "b", "round 0", 0.0))
+    told(
+        tally, StudyEvent("progress", "a", "round 1: 1 of 2 clients", 0.5), StudyEvent("progress", "b", "round 0", 0.0)
+    )
     assert tally.seconds_left() is None  # what was done before a start says nothing about the pace
-    told(tally, Event("progress", "a", "round 1", 0.75), Event("progress", "b", "round 1", 0.25))
+    told(tally, StudyEvent("progress", "a", "round 1", 0.75), StudyEvent("progress", "b", "round 1", 0.25))
     assert tally.pace == pytest.approx(20 / 0.5)
     # a needs 10 s more, b 30 s; c begins after a, d after b
     assert tally.seconds_left() == pytest.approx(70)
     assert tally.run_left("b") == pytest.approx(30)
-    told(tally, Event("finished", "a", row={}), Event("left out", "d"))
+    told(tally, StudyEvent("finished", "a", row={}), StudyEvent("left out", "d"))
     assert (tally.finished, tally.left_out, list(tally.waiting)) == (1, ["d"], ["c"])
 
 
 def test_measured_times_say_what_one_run_costs_beside_another():
     now = [0.0]
-    tally = Tally(["short", "long"], 1, {"short": 10.0, "long": 90.0}, clock=lambda: now[0])
+    tally = StudyProgress(["short", "long"], 1, {"short": 10.0, "long": 90.0}, clock=lambda: now[0])
     assert tally.seconds_left() == 100
-    told(tally, Event("started", "short"))
+    told(tally, StudyEvent("started", "short"))
     now[0] = 20.0
-    told(tally, Event("finished", "short", row={}))
+    told(tally, StudyEvent("finished", "short", row={}))
     assert tally.seconds_left() == pytest.approx(180)  # this machine takes twice as long as measured
     assert tally.seconds_left([]) == 0
     assert tally.share == pytest.approx(0.1)

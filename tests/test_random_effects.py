@@ -19,8 +19,8 @@ from feddraw.methods.random_effects import Sums, distances, estimate, random_eff
 from feddraw.methods.uniform import uniform
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
-from feddraw.system.reading import read_csv
-from feddraw.training.measurement import summary, whole_batches
+from feddraw.system.file_reading import read_csv
+from feddraw.training.batch_gradients import gradient_summary, whole_batches
 from small import small
 from tiny import NAMES, bench, cohort_of, initial, same, shards, train
 
@@ -113,10 +113,10 @@ def test_without_any_spread_differences_count_fully_and_equal_sites_by_size():
 
 def test_the_mean_and_spread_of_batches():
     batches = np.array([[1.0, 2], [3, 2], [2, 5]], np.float32)
-    mean, spread = summary(iter(batches), 2, batch_size=10)
+    mean, spread = gradient_summary(iter(batches), 2, batch_size=10)
     assert mean.tolist() == [2, 3]
     assert spread.tolist() == [30, 10 * (2 + 2 + 4) / 2]
-    empty = summary(iter(()), 2, batch_size=10)
+    empty = gradient_summary(iter(()), 2, batch_size=10)
     assert [part.tolist() for part in empty] == [[0, 0], [0, 0]]
 
 
@@ -267,7 +267,7 @@ def test_patients_of_a_data_set_reach_the_batches(monkeypatch: pytest.MonkeyPatc
         seen.append(whole_batches(*about))
         return seen[-1]
 
-    monkeypatch.setattr("feddraw.training.measurement.whole_batches", watched)
+    monkeypatch.setattr("feddraw.training.batch_gradients.whole_batches", watched)
     for client in range(2):
         rows = trainer.shards[client]
         assert list(trainer.batch_gradients(client, prepare(experiment).initial, Measurement(4, 8), "classifier", 0))

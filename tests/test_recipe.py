@@ -15,7 +15,7 @@ from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
 from feddraw.scenarios.patients import NOBODY, _PatientPlacement, share_out
 from feddraw.server.gate import MOST_STEPS, Gate
-from feddraw.training.loop import batches, steps_per_epoch
+from feddraw.training.loop import epoch_batches, steps_per_epoch
 from feddraw.training.settings import Training
 from tiny import bench, build, copied, examples, initial, shards, through_gate
 
@@ -40,7 +40,7 @@ def torchs(training: Training, steps: int) -> tuple[dict[str, np.ndarray], float
     rng, losses, norms, rows = np.random.default_rng(SEED), [], [], shards()[0]
     module.train()
     while len(losses) < steps:
-        for batch in batches(rows, training.batch_size, rng):
+        for batch in epoch_batches(rows, training.batch_size, rng):
             if len(losses) == steps:
                 break
             pixels = torch.from_numpy(examples().images[batch]).float() / 255
@@ -109,7 +109,7 @@ def test_a_share_of_the_steps_is_rounded_with_halves_up_and_is_at_least_one(effo
 
 def test_steps_of_an_epoch_are_the_batches_that_there_are() -> None:
     for images, size in np.ndindex(20, 9):
-        found = list(batches(np.arange(images), size + 2, np.random.default_rng(0)))
+        found = list(epoch_batches(np.arange(images), size + 2, np.random.default_rng(0)))
         assert steps_per_epoch(images, size + 2) == len(found)
 
 

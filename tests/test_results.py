@@ -28,7 +28,7 @@ from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import toml_values
+from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
 from small import small
 
@@ -78,7 +78,7 @@ def test_the_ledger_has_a_line_for_every_client_and_round(finished: Path) -> Non
 
 
 def test_the_model_loads_with_plain_torch(finished: Path) -> None:
-    module, _ = network_by_name.build("compact", 5, {"growth": 8})
+    module, _ = network_by_name.build_network("compact", 5, {"growth": 8})
     module.load_state_dict(load_file(finished / "model.safetensors"))
     assert module.state_dict()["body.1.num_batches_tracked"].dtype == torch.int64
 

@@ -24,13 +24,14 @@ from feddraw.data.npz_archive import Archive
 from feddraw.data.own_tables import inside, read_tables
 from feddraw.datasets.nih import read as read_nih
 from feddraw.errors import UserError
-from feddraw.experiment.dataset_by_name import read_labels
+from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.results.run_collection import collect
 from feddraw.scenarios.index_list import _parsed
 from feddraw.study.plan import read_study
-from feddraw.system.reading import read_json, read_text, toml_values
+from feddraw.system.file_reading import read_json, read_text
+from feddraw.system.file_writing import toml_values
 from run_folders import make_run
 
 SOURCE = Path(feddraw.__file__).parent
@@ -220,7 +221,7 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         read_study,
         read_json,
         lambda path: read_tables([path]),
-        read_labels,
+        read_training_labels,
         Archive.open,
         _parsed,
         decode,

@@ -796,14 +796,14 @@ def test_dealing_needs_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Labels]:
-    from feddraw.experiment.dataset_by_name import read_labels
+    from feddraw.experiment.dataset_by_name import read_training_labels
 
     chexpert, folder = os.environ.get("FEDDRAW_CHEXPERT_LABELS"), os.environ.get("FEDDRAW_DATA")
     if not (chexpert and folder):
         pytest.skip("FEDDRAW_CHEXPERT_LABELS and FEDDRAW_DATA do not say where the real label tables are")
     return {
-        "chexpert": read_labels(Path(chexpert)),
-        "chestmnist": read_labels(Path(folder) / "chestmnist_labels.npz"),
+        "chexpert": read_training_labels(Path(chexpert)),
+        "chestmnist": read_training_labels(Path(folder) / "chestmnist_labels.npz"),
     }
 
 

@@ -17,9 +17,9 @@ from PIL import Image
 from feddraw.data.image_cache import CHUNK
 from feddraw.errors import UserError
 from feddraw.report import write_report
-from feddraw.study.conduct import conduct
 from feddraw.study.plan import read_study, shard_of
 from feddraw.study.results_table import ResultTable
+from feddraw.study.run_study import run_study
 
 TINY = """
 rounds = 2
@@ -152,7 +152,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     (folder / "tiny.toml").write_text(TINY)
     runs = read_study(folder / "tiny.toml")
-    events = list(conduct(runs, folder / "out", 2, [ResultTable(folder / "out" / "runs.csv")]))
+    events = list(run_study(runs, folder / "out", 2, [ResultTable(folder / "out" / "runs.csv")]))
     assert [event.kind for event in events if event.kind in ("finished", "failed")] == ["finished"] * 4
     return folder
 
@@ -173,10 +173,10 @@ def test_runs_of_one_seed_have_the_same_partition_under_every_method(whole):
 
 def test_finished_runs_are_skipped_and_so_are_those_in_a_table(whole, tmp_path):
     runs = read_study(whole / "tiny.toml")
-    again = list(conduct(runs, whole / "out", 2, []))
+    again = list(run_study(runs, whole / "out", 2, []))
     assert [event.kind for event in again] == ["skipped"] * 4
     table = ResultTable(whole / "out" / "runs.csv")
-    elsewhere = list(conduct(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table]))
+    elsewhere = list(run_study(runs, tmp_path / "out", 2, [ResultTable(tmp_path / "new.csv"), table]))
     assert [event.kind for event in elsewhere] == ["skipped"] * 4
     assert not (tmp_path / "out").exists()
 
@@ -185,18 +185,18 @@ def test_a_run_that_fails_is_told_and_does_not_stop_the_others(file, tmp_path):
     text = TINY.replace('seed = [0, 1]\nmethod = ["feddraw", "uniform"]', 'method = ["uniform"]')
     path = file(text.replace("clients = 2", "clients = [2, 500]"))
     table = ResultTable(tmp_path / "runs.csv")
-    events = list(conduct(read_study(path), tmp_path / "out", 1, [table]))
+    events = list(run_study(read_study(path), tmp_path / "out", 1, [table]))
     ended = {event.kind: event for event in events if event.kind in ("finished", "failed")}
     assert "500" in ended["failed"].run
     assert "500" in ended["failed"].text
     assert len(table.rows) == 1
-    retried = [event.kind for event in conduct(read_study(path), tmp_path / "out", 1, [table])]
+    retried = [event.kind for event in run_study(read_study(path), tmp_path / "out", 1, [table])]
     assert [kind for kind in retried if kind != "progress"] == ["skipped", "started", "failed"]
 
 
 def test_other_settings_under_the_same_name_are_refused(whole):
     changed = read_study(whole / "tiny.toml", {"training.lr": 0.5})
-    events = list(conduct(changed, whole / "out", 1, []))
+    events = list(run_study(changed, whole / "out", 1, []))
     assert all(event.kind == "failed" and "training.lr" in event.text for event in events)
 
 
@@ -257,7 +257,7 @@ def on_archive(archive):
 def test_images_that_are_not_prepared_yet_are_prepared_once_before_the_runs(archive, file, tmp_path):
     told = []
     runs = read_study(file(on_archive(archive)))
-    events = list(conduct(runs, tmp_path / "out", 2, [], lambda *progress: told.append(progress)))
+    events = list(run_study(runs, tmp_path / "out", 2, [], lambda *progress: told.append(progress)))
     assert [event.text for event in events if event.kind == "failed"] == []
     assert [event.kind for event in events if event.kind == "finished"] == ["finished"] * 2
     assert told[-1] == ("clinic", 2 * CHUNK, 2 * CHUNK)
@@ -272,7 +272,7 @@ def test_the_command_names_the_images_that_it_prepares(archive, file, tmp_path):
 
 def test_runs_whose_images_cannot_be_used_fail_with_the_reason(archive, file, tmp_path):
     (archive / "3.png").write_bytes(b"not a picture")
-    events = list(conduct(read_study(file(on_archive(archive))), tmp_path / "out", 1, []))
+    events = list(run_study(read_study(file(on_archive(archive))), tmp_path / "out", 1, []))
     assert [event.kind for event in events] == ["failed"] * 2
     assert all("3.png" in event.text for event in events)
 
@@ -297,7 +297,7 @@ def test_why_a_run_failed_is_told_whatever_becomes_of_the_log(file, in_tmp, log)
     path = file('method = "uniform"\ndata = "own_images:make"')
     if log != "fresh folder":
         (in_tmp / "out" / "failures.log").mkdir(parents=True)
-    *_, event = conduct(read_study(path, trust=True), in_tmp / "out", 1, [])
+    *_, event = run_study(read_study(path, trust=True), in_tmp / "out", 1, [])
     assert (event.kind, event.text.partition(";")[0]) == ("failed", "ValueError: the disk is on fire")
     if log == "fresh folder":
         assert "in make" in (in_tmp / "out" / "failures.log").read_text()
@@ -341,7 +341,7 @@ def test_a_report_in_the_studys_folder_leaves_its_table_alone(whole):
     before = (whole / "out" / "runs.csv").read_bytes()
     write_report([whole / "out"], replicates=0)
     assert (whole / "out" / "runs.csv").read_bytes() == before
-    assert [event.kind for event in conduct(read_study(whole / "tiny.toml"), whole / "out", 1, [])] == ["skipped"] * 4
+    assert [event.kind for event in run_study(read_study(whole / "tiny.toml"), whole / "out", 1, [])] == ["skipped"] * 4
 
 
 def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path):
@@ -349,7 +349,7 @@ def test_kept_models_and_altered_sites_have_columns_in_the_table(file, tmp_path)
     text = 'keep = { tail = 2 }\ncorruption = { gamma = "C2=2" }\ntest_every_round = true\n' + text
     planned = read_study(file(text.replace("test = 60", "test = 60\nseed = -1")))
     table = ResultTable(tmp_path / "table.csv")
-    assert [event.kind for event in conduct(planned, tmp_path / "runs", 1, [table])][-1] == "finished"
+    assert [event.kind for event in run_study(planned, tmp_path / "runs", 1, [table])][-1] == "finished"
     (row,) = rows(tmp_path / "table.csv").values()
     assert 0 < float(row["auc_of_tail"]) < 1
     site, *curve = row["auc_by_site_by_round"].split()

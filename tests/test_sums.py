@@ -14,7 +14,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate
 from feddraw.server.round import aggregate_round
-from feddraw.system.reading import read_json
+from feddraw.system.file_reading import read_json
 from small import small
 
 COLUMNS = (1 << 19) + 12_345  # more than one thread's part, and an end that fits no block

@@ -18,8 +18,8 @@ from feddraw.catalog import installed
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import complete
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.study.plan import read_study
-from feddraw.system.reading import flat
 from run_folders import make_run
 from small import small
 
@@ -85,7 +85,9 @@ def by_init(section: str, name: str) -> str:
 
 
 def run_config(section: str, name: str) -> dict[str, Any]:
-    settings = {key: value for key, value in flat(small(rounds=1).table()).items() if not isinstance(value, list)}
+    settings = {
+        key: value for key, value in dotted_settings(small(rounds=1).table()).items() if not isinstance(value, list)
+    }
     settings = {key: value for key, value in settings.items() if not key.startswith(f"{section}.")}
     return settings | {section if section == "engine" else f"{section}.name": name}
 

@@ -38,8 +38,8 @@ from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
 from feddraw.server.streaming import aggregate_stream
 from feddraw.training.client import Trainer, group_counts
-from feddraw.training.loop import Examples, over_known
-from feddraw.training.network_by_name import build
+from feddraw.training.loop import Examples, loss_over_known
+from feddraw.training.network_by_name import build_network
 from feddraw.training.settings import Training
 from small import small
 
@@ -66,7 +66,7 @@ def trainer(targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (),
     data = drawn()
     examples = Examples(data.images, targets, data.mean, data.std)
     how = Training(**{"epochs": 1, "batch_size": 16, "optimizer": "sgd", "lr": 0.05} | settings)  # type: ignore
-    builder = partial(build, "compact", len(FINDINGS), {"growth": 4})
+    builder = partial(build_network, "compact", len(FINDINGS), {"growth": 4})
     with torch.random.fork_rng():
         torch.manual_seed(3)
         found = Trainer(builder, examples, [np.arange(rows)], how, Local(), asks=asks)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_labels_carry_what_is_known() -> None:
 def test_loss_is_the_mean_over_known_labels() -> None:
     logits = torch.tensor([[0.0, 2.0], [-1.0, 3.0]], requires_grad=True)
     targets = torch.tensor([[1.0, math.nan], [0.0, math.nan]])
-    loss = over_known(BCE, logits, targets)
+    loss = loss_over_known(BCE, logits, targets)
     assert loss.item() == pytest.approx((math.log(2) + math.log1p(math.exp(-1))) / 2)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None

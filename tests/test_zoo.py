@@ -17,7 +17,7 @@ from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.data.own_tables import read_tables
 from feddraw.errors import UserError
-from feddraw.experiment.run_preparation import balanced, prepare
+from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
 from feddraw.federation import seed_of
@@ -32,8 +32,9 @@ from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
 from feddraw.study.plan import read_study
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 from feddraw.training.client import group_counts
+from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
 from tiny import SIZES, Altered, bench, cohort_of, copied, examples, initial, same, server_images, shards, train
@@ -498,7 +499,7 @@ def test_images_at_the_server_are_balanced_and_from_validation():
     setup = prepare(small(method="fedlbw", proxy=24))
     rows = setup.proxy.rows
     assert set(rows) <= set(setup.dataset.rows["validation"])
-    again = balanced(setup.dataset.labels, setup.dataset.rows["validation"], 24, 0)
+    again = choose_server_images(setup.dataset.labels, setup.dataset.rows["validation"], 24, 0)
     assert np.array_equal(again, rows)
     labels = setup.dataset.labels.values
     there = labels[setup.dataset.rows["validation"]].sum(axis=0)
@@ -834,7 +835,7 @@ def test_pieces_are_summed_in_one_pass_each_with_its_own_weights():
 
 def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     from feddraw.results.run_folder import RunFolder
-    from feddraw.system.reading import read_csv
+    from feddraw.system.file_reading import read_csv
 
     experiment = small(method="feddraw_by_class")
     rounds = iterate(experiment, tmp_path / "run")

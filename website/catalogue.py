@@ -8,7 +8,7 @@ from pathlib import Path
 from feddraw import catalog
 from feddraw.cli.listing import needs_of, place_in_mixture
 from feddraw.core import brings_training, brings_weighting
-from feddraw.experiment.method_by_name import defaults_of, without_empty
+from feddraw.experiment.method_by_name import method_defaults, without_required
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -117,7 +117,7 @@ def entry(name: str) -> str:
     function = catalog.find("methods", name)
     method = function()
     about = inspect.getdoc(inspect.getmodule(function)) or ""
-    settings = without_empty(defaults_of(function))
+    settings = without_required(method_defaults(function))
     rows = {
         "in short": catalog.about("methods", name),
         "looks at": needs_of(method),

@@ -13,8 +13,8 @@ import typer
 
 from feddraw import explorer
 from feddraw.cli import app
-from feddraw.experiment.settings import SETTINGS, Experiment, complete
-from feddraw.system.reading import toml_values as plain_values
+from feddraw.experiment.settings import SETTINGS_SECTIONS, Experiment, complete
+from feddraw.system.file_writing import toml_values as plain_values
 from website import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -64,7 +64,7 @@ def toml_values(text: str) -> str:
 def settings_page() -> str:
     """Every setting of a plain run with its default, and the comment that stands beside it in the code."""
     table = plain_values(complete(Experiment()).table())
-    remarks = {"": remarks_of(Experiment), **{name: remarks_of(kind) for name, kind in SETTINGS.items()}}
+    remarks = {"": remarks_of(Experiment), **{name: remarks_of(kind) for name, kind in SETTINGS_SECTIONS.items()}}
     lines = ["# Settings", "", "The settings of a plain `feddraw run`, as its `experiment.toml` holds them."]
     lines += ["`--set KEY=VALUE` changes one; a wrong name is refused with the nearest right one.", "", "```toml"]
     lines += [assignment(name, value, remarks[""]) for name, value in table.items() if not isinstance(value, dict)]

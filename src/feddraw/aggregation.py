@@ -19,7 +19,7 @@ import numpy as np
 
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.experiment.method_by_name import by_half, combined_method, recorded_settings
+from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
 from feddraw.results.checkpoint import read_tree, tree_bytes
 from feddraw.results.run_folder import policy_of
 from feddraw.server.gate import Gate
@@ -27,7 +27,7 @@ from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import aggregate_round
 from feddraw.server.state_dict import array_of, flatten, layout_of_arrays, like, looks_at_classifier, plain
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
 
@@ -153,10 +153,10 @@ def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
-    settings = by_half({"name": method} if isinstance(method, str) else method)
+    settings = method_section({"name": method} if isinstance(method, str) else method)
     if not isinstance(name := settings.pop("name", None), str):
         raise UserError("method needs a name, such as {'name': 'feddraw', 'beta_max': 3.0}")
-    recorded = {key: value for key, value in recorded_settings(name, settings).items() if key != "name"}
+    recorded = {key: value for key, value in method_with_defaults(name, settings).items() if key != "name"}
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 

@@ -22,6 +22,7 @@ MODULES = {
     "feddraw.paper.published": "feddraw.paper.published_tables",
     "feddraw.analysis.differences": "feddraw.analysis.paired_differences",
     "feddraw.experiment.preparation": "feddraw.experiment.run_preparation",
+    "feddraw.training.build": "feddraw.training.network_by_name",  # in the loader of a model that was exported
 }
 NAMES = {
     "feddraw.training": {

@@ -17,7 +17,7 @@ import tomli_w
 
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.running import iterate, run
-from feddraw.system.reading import toml_values
+from feddraw.system.file_writing import toml_values
 from small import small
 
 KEPT = ("weights.csv", "metrics.json", "model.safetensors")

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.federation import federate
-from feddraw.system.reading import read_csv
+from feddraw.system.file_reading import read_csv
 from small import small
 from test_flower_deployment import EXAMPLE, FILES, script, settings
 from test_lost_updates import Losing

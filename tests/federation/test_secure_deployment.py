@@ -15,7 +15,7 @@ import pytest
 from test_deployments import expect_bits
 from test_strangers import PROJECT
 
-from feddraw.system.reading import read_csv
+from feddraw.system.file_reading import read_csv
 from test_flower import QUICKSTART
 from test_flower_deployment import script, settings
 

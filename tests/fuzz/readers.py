@@ -48,7 +48,7 @@ from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
 from feddraw.study import plan, results_table
-from feddraw.system import reading
+from feddraw.system import file_reading
 from run_folders import FINDINGS, make_run
 
 ONE_LINE = (UserError,)
@@ -168,7 +168,7 @@ TABLE_WORDS = [
 
 def read_sheet(data: bytes, room: Path) -> object:
     packed = data[:1] == b"\x1f"
-    return data_sets.read_labels(written(data, room / ("table.csv.gz" if packed else "table.csv")))
+    return data_sets.read_training_labels(written(data, room / ("table.csv.gz" if packed else "table.csv")))
 
 
 SHEETS += [
@@ -239,7 +239,9 @@ def read_survey(data: bytes, room: Path) -> object:
             written(picture("PNG"), place / name)
     found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
     _ = inspection.findings_without_auc(found), inspection.unusable_rows(found)
-    text = inspection.document(found, inspection.plan(found, 2), "feddraw init table.csv", "out.toml")
+    text = inspection.experiment_file_text(
+        found, inspection.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
+    )
     return Experiment.read(written(text.encode(errors="surrogateescape"), room / "surveyed.toml"))
 
 
@@ -362,7 +364,7 @@ def read_folder(data: bytes, room: Path) -> object:
         run_collection.collect([place])
         found = explain_weights.explain(run)
         _ = list(explain_weights.sentences(found)), explain_weights.document(found)
-        _ = list(verify._hashes(RunFolder(place), RunFolder(place), 2, True))
+        _ = list(verify._compared_hashes(RunFolder(place), RunFolder(place), 2, True))
         _ = list(verify._differing_environment(RunFolder(place), HERE))
         if (kept := run.predictions()) is not None:
             _ = kept.by_model
@@ -741,7 +743,7 @@ def look(name: str, room: Path) -> object:
     written(b"", room / "x.npz")
     written(picture("PNG"), room / "classes" / "train" / "Edema" / "a.png")
     found = inspection.inspect_data(room / name, room / "out.toml")
-    return inspection.document(found, inspection.plan(found), "x", "y")
+    return inspection.experiment_file_text(found, inspection.plan_first_run(found), "x", "y")
 
 
 def named_columns(room: Path) -> object:
@@ -767,15 +769,18 @@ def odd_similarities(room: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- all
 
-PLAN = "read_study _called _require_few _combinations _choices _label planned_run _require_different_names"
+PLAN = (
+    "read_study _case_label _require_few_runs _combinations _setting_choices _choice_label planned_run "
+    "_require_different_names"
+)
 SHEET = "read_tables open_sources united _refuse_two_spellings _take_rows split inside"
 RUNS = "collect find"
 
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
-    text = named(reading, "read_text read_toml")
-    lines = [*named(run_folder, "_before"), *named(reading, "read_csv read_jsonl read_text parse_json")]
+    text = named(file_reading, "read_text read_toml")
+    lines = [*named(run_folder, "_before"), *named(file_reading, "read_csv read_jsonl read_text parse_json")]
     settings = [
         *functions(catalog, without="outside names find call"),
         *named(Experiment, "of read __post_init__ section"),
@@ -811,7 +816,9 @@ def targets(room: Path) -> list[Target]:
             "label tables", read_sheet, ONE_LINE, [*SHEETS, gzip.compress(SHEETS[0])],
             [*sheet,
             *named(own_tables, SHEET), *functions(table_columns), *functions(label_cells), *release], TABLE_WORDS,
-            odd=[*no_file(data_sets.read_labels), huge("x.csv", data_sets.read_labels), named_columns],
+            odd=[
+                *no_file(data_sets.read_training_labels), huge("x.csv", data_sets.read_training_labels), named_columns,
+            ],
         ),
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
         Target(
@@ -820,12 +827,14 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,
-            [*named(results_table.ResultTable, "__init__ add"), results_table._cell, *lines], TABLE_WORDS,
-            odd=[huge("runs.csv", results_table.ResultTable), added_twice, lambda room: reading.read_text(room, 1)],
+            [*named(results_table.ResultTable, "__init__ add"), results_table._result_cell, *lines], TABLE_WORDS,
+            odd=[
+                huge("runs.csv", results_table.ResultTable), added_twice, lambda room: file_reading.read_text(room, 1),
+            ],
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(inspection, without="classes_of positives sites sizes"), TABLE_WORDS,
+            functions(inspection, without="rows_of_class_folders positives sites sizes"), TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
@@ -842,7 +851,8 @@ def targets(room: Path) -> list[Target]:
                 *named(run_collection, RUNS), *named(recorded_run, "read_run _check number"),
                 *functions(ledger_table.Ledger),
                 *named(recorded_run.Run, "predictions curve by_class"),
-                *named(reading, "read_json as_written"), *named(verify, "_hashes _lines _differing_environment"),
+                *named(file_reading, "read_json damage_told"),
+                *named(verify, "_compared_hashes _lines_by_round _differing_environment"),
                 *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
@@ -858,7 +868,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "logs on resume", read_log, ONE_LINE, logs, [RunFolder.forget_from, *lines], [b",", b'{"round": 0}\n'],
-            odd=[odd_log, huge("weights.csv", reading.read_csv), lambda room: reading.read_text(room, 1)],
+            odd=[odd_log, huge("weights.csv", file_reading.read_csv), lambda room: file_reading.read_text(room, 1)],
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),

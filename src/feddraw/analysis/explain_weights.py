@@ -22,7 +22,7 @@ from feddraw.results.ledger_table import Ledger
 from feddraw.results.recorded_run import Run
 from feddraw.schedules import softmax
 from feddraw.server.policy import EASED
-from feddraw.system.reading import json_values
+from feddraw.system.file_writing import json_values
 
 Floats = NDArray[np.float64]
 Span = tuple[int, int]  # first and last round

@@ -29,7 +29,7 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.skew_measures import label_mixes
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference

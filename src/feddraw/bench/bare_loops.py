@@ -26,8 +26,8 @@ from feddraw.experiment.settings import PRESETS
 from feddraw.federation import federate
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.client import Trainer
-from feddraw.training.loop import Examples, Rows, batches, one_thread
-from feddraw.training.network_by_name import build
+from feddraw.training.loop import Examples, Rows, epoch_batches, one_thread
+from feddraw.training.network_by_name import build_network
 from feddraw.training.settings import Training
 
 CORES = 2  # that bare processes and workers share
@@ -48,7 +48,7 @@ class Workload:
     def trainer(self, local: Local) -> Trainer:
         total = self.clients * self.steps * self.batch
         examples = Examples(*peer_task.pictures(total, self.pixels, labels=5))
-        make = partial(build, self.model, 5, dict(self.settings))
+        make = partial(build_network, self.model, 5, dict(self.settings))
         how = Training(epochs=1, batch_size=self.batch)
         return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)
 
@@ -86,7 +86,7 @@ def bare_loop(trainer: Trainer, model: Model) -> float:
             module.load_state_dict(state)
             optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, fused=True)
             module.train()
-            for rows in batches(shard, trainer.training.batch_size, np.random.default_rng(0)):
+            for rows in epoch_batches(shard, trainer.training.batch_size, np.random.default_rng(0)):
                 images, targets = trainer.examples.batch(rows)
                 optimizer.zero_grad()
                 loss = nn.functional.binary_cross_entropy_with_logits(module(images), targets)

@@ -16,7 +16,7 @@ from feddraw.bench import growth, image_preparation, paper_step, peers, rounds, 
 from feddraw.bench.ratios import Session
 from feddraw.errors import UserError, unknown
 from feddraw.results.environment import environment
-from feddraw.system.files import make_folder, write_whole
+from feddraw.system.file_writing import make_folder, write_whole
 
 Part = Callable[[Session], dict[str, Any]]
 Line = tuple[str, str, str, str]  # what, the figure, its interval, the bar

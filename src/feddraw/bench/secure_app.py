@@ -19,7 +19,7 @@ from feddraw.bench.server_step import CLIENTS, network
 from feddraw.flower.records import to_arrays
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 app = ClientApp(mods=[secure_where_keyed])
 

@@ -13,12 +13,12 @@ import torch
 
 from feddraw.bench.bare_loops import CORES
 from feddraw.bench.ratios import Session, ratio, timed
-from feddraw.experiment.run_preparation import open_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
-from feddraw.study.conduct import conduct
 from feddraw.study.plan import planned_run
 from feddraw.study.results_table import ResultTable
+from feddraw.study.run_study import run_study
 from feddraw.system.workers import belong_to_parent, start_worker
 
 RUNS = 40
@@ -53,7 +53,7 @@ def _in_folder(work: Any, runs: int) -> float:
 
 def _study(given: Sequence[Experiment], folder: Path) -> None:
     planned = [planned_run(experiment, {"seed": str(experiment.seed)}) for experiment in given]
-    for _ in conduct(planned, folder, CORES, [ResultTable(folder / "runs.csv")]):
+    for _ in run_study(planned, folder, CORES, [ResultTable(folder / "runs.csv")]):
         pass
 
 
@@ -69,7 +69,7 @@ def _script(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> 
     """What somebody would write: the data once, then one run after the other."""
     belong_to_parent()
     torch.set_num_threads(1)
-    dataset = open_data(Experiment.of(tables[0]))
+    dataset = open_experiment_data(Experiment.of(tables[0]))
     for table in tables:
         run(Experiment.of(table), Path(folder) / str(table["seed"]), dataset=dataset)
     pipe.send(True)

@@ -17,10 +17,10 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import parse_settings
 
 if TYPE_CHECKING:
-    from feddraw.experiment.run_time_estimate import Estimate
-    from feddraw.study.comparison import Budget
-    from feddraw.study.plan import Planned
-    from feddraw.training.devices import Place
+    from feddraw.experiment.run_time_estimate import RunTimeEstimate
+    from feddraw.study.method_comparison import TimeBudget
+    from feddraw.study.plan import PlannedRun
+    from feddraw.training.devices import WorkerPlace
 
 
 def compare(
@@ -50,33 +50,33 @@ def compare(
     from feddraw.cli.study import follow, summary, tell_places
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment
-    from feddraw.study.comparison import Budget, by_seed, comparison, unfinished
-    from feddraw.study.conduct import conduct
-    from feddraw.study.progress import Tally
+    from feddraw.study.method_comparison import TimeBudget, comparison_runs, runs_by_seed, unfinished_runs
+    from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
+    from feddraw.study.run_study import run_study
 
     experiment = Experiment.read(file, trust=trust).with_settings(parse_settings(set_ or []))
-    runs = comparison(experiment, seeds=seeds, folds=folds)
+    runs = comparison_runs(experiment, seeds=seeds, folds=folds)
     folder = out or Path("runs") / file.stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another with --out")
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
-    rest = unfinished(runs, folder)
+    rest = unfinished_runs(runs, folder)
     places = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)[: max(1, len(rest))]
     at_once = len(places)
     tell_places(places)
     expected = _prepared_and_timed(rest, places)
-    budget = Budget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
+    budget = TimeBudget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
     chosen = _announced(budget, minutes) if rest else []
-    tally = Tally([planned.name for planned in chosen], at_once, expected)
+    tally = StudyProgress([planned.name for planned in chosen], at_once, expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
     admit = partial(budget.admits, tally=tally)
-    follow(partial(conduct, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
+    follow(partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
     say.print(summary(tally))
     if late := [planned for planned in rest if planned.name in tally.left_out]:
-        say.print(f"left out, {minutes:g} min were not enough: {by_seed(late)}; start again to continue")
+        say.print(f"left out, {minutes:g} min were not enough: {runs_by_seed(late)}; start again to continue")
     if tally.finished + tally.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show([folder], title=f"Comparison on {file.stem}", command=command)
@@ -84,26 +84,26 @@ def compare(
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them")
 
 
-def _prepared_and_timed(runs: Sequence[Planned], workers: Sequence[Place]) -> dict[str, float]:
+def _prepared_and_timed(runs: Sequence[PlannedRun], workers: Sequence[WorkerPlace]) -> dict[str, float]:
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
     from feddraw.cli.progress import preparing
-    from feddraw.study.comparison import estimates, method_of
-    from feddraw.study.conduct import prepare_data
+    from feddraw.study.method_comparison import estimates_by_method, method_of
+    from feddraw.study.run_study import prepare_study_data
 
     say = console()
     with preparing(say) as report_progress:
-        unusable = prepare_data(runs, report_progress)
+        unusable = prepare_study_data(runs, report_progress)
     if unusable:
         raise UserError(next(iter(unusable.values())))
     with say.status("timing a few training steps of each method"):
-        found = estimates(runs, workers)
+        found = estimates_by_method(runs, workers)
     _show(found)
     return {planned.name: found[method_of(planned)].whole for planned in runs}
 
 
-def _show(found: Mapping[str, Estimate]) -> None:
+def _show(found: Mapping[str, RunTimeEstimate]) -> None:
     from feddraw.cli.progress import duration
 
     rows = [
@@ -113,14 +113,14 @@ def _show(found: Mapping[str, Estimate]) -> None:
     console().print(table(["timed here", "training step", "evaluated image", "one run, about"], rows))
 
 
-def _announced(budget: Budget, minutes: float) -> list[Planned]:
+def _announced(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.cli.progress import duration
-    from feddraw.study.comparison import by_seed
-    from feddraw.study.progress import Tally
+    from feddraw.study.method_comparison import runs_by_seed
+    from feddraw.study.progress import StudyProgress
 
     say, chosen = console(), budget.chosen()
-    everything = Tally([], budget.workers, budget.expected)
+    everything = StudyProgress([], budget.workers, budget.expected)
     whole = everything.seconds_left([planned.name for planned in budget.runs]) or 0.0
     if not chosen:
         shortest = duration(min(budget.expected.values()))
@@ -130,7 +130,9 @@ def _announced(budget: Budget, minutes: float) -> list[Planned]:
     say.print(f"{several}: about {duration(planned)}")
     out = [one for one in budget.runs if one not in chosen]
     if out:
-        say.print(f"left out, {minutes:g} min have no room for it: {by_seed(out)} (all would take {duration(whole)})")
+        say.print(
+            f"left out, {minutes:g} min have no room for it: {runs_by_seed(out)} (all would take {duration(whole)})"
+        )
     if minutes:
         say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
     elif planned > 3600:

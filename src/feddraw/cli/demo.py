@@ -24,7 +24,7 @@ def demo(
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     from feddraw.cli.progress import preparing
     from feddraw.cli.run import carry_out
-    from feddraw.experiment.run_preparation import open_data
+    from feddraw.experiment.run_preparation import open_experiment_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
     from feddraw.results.recorded_run import METRICS
@@ -33,7 +33,7 @@ def demo(
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")
     base = Experiment().with_settings({**SETTINGS, "seed": seed})
     with preparing(say) as report_progress:
-        dataset = open_data(base, report_progress)
+        dataset = open_experiment_data(base, report_progress)
     folders = [out / method for method in METHODS]
     for method, folder in zip(METHODS, folders, strict=True):
         carry_out(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)

@@ -14,7 +14,7 @@ from feddraw.cli.run import Data, Scenario
 from feddraw.cli.show import as_json, console, echo, table
 from feddraw.errors import UserError, one_of
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import as_written, read_csv, read_toml
+from feddraw.system.file_reading import damage_told, read_csv, read_toml
 
 if TYPE_CHECKING:
     from feddraw.analysis.site_distances import Group, Heterogeneity, SiteDistance
@@ -89,13 +89,13 @@ def _of_experiment(
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.cli.progress import preparing
     from feddraw.core import Measurement
-    from feddraw.experiment.heterogeneity import Examination, examine
+    from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity
 
     batches, batch_size, layer, mode = how
     measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
-    wanted = Examination(measurement, layer, rounds, permutations, replicates)
+    wanted = HeterogeneityOptions(measurement, layer, rounds, permutations, replicates)
     with preparing(console(stderr=True), prefix="", announced=False) as report_progress:
-        found = list(examine(experiment, wanted, progress=report_progress))
+        found = list(measure_heterogeneity(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
     about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}
     return found, about | {"batches": batches, "batch_size": batch_size}
@@ -109,7 +109,7 @@ def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     files = RunFolder(folder)
     if not files.ledger.is_file():
         raise UserError(f"{folder} has no weights.csv: give an experiment file, or the folder of a run")
-    with as_written(files.ledger):
+    with damage_told(files.ledger):
         ledger = Ledger.of(read_csv(files.ledger))
     settings = read_toml(files.settings) if files.settings.is_file() else {}
     named = {part: settings[part].get("name") for part in ("data", "scenario", "model", "method") if part in settings}
@@ -125,9 +125,9 @@ def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity
 
     from feddraw.analysis.forest_plot import forest_figure
     from feddraw.analysis.plots import save
-    from feddraw.system.files import make_folder, reporting, write_whole
+    from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 
-    with reporting(folder):
+    with write_errors_told(folder):
         make_folder(folder)
     files = [folder / f"heterogeneity.{ending}" for ending in ("json", "png", "svg")]
     write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())

@@ -12,7 +12,7 @@ from feddraw.cli.show import console, echo, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.init_own_data import Plan, Survey
+    from feddraw.experiment.init_own_data import FirstRun, InspectedData
 
 Where = Annotated[list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")]
 Images = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
@@ -21,8 +21,8 @@ Out = Annotated[Path | None, Option(help="Experiment file to write (default: NAM
 
 def init(paths: Where, images: Images = "", out: Out = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
-    from feddraw.experiment.init_own_data import document, inspect_data, plan
-    from feddraw.system.files import write_whole
+    from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
+    from feddraw.system.file_writing import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
     target = out or Path(f"{name}.toml")
@@ -34,7 +34,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     for file in [target, *(found.sheets if found.written else [])]:
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
-    chosen = plan(found)
+    chosen = plan_first_run(found)
     show(found, chosen)
     if found.written:
         write_whole(found.sheets[0], found.written.encode())
@@ -42,11 +42,11 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     typed = [*map(str, paths), *(word for pair in options.items() if pair[1] for word in pair)]
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
-    write_whole(target, document(found, chosen, command, shown).encode())
+    write_whole(target, experiment_file_text(found, chosen, command, shown).encode())
     echo(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
 
 
-def show(found: Survey, chosen: Plan) -> None:
+def show(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.tables import describe_problems
     from feddraw.experiment.init_own_data import clients_in_words, findings_without_auc, unusable_rows

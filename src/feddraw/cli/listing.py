@@ -40,7 +40,7 @@ def _text(value: Any) -> str:
 
 def methods() -> list[dict[str, Any]]:
     from feddraw import catalog
-    from feddraw.experiment.method_by_name import defaults_of, without_empty
+    from feddraw.experiment.method_by_name import method_defaults, without_required
 
     rows = []
     for name in catalog.names("methods"):
@@ -57,7 +57,7 @@ def methods() -> list[dict[str, Any]]:
                 "streams": method.streams,
                 "secure": str(method.secure),
                 "in A+B": place_in_mixture(method),
-                "settings": without_empty(defaults_of(function)),
+                "settings": without_required(method_defaults(function)),
             }
         )
     return rows
@@ -92,18 +92,18 @@ def needs_of(method: Method) -> str:
 
 def models() -> list[dict[str, Any]]:
     from feddraw import catalog
-    from feddraw.experiment.method_by_name import defaults_of, without_empty
+    from feddraw.experiment.method_by_name import method_defaults, without_required
 
     return [
-        {"name": name, "what": catalog.about("models", name), "settings": without_empty(defaults_of(function))}
+        {"name": name, "what": catalog.about("models", name), "settings": without_required(method_defaults(function))}
         for name, function in catalog.functions("models").items()
     ]
 
 
 def datasets() -> list[dict[str, Any]]:
-    from feddraw.experiment.dataset_by_name import names
+    from feddraw.experiment.dataset_by_name import dataset_names
 
-    return [{"name": name, "what": what} for name, what in names().items()]
+    return [{"name": name, "what": what} for name, what in dataset_names().items()]
 
 
 def scenarios() -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def sign(
     from feddraw.flower.signatures import file_name, sign
     from feddraw.flower.supernode import read_bundle
     from feddraw.secure_sums.signing_keys import read_private_key
-    from feddraw.system.files import write_whole
+    from feddraw.system.file_writing import write_whole
 
     made = read_bundle(bundle)
     target = out or Path(file_name(made))

@@ -39,11 +39,11 @@ def predict(
     """
     from feddraw.cli.progress import preparing
     from feddraw.experiment.prediction import find_images, predict_images
-    from feddraw.system.files import require_place, write_whole
+    from feddraw.system.file_writing import require_writable_place, write_whole
 
     found = find_images(images, root, column)
     if out is not None:
-        require_place(out)
+        require_writable_place(out)
     begun = time.perf_counter()
     with preparing(console(stderr=True), prefix="") as report_progress:
         done = predict_images(run, found, model, trust=trust, workers=workers, progress=report_progress)

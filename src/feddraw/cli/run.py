@@ -15,13 +15,13 @@ from feddraw import naming
 from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import read_json, read_toml
+from feddraw.system.file_reading import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from feddraw.core import Update
-    from feddraw.experiment.run_preparation import Setup
+    from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
 
@@ -37,7 +37,7 @@ def offered(kind: str) -> Callable[[str], list[str]]:
         from feddraw.scenarios import partition
 
         known: dict[str, Callable[[], Iterable[str]]] = {
-            "data": dataset_by_name.names,
+            "data": dataset_by_name.dataset_names,
             "scenarios": partition.names,
             "methods": lambda: catalog.names("methods"),
         }
@@ -206,7 +206,7 @@ def line(result: RoundResult) -> str:
     return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
-def show_splits(out: Console, setup: Setup) -> None:
+def show_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import described
     from feddraw.data.splits import findings_per_split, in_words, too_few

@@ -14,7 +14,7 @@ from feddraw import naming
 from feddraw.cli.show import as_json, console, echo, status, table
 from feddraw.errors import UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import json_values
+from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
@@ -133,7 +133,9 @@ def check(
     typed |= {} if scale is None else {"scenario.scale": scale}
     experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
     with status("training each client alone") as say:
-        found = scenario_check.check(experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone"))
+        found = scenario_check.check_scenario(
+            experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone")
+        )
     if json:
         verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
         as_json(json_values(asdict(found) | verdict))
@@ -188,10 +190,10 @@ def options(settings: list[str] | None) -> dict[str, Any]:
 
 
 def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | None) -> tuple[Labels, Partition]:
-    from feddraw.experiment.dataset_by_name import read_labels
+    from feddraw.experiment.dataset_by_name import read_training_labels
     from feddraw.scenarios.partition import deal
 
-    labels = read_labels(path)
+    labels = read_training_labels(path)
     return labels, deal(name, labels, seed=seed, scale=scale, options=options(settings))
 
 

@@ -18,17 +18,17 @@ from feddraw.cli.run import Devices
 from feddraw.cli.show import as_json, console, status, table, words
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import parse_settings
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddraw.experiment.run_preparation import Progress
-    from feddraw.study.plan import Planned
+    from feddraw.data.image_cache import Progress
+    from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
-    from feddraw.study.progress import Tally
-    from feddraw.study.workers import Event
-    from feddraw.training.devices import Place
+    from feddraw.study.progress import StudyProgress
+    from feddraw.study.worker_pool import StudyEvent
+    from feddraw.training.devices import WorkerPlace
 
 
 def study(
@@ -76,10 +76,10 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.study.conduct import PATIENCE, conduct
     from feddraw.study.plan import read_study, shard_of
-    from feddraw.study.progress import Tally
+    from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
+    from feddraw.study.run_study import FAILURE_PATIENCE, run_study
 
     if pdf:
         from feddraw.report.paper_tex import engine
@@ -107,10 +107,10 @@ def study(
         require_no_obstacle([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
     tell_places(places)
-    tally = Tally([planned.name for planned in runs], len(places))
+    tally = StudyProgress([planned.name for planned in runs], len(places))
     plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
-    patience = 0 if keep_going else PATIENCE
-    follow(partial(conduct, runs, folder, places, tables, plan=plan, patience=patience), tally)
+    patience = 0 if keep_going else FAILURE_PATIENCE
+    follow(partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally)
     say.print(summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
@@ -120,14 +120,14 @@ def study(
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
-            f"stopped: {PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not begun "
-            f"(--keep-going begins them): {cause}"
+            f"stopped: {FAILURE_PATIENCE} runs in a row failed for the same cause, {len(tally.left_out)} were not "
+            f"begun (--keep-going begins them): {cause}"
         )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
 
 
-def tell_places(places: Sequence[Place]) -> None:
+def tell_places(places: Sequence[WorkerPlace]) -> None:
     """Which device has how many workers, where it is not the processor alone."""
     counts = Counter(place.device for place in places)
     if set(counts) != {"cpu"}:
@@ -135,7 +135,7 @@ def tell_places(places: Sequence[Place]) -> None:
         console().print(f"runs at the same time: {said}")
 
 
-def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, devices: str, json: bool) -> None:
+def rehearse(file: Path, runs: Sequence[PlannedRun], folder: Path, workers: int, devices: str, json: bool) -> None:
     """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
     from feddraw.study.preflight import preflight
 
@@ -149,14 +149,14 @@ def rehearse(file: Path, runs: Sequence[Planned], folder: Path, workers: int, de
         raise UserError(_obstacles(found.obstacles))
 
 
-def require_no_obstacle(runs: Sequence[Planned], folder: Path) -> None:
+def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
     from feddraw.study.plan import is_file_data
-    from feddraw.study.preflight import survey
+    from feddraw.study.preflight import survey_study
 
     there = [planned for planned in runs if is_file_data(planned)]
     with status("looking", stderr=True) as say:
-        found = survey(there, folder, say)
+        found = survey_study(there, folder, say)
     if found.obstacles:
         raise UserError(_obstacles(found.said()))
 
@@ -211,7 +211,7 @@ def _sizes(sizes: Sequence[int]) -> str:
     return ", ".join(f"{count} × {size:,}" for size, count in Counter(sizes).items())
 
 
-def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> None:
+def follow(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress) -> None:
     """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
     from rich.live import Live
 
@@ -241,7 +241,7 @@ def follow(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> No
                 out.print(_line(event, tally) if event.kind != "progress" else heading(tally), markup=False)
 
 
-def heading(tally: Tally) -> str:
+def heading(tally: StudyProgress) -> str:
     """How it stands, in one line."""
     from feddraw.cli.progress import times
 
@@ -250,14 +250,14 @@ def heading(tally: Tally) -> str:
     return f"{counts}{failed}; {times(tally.elapsed, tally.seconds_left())}"
 
 
-def summary(tally: Tally) -> str:
+def summary(tally: StudyProgress) -> str:
     from feddraw.cli.progress import duration
 
     skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
     return f"{tally.finished} runs finished in {duration(tally.elapsed)}{skipped}"
 
 
-def _line(event: Event, tally: Tally) -> str:
+def _line(event: StudyEvent, tally: StudyProgress) -> str:
     if event.kind == "failed":
         return naming.line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
@@ -265,7 +265,7 @@ def _line(event: Event, tally: Tally) -> str:
     return f"{event.run}  {'  '.join(values)}  ({heading(tally)})"
 
 
-def _table(tally: Tally) -> RenderableType:
+def _table(tally: StudyProgress) -> RenderableType:
     """A line for every run under way, and a bar for all."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar

@@ -12,7 +12,7 @@ from feddraw.cli.show import console, table
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
-    from feddraw.experiment.verify import Comparison
+    from feddraw.experiment.verify import Verification
 
 
 def verify(
@@ -33,7 +33,7 @@ def verify(
     _show(compare(run, rounds, trust=trust, changes=changes, on_round=lambda result: say.print(line(result))), run)
 
 
-def _show(found: Comparison, run: Path) -> None:
+def _show(found: Verification, run: Path) -> None:
     say = console()
     files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
     say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))

@@ -12,7 +12,7 @@ from typer import Option
 from feddraw.cli.show import as_json, console, table
 from feddraw.errors import UserError
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
-from feddraw.system.reading import read_text
+from feddraw.system.file_reading import read_text
 
 
 def weights(

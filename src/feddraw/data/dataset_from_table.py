@@ -19,8 +19,8 @@ from feddraw.data.imaging import BadImage, Recipe
 from feddraw.data.tables import Problem, Table, describe_problems, numbers
 from feddraw.errors import UserError, not_negative
 from feddraw.naming import csv_text
-from feddraw.system.files import write_whole
-from feddraw.system.workers import limited
+from feddraw.system.file_writing import write_whole
+from feddraw.system.workers import limited_workers
 
 MEAN, STD = 0.5146, 0.2548  # the paper's, of pixel / 255
 
@@ -61,7 +61,7 @@ class Preparation:
 
     @property
     def processes(self) -> int:
-        return limited(self.workers)
+        return limited_workers(self.workers)
 
 
 def from_files(name: str, root: Path, table: Table, how: Preparation) -> Dataset:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
 from feddraw.errors import UserError, expanded
-from feddraw.system.files import close_to_others, make_subfolder, open_file, write_whole
+from feddraw.system.file_writing import close_to_others, make_subfolder, open_file, write_whole
 from feddraw.system.locks import flock
 from feddraw.system.workers import in_workers
 

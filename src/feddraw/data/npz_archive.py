@@ -21,7 +21,7 @@ from feddraw.data.image_cache import Prepared, Progress, array_header, entry_for
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
 from feddraw.errors import UserError, first_line
-from feddraw.system.files import open_file
+from feddraw.system.file_writing import open_file
 
 SPLIT_PREFIXES = ("train", "val", "test")  # in the order of data.dataset.SPLITS
 MAX_TABLE = 2**29  # bytes of labels or names

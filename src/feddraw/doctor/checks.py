@@ -20,8 +20,8 @@ import numpy as np
 
 from feddraw.data import image_cache
 from feddraw.results.environment import installed_version
-from feddraw.system.files import nearest_place
-from feddraw.system.shared_memory import Shared
+from feddraw.system.file_writing import nearest_existing
+from feddraw.system.shared_memory import SharedArrays
 
 PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
 PREPARED = (191_027 + 234 + 112_120) * PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
@@ -42,7 +42,7 @@ def check_machine() -> list[Check]:
 
 def writable(what: str, folder: Path) -> Check:
     """Whether files can be made in a folder, or in the nearest that is there."""
-    there = nearest_place(folder)
+    there = nearest_existing(folder)
     hint = "; FEDDRAW_CACHE names another" if what == "cache folder" else ""
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".feddraw-"):
@@ -56,7 +56,7 @@ def writable(what: str, folder: Path) -> Check:
 
 def shared_memory() -> Check:
     """What workers exchange models through."""
-    with closing(Shared()) as shared:
+    with closing(SharedArrays()) as shared:
         array, _ = shared.empty((SHARED,), np.uint8)
         array[:] = 1  # a full file system kills the process, or refuses, only now
         del array
@@ -70,7 +70,7 @@ def shared_memory() -> Check:
 
 def disk(root: Path, seconds: float) -> Check:
     """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
-    folder = nearest_place(root)
+    folder = nearest_existing(root)
     free = shutil.disk_usage(folder).free
     if free < 10 * IMAGES * PIXELS**2:
         return Check("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")

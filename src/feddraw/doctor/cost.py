@@ -13,7 +13,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.scenarios.paper import PAPER
 from feddraw.scenarios.partition import dealt
-from feddraw.training.step_memory import CONTEXT
+from feddraw.training.device_memory import GPU_CONTEXT
 
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
 EVALUATED = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
@@ -70,7 +70,7 @@ def usable(speeds: Sequence[Speed], free: Mapping[str, int]) -> list[Speed]:
     """Those whose workers have room with batches of 64; one worker is tried in any case."""
 
     def fits(speed: Speed) -> bool:
-        need = (speed.reckoned or 0) - (CONTEXT if speed.device.startswith("cpu") else 0)
+        need = (speed.reckoned or 0) - (GPU_CONTEXT if speed.device.startswith("cpu") else 0)
         return speed.workers == 1 or speed.workers * need <= free[speed.device]
 
     return [speed for speed in speeds if fits(speed)]

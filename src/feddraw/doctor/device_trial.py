@@ -23,13 +23,13 @@ from feddraw.core import Correction, Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.experiment.timed_steps import step_factors
+from feddraw.experiment.run_time_estimate import step_time_factors
 from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
-from feddraw.training.client import Trainer, shortage_told
-from feddraw.training.devices import Place, allot, compute_exactly
-from feddraw.training.loop import fit, make_optimizer, predict, seeded
+from feddraw.training.client import Trainer
+from feddraw.training.device_memory import allot_image_memory, memory_shortage_told, step_memory
+from feddraw.training.devices import WorkerPlace, compute_exactly
+from feddraw.training.loop import fit, make_optimizer, predict, seeded_torch
 from feddraw.training.settings import Training
-from feddraw.training.step_memory import step_memory
 
 LARGEST = 64  # images of a batch, as in the paper
 STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that
@@ -55,12 +55,12 @@ class Task:
         return trainer
 
 
-def serve(pipe: Connection, place: Place) -> None:
+def serve(pipe: Connection, place: WorkerPlace) -> None:
     """Answer what is asked, one question after the other, until the pipe closes."""
     belong_to_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    allot(place)
+    allot_image_memory(place)
     examined = Examined(place.device)
     while True:
         try:
@@ -113,7 +113,7 @@ class Examined:
         start = initial_model(trainer.build, 0)
         network, training = trainer.network, trainer.training
         network.load(start)
-        with seeded(1, network.device):
+        with seeded_torch(1, network.device):
             about = (training, Correction(), 1, trainer.smoothed_loss, make_optimizer(network, training))
             fit(network, trainer.examples, trainer.shards[0], *about)
         return np.asarray(network.read().params - start.params)
@@ -129,7 +129,7 @@ class Examined:
     def ready(self, task: Task) -> dict[str, Any]:
         """Build the network and find the size of a batch that does not take too long."""
         trainer = self._trainer(task)
-        with shortage_told(trainer):
+        with memory_shortage_told(trainer):
             self._steps(trainer, 2, 1)
             one = self._steps(trainer, 4, 1)
         batch = 4
@@ -141,7 +141,7 @@ class Examined:
         """Images a second in training and in testing, and what of the memory was taken."""
         trainer = self._trainer(task)
         self._forget_peak()
-        with shortage_told(trainer):
+        with memory_shortage_told(trainer):
             first = self._steps(trainer, batch, 1)
             steps = max(1, int(min(ENOUGH, seconds) / max(first, 1e-6)) - 1)
             trained = self._steps(trainer, batch, steps) if seconds > first or steps > 1 else first
@@ -179,7 +179,7 @@ class Examined:
 
     def factors(self, methods: Sequence[tuple[str, Iterable[tuple[str, Any]]]]) -> dict[str, Any]:
         """How much longer a step takes under each method than plain training, on a small network."""
-        return {"factors": step_factors([combined_method(name, dict(settings)) for name, settings in methods])}
+        return {"factors": step_time_factors([combined_method(name, dict(settings)) for name, settings in methods])}
 
     def memory(self, task: Task) -> dict[str, Any]:
         """Bytes that a worker takes with batches of 64, reckoned."""
@@ -204,7 +204,7 @@ class TooSlow(RunFailed):
 class Team:
     """Processes, one at each place."""
 
-    def __init__(self, places: Sequence[Place], target: Any = serve) -> None:
+    def __init__(self, places: Sequence[WorkerPlace], target: Any = serve) -> None:
         self.places, self._asked = places, 0
         self._members = [start_worker(target, place) for place in places]
 

@@ -17,10 +17,11 @@ from feddraw.doctor.checks import Check, attempted, check_machine, check_version
 from feddraw.doctor.cost import Cost, Speed
 from feddraw.doctor.device_trial import Task, Team, TooSlow, relative
 from feddraw.errors import RunFailed
+from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
 from feddraw.system.workers import cores
-from feddraw.training.devices import MOST_PER_GPU, USABLE, Place, devices_here, software, survey_apart
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices_apart
 
 SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
@@ -136,11 +137,11 @@ class _Doctor:
             yield Check("GPU", "note", "torch finds none: everything is trained on the processor")
 
     def _survey_device(self, name: str) -> Check:
-        about = survey_apart([name])[name]
+        about = survey_devices_apart([name])[name]
         self._surveyed[name] = about
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
-            using = software(tf32=False)
+            using = cuda_software(tf32=False)
             words = f"{about['name']}, compute capability {about['capability']}, driver {using['driver'] or 'unknown'}"
             return Check(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
         machine = self._found.machine
@@ -156,14 +157,14 @@ class _Doctor:
         until = time.monotonic() + share
         several = self._workers_at_once(name)
         try:
-            with Team([Place(name)]) as one:
+            with Team([WorkerPlace(name)]) as one:
                 self._say(f"{name}: arithmetic")
                 yield from self._check_results(name, one)
                 yield from self._time_networks(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
                 if name == "cpu":
                     self._measure_methods(one, studies)
             if several > 1:
-                with Team([Place(name)] * several) as team:
+                with Team([WorkerPlace(name)] * several) as team:
                     answers = team.ask("training", SMALL, *TRIED, patience=self._patience(name))
                     yield self._repeated(name, {answer["digests"][0] for answer in answers} | self._digests, several)
                     yield from self._time_networks(name, team, tasks, until)
@@ -179,7 +180,7 @@ class _Doctor:
         if about["type"] == "cpu":
             return cores() if name == "cpu" else 2
         need = 2.5e9  # the largest network at the small batches of a trial, or the small one at large
-        return max(1, min(MOST_PER_GPU, cores(), int(USABLE * about["free"] / need)))
+        return max(1, min(WORKERS_PER_GPU, cores(), int(USABLE_MEMORY * about["free"] / need)))
 
     def _patience(self, name: str) -> float:
         """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""

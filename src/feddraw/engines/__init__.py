@@ -48,7 +48,7 @@ class EngineWithMemory:
         self._learnt = {}
 
 
-class Inbox:
+class EngineInbox:
     """Memory for the updates of a round: one row per client in one matrix of each kind, so that sums need no copy."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -24,21 +24,22 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.core import Asked, Job, Local, Model, Update
-from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
+from feddraw.engines import Engine, EngineInbox, EngineWithMemory, Rows, Scores
 from feddraw.errors import OutOfMemory, RunFailed, UserError
-from feddraw.system.shared_memory import Handle, Shared, attach
+from feddraw.system.shared_memory import SharedArrays, SharedHandle, attach_shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
-from feddraw.training.client import Trainer, memory_of, shortage_told
-from feddraw.training.devices import Place, allot
+from feddraw.training.client import Trainer, client_memory_extents
+from feddraw.training.device_memory import allot_image_memory, memory_shortage_told
+from feddraw.training.devices import WorkerPlace
 from feddraw.training.loop import Examples, Loss, predict
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
-CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches do not change
+PREDICTED_CHUNK = 1024  # images that a worker predicts at a time: a multiple of the batch, so that batches stay
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class WorkerPlan:
     """What a worker gets once, at its start."""
 
     build: Build
@@ -48,8 +49,8 @@ class Plan:
     asks: tuple[Asked, ...]
     mean: float
     std: float
-    shards: tuple[Handle, Handle]  # all clients' rows behind one another, and where each begins
-    arrays: Mapping[str, Handle]
+    shards: tuple[SharedHandle, SharedHandle]  # all clients' rows behind one another, and where each begins
+    arrays: Mapping[str, SharedHandle]
 
 
 def processes(prepared: Any, workers: int) -> Engine:
@@ -68,33 +69,33 @@ class Processes(EngineWithMemory):
         names: Sequence[str],
         *,
         in_turn: bool = False,
-        places: Sequence[Place] = (),
+        places: Sequence[WorkerPlace] = (),
     ) -> None:
         super().__init__()
         self.trainer, self.names = trainer, names
         self._rows = workers + 1 if in_turn else len(trainer.shards)  # updates that there is room for
         self.layout = trainer.layout
-        self._shared = Shared()
+        self._shared = SharedArrays()
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, SharedHandle] = {}
         self._reserve()
         self.steps_taken = self._arrays["steps_taken"]
         plan = self._plan()
         self._workers: dict[Connection, SpawnProcess] = {}
         self._devices: dict[Connection, str] = {}
-        for place in places or [Place(trainer.training.device)] * workers:
-            pipe, self._workers[pipe] = start_worker(serve, plan, place)
+        for place in places or [WorkerPlace(trainer.training.device)] * workers:
+            pipe, self._workers[pipe] = start_worker(serve_jobs, plan, place)
             self._devices[pipe] = place.device
 
     # ------------------------------------------------------------------------------------------ what is shared
 
     def _reserve(self) -> None:
         clients, examples = len(self.trainer.shards), self.trainer.examples
-        for name, (shape, dtype) in Inbox.shapes(self.layout, self._rows, self.trainer.sends).items():
+        for name, (shape, dtype) in EngineInbox.shapes(self.layout, self._rows, self.trainer.sends).items():
             self._make(name, shape, dtype)
-        for name, (shape, dtype) in Inbox.shapes(self.layout, 1, {}).items():
+        for name, (shape, dtype) in EngineInbox.shapes(self.layout, 1, {}).items():
             self._make(f"sent.{name}", shape, dtype)
-        for name, extent in memory_of(self.trainer.local, self.trainer.training).items():
+        for name, extent in client_memory_extents(self.trainer.local, self.trainer.training).items():
             for when in ("memory", "learnt"):  # before the round under way, and after it
                 self._make(f"{when}.{name}", (clients, self.layout.extent(extent)), np.float32)
         self._make("steps_taken", (clients,), np.int64)
@@ -107,12 +108,12 @@ class Processes(EngineWithMemory):
     def _make(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._arrays[name], self._handles[name] = self._shared.empty(shape, dtype)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> WorkerPlan:
         trainer = self.trainer
         rows = self._shared.publish(np.concatenate([np.asarray(shard) for shard in trainer.shards]))
         ends = self._shared.publish(np.cumsum([0, *map(len, trainer.shards)]))
         parts = (trainer.build, trainer.training, trainer.local, trainer.loss, trainer.asks)
-        return Plan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
+        return WorkerPlan(*parts, trainer.examples.mean, trainer.examples.std, (rows, ends), dict(self._handles))
 
     def _publish(self, model: Model) -> None:
         for name in ("params", "buffers", "counters"):
@@ -124,13 +125,15 @@ class Processes(EngineWithMemory):
         self._publish(jobs[0].model)
         self.steps_taken[:] = 0
         broadcast = self._broadcast(jobs[0])
-        inbox = Inbox(self.layout, self._arrays)
+        inbox = EngineInbox(self.layout, self._arrays)
         rows = {job.client: number % self._rows for number, job in enumerate(jobs)}
         requests = []
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
             memory = self.memory.get(job.client, {})
             for name, vector in memory.items():
-                self._arrays[f"memory.{name}"][job.client] = vector  # itself, but for the first round after a resume
+                self._arrays[f"memory.{name}"][job.client] = (
+                    vector  # already there, except in the first round after a resume
+                )
             numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests, self._rows if in_turn else 0):
@@ -160,7 +163,10 @@ class Processes(EngineWithMemory):
     def predict(self, model: Model, rows: Rows) -> Scores:
         self._publish(model)
         self._arrays["query"][: len(rows)] = rows
-        requests = [{"predict": [start, min(start + CHUNK, len(rows))]} for start in range(0, len(rows), CHUNK)]
+        requests = [
+            {"predict": [start, min(start + PREDICTED_CHUNK, len(rows))]}
+            for start in range(0, len(rows), PREDICTED_CHUNK)
+        ]
         for _ in self._ask(requests):
             pass
         return self._arrays["scores"][: len(rows)].copy()
@@ -265,23 +271,23 @@ class Processes(EngineWithMemory):
 # ---------------------------------------------------------------------------------------------------- the worker
 
 
-def serve(pipe: Connection, plan: Plan, place: Place) -> None:
+def serve_jobs(pipe: Connection, plan: WorkerPlan, place: WorkerPlace) -> None:
     """What a worker does: answer requests until the pipe closes."""
     belong_to_parent()
     torch.set_num_threads(1)
-    allot(place)
+    allot_image_memory(place)
     try:
-        worker = _Worker(replace(plan, training=replace(plan.training, device=place.device)))
+        worker = _JobWorker(replace(plan, training=replace(plan.training, device=place.device)))
         while True:
             request = json.loads(pipe.recv_bytes())
-            pipe.send_bytes(json.dumps(_answer(worker, request)).encode())
+            pipe.send_bytes(json.dumps(_answer_job(worker, request)).encode())
     except (EOFError, OSError):
         pass  # the parent has closed the pipe
 
 
-def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer_job(worker: _JobWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        with shortage_told(worker.trainer):
+        with memory_shortage_told(worker.trainer):
             return worker.train(request) if "train" in request else worker.predict(*request["predict"])
     except UserError as mistake:
         return {"mistake": str(mistake)}
@@ -291,17 +297,17 @@ def _answer(worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
-class _Worker:
-    def __init__(self, plan: Plan) -> None:
-        self._arrays = {name: attach(handle) for name, handle in plan.arrays.items()}
-        rows, ends = map(attach, plan.shards)
+class _JobWorker:
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._arrays = {name: attach_shared(handle) for name, handle in plan.arrays.items()}
+        rows, ends = map(attach_shared, plan.shards)
         shards = [rows[start:stop] for start, stop in pairwise(ends)]
         pictures = self._arrays["images"], self._arrays["targets"]
         examples = Examples(*pictures, plan.mean, plan.std, *map(self._arrays.get, ("groups", "patients")))
         self.trainer = Trainer(plan.build, examples, shards, plan.training, plan.local, plan.loss, plan.asks)
         self.trainer.steps_taken = self._arrays["steps_taken"]
         layout = self.trainer.network.layout
-        self._inbox = Inbox(layout, self._arrays)
+        self._inbox = EngineInbox(layout, self._arrays)
         params, buffers, counters = (self._arrays[f"sent.{name}"][0] for name in ("params", "buffers", "counters"))
         self._sent = Model(params, buffers, counters, layout)
         self._broadcast: dict[str, NDArray[Any]] = {}
@@ -309,7 +315,7 @@ class _Worker:
     def train(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for name, handle in request["broadcast"].items():
             if name not in self._broadcast:
-                self._broadcast[name] = attach(Handle(**handle | {"shape": tuple(handle["shape"])}))
+                self._broadcast[name] = attach_shared(SharedHandle(**handle | {"shape": tuple(handle["shape"])}))
         job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
         update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))

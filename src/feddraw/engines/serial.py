@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Engine, EngineWithMemory, Inbox, Rows, Scores
+from feddraw.engines import Engine, EngineInbox, EngineWithMemory, Rows, Scores
 from feddraw.training.client import Trainer
 from feddraw.training.loop import one_thread, predict
 
@@ -24,7 +24,7 @@ class Serial(EngineWithMemory):
         super().__init__()
         self.trainer = trainer
         self.steps_taken = trainer.steps_taken
-        self._inbox: Inbox | None = None
+        self._inbox: EngineInbox | None = None
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         inbox = self._room_for(1 if in_turn else len(jobs))
@@ -45,9 +45,9 @@ class Serial(EngineWithMemory):
     def close(self) -> None:
         pass
 
-    def _room_for(self, rows: int) -> Inbox:
+    def _room_for(self, rows: int) -> EngineInbox:
         if self._inbox is None or len(self._inbox.params) != rows:
             layout = self.trainer.network.layout
-            shapes = Inbox.shapes(layout, rows, self.trainer.sends)
-            self._inbox = Inbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+            shapes = EngineInbox.shapes(layout, rows, self.trainer.sends)
+            self._inbox = EngineInbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
         return self._inbox

@@ -1,4 +1,4 @@
-"""Experiments: settings, preparation, runs, studies, verification."""
+"""One experiment: its settings, preparation, run and verification."""
 
 from __future__ import annotations
 

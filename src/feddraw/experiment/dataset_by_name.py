@@ -19,32 +19,27 @@ from feddraw.data.tables import Sheet, describe_problems
 from feddraw.datasets.chexpert import read_training
 from feddraw.errors import UserError, expanded, unknown
 
-CALLERS = ("size", "progress", "look")  # of a preparation, by whoever opens the data; no settings
-OF_SEVERAL_KINDS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
+CALLER_ARGUMENTS = ("size", "progress", "look")  # that the caller gives when it opens the data; no settings
+TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
 
 
-def names() -> dict[str, str]:
+def dataset_names() -> dict[str, str]:
     """Each data set with a line about it."""
     return {name: catalog.about("datasets", name) for name in catalog.names("datasets")}
 
 
 def open_dataset(
-    name: str,
-    *,
-    size: int,
-    options: Mapping[str, object],
-    progress: Progress | None = None,
-    look: Look | None = None,
+    name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None, look: Look | None = None
 ) -> Dataset:
     """The data set of this name with its images at this size; `options` are the arguments of its function.
 
     With `look`, images that are not prepared yet stay so: the data set has grey squares, `look` what they will cost.
     """
-    function, given = resolve(name)
+    function, given = find_dataset(name)
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
-    known = {key: default for key, default in (own | common).items() if key not in CALLERS}
-    check(options, known | {key: None for key in OF_SEVERAL_KINDS if key in known}, f"data {name}")
+    known = {key: default for key, default in (own | common).items() if key not in CALLER_ARGUMENTS}
+    check(options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}")
     chosen: dict[str, Any] = {**options, **given}
     if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
@@ -52,22 +47,23 @@ def open_dataset(
         prepared = {key: chosen.pop(key) for key in common if key in chosen}
         dataset = function(Preparation(size=size, progress=progress, look=look, **prepared), **chosen)
     else:
-        counter = {} if progress is None or name != "phantom" else {"progress": _drawing(progress, own | chosen)}
-        dataset = function(size=size, **chosen, **counter)
+        if progress is not None and name == "phantom":
+            chosen["progress"] = _phantom_progress(progress, own | chosen)
+        dataset = function(size=size, **chosen)
     if not isinstance(dataset, Dataset):
         raise UserError(f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}")
     return dataset
 
 
-def defaults(name: str) -> dict[str, Any]:
+def dataset_defaults(name: str) -> dict[str, Any]:
     """The default options of a data set; none are known for a user's own function."""
     if ":" in name:
         return {}
-    function, given = resolve(name)
+    function, given = find_dataset(name)
     settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     if "how" in inspect.signature(function).parameters:
         settings |= {field.name: field.default for field in fields(Preparation)}
-    apart = {*CALLERS, "workers", *given}  # the caller's own, or without a part in the outcome
+    apart = {*CALLER_ARGUMENTS, "workers", *given}  # the caller's own, or without a part in the outcome
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in settings.items()
@@ -75,12 +71,12 @@ def defaults(name: str) -> dict[str, Any]:
     }
 
 
-def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
+def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in catalog.names("datasets"):
         return catalog.find("datasets", name), {}
     path = expanded(name) if len(name) < 4096 and "\0" not in name else Path()
-    if name and exists(path):
+    if name and data_path_exists(path):
         kind = "npz" if path.suffix == ".npz" else "folder"
         return catalog.find("datasets", kind), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
@@ -90,14 +86,14 @@ def resolve(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     raise unknown("data sets", name, catalog.names("datasets"))
 
 
-def exists(path: Path) -> bool:
+def data_path_exists(path: Path) -> bool:
     try:
         return path.exists() and path != Path()
     except OSError:  # a part of it is longer than names may be
         return False
 
 
-def _drawing(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
+def _phantom_progress(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
     """A counter for the phantoms, which say how many images are new."""
     total, drawn = sum(settings[split] for split in SPLITS), 0
 
@@ -109,7 +105,7 @@ def _drawing(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int],
     return add
 
 
-def read_labels(path: Path | str) -> Labels:
+def read_training_labels(path: Path | str) -> Labels:
     """The training labels of a table alone: CheXpert's or anyone's CSV (also .gz), or an .npz in MedMNIST's layout."""
     path = Path(path)
     if not path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,13 +13,15 @@ import torch
 
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.system.workers import cores, limited
-from feddraw.training.devices import Place, devices_here, place_workers, record, survey, survey_apart
-from feddraw.training.network_by_name import build
-from feddraw.training.step_memory import step_memory
+from feddraw.system.workers import cores, limited_workers
+from feddraw.training.device_memory import step_memory
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices, survey_devices_apart
+from feddraw.training.network_by_name import build_network
 
-_SEEN: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
-CLASSES = 14  # of a network whose memory is reckoned before its data are opened; they hardly matter
+_SURVEYED: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
+WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
+USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
+ASSUMED_CLASSES = 14  # of a network whose memory is estimated before its data are opened; they hardly matter
 
 
 def devices_of(experiment: Experiment) -> list[str]:
@@ -33,7 +35,7 @@ def devices_of(experiment: Experiment) -> list[str]:
 
 
 def on_device(experiment: Experiment, device: str) -> Experiment:
-    """The same as one process carries it out."""
+    """The experiment on one device, as one process carries it out."""
     if (experiment.devices, experiment.training.device) == ("", device):
         return experiment
     moved = replace(experiment, devices="", training=replace(experiment.training, device=device))
@@ -41,54 +43,89 @@ def on_device(experiment: Experiment, device: str) -> Experiment:
     return moved
 
 
-def places_for_clients(experiment: Experiment, clients: int) -> list[Place]:
+def places_for_clients(experiment: Experiment, clients: int) -> list[WorkerPlace]:
     """A place for every worker of one run."""
     names = devices_of(experiment)
     if experiment.workers > clients:
         warnings.warn(f"{experiment.workers} workers for {clients} client(s): starting one per client", stacklevel=2)
     if names == ["cpu"] or experiment.engine != "processes":
-        return [Place(names[0])] * limited(min(experiment.workers or cores(), clients))
-    return _placed([experiment], names, experiment.workers, clients)
+        return [WorkerPlace(names[0])] * limited_workers(min(experiment.workers or cores(), clients))
+    return _places_on([experiment], names, experiment.workers, clients)
 
 
-def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[Place]:
-    """A place for every worker that carries out whole runs; `devices` stand above those of the experiments."""
+def places_for_runs(experiments: Sequence[Experiment], workers: int = 0, devices: str = "") -> list[WorkerPlace]:
+    """A place for every worker that carries out whole runs; `devices` replaces those of the experiments."""
     asked = dict.fromkeys(experiment.devices or experiment.training.device for experiment in experiments)
     texts = [devices] if devices else [*asked] or ["cpu"]
     setting = "devices" if devices or any(experiment.devices for experiment in experiments) else "training.device"
     names = list(dict.fromkeys(name for text in texts for name in devices_here(text, setting)))
     if names == ["cpu"]:
-        return [Place()] * limited(workers)
-    return _placed(experiments, names, workers, max(1, len(experiments)))
+        return [WorkerPlace()] * limited_workers(workers)
+    return _places_on(experiments, names, workers, max(1, len(experiments)))
 
 
-def _placed(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[Place]:
+def _places_on(experiments: Sequence[Experiment], names: Sequence[str], workers: int, most: int) -> list[WorkerPlace]:
     on_gpu = any(torch.device(name).type != "cpu" for name in names)
-    need = most_memory(experiments) if on_gpu else 0
-    _SEEN.update(survey_apart(names))
-    return place_workers(names, limited(workers) if workers else 0, need, _SEEN, most)
+    need = most_worker_memory(experiments) if on_gpu else 0
+    _SURVEYED.update(survey_devices_apart(names))
+    return place_workers(names, limited_workers(workers) if workers else 0, need, _SURVEYED, most)
 
 
-def most_memory(experiments: Sequence[Experiment]) -> int:
+def place_workers(
+    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
+) -> list[WorkerPlace]:
+    """A place for each worker: one on every device, then a second, as long as its memory holds one more.
+
+    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
+    without images; `most` is how many have work.
+    """
+    usable = {name: USABLE_MEMORY * surveyed[name]["free"] for name in names}
+    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
+    each = max(1, min(WORKERS_PER_GPU, cores() // len(names)))
+    usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
+    if workers > sum(fit.values()):
+        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
+        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
+        warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
+    limits = fit if workers else usual
+    counts = dict.fromkeys(names, 0)
+    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
+        open_ones = [name for name in names if counts[name] < limits[name]]
+        counts[min(open_ones, key=lambda name: counts[name])] += 1
+    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
+    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
+    return [WorkerPlace(name, max(0, room[name])) for name in turns]
+
+
+def most_worker_memory(experiments: Sequence[Experiment]) -> int:
     """Bytes that the largest of them takes of a device, without its images; experiments with one network are one."""
     kinds: dict[str, Experiment] = {}
     for experiment in experiments:
         training = experiment.training
         about = [experiment.model, experiment.section("data")[1]["size"], training.batch_size, training.amp]
         kinds.setdefault(json.dumps(about), experiment)
-    return max((memory_of(experiment) or 0 for experiment in kinds.values()), default=0)
+    return max((worker_memory(experiment) or 0 for experiment in kinds.values()), default=0)
 
 
-def memory_of(experiment: Experiment) -> int | None:
+def worker_memory(experiment: Experiment) -> int | None:
     """Bytes that one worker takes of a device; None where the network's shapes alone do not tell."""
     name, settings = experiment.section("model")
     pixels = experiment.section("data")[1]["size"]
-    return step_memory(partial(build, name, CLASSES, settings), pixels, experiment.training)
+    return step_memory(partial(build_network, name, ASSUMED_CLASSES, settings), pixels, experiment.training)
 
 
-def recorded(experiment: Experiment, places: Sequence[Place]) -> dict[str, Any]:
-    """What environment.json says about the devices."""
+def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dict[str, Any]:
+    """What environment.json says about the devices of a run."""
     names = list(dict.fromkeys(place.device for place in places))
-    unseen = [name for name in names if name not in _SEEN]
-    _SEEN.update(survey(unseen))  # this process trains there itself, or nobody would have placed its workers
-    return record({name: _SEEN[name] for name in names}, places, experiment.training.tf32)
+    unseen = [name for name in names if name not in _SURVEYED]
+    _SURVEYED.update(survey_devices(unseen))  # this process trains there itself: nobody has placed its workers
+    devices = []
+    for name in names:
+        about = _SURVEYED[name]
+        said: dict[str, Any] = {key: about[key] for key in ("name", "capability") if key in about}
+        if about["type"] == "cuda":
+            said["memory_gb"] = round(about["memory"] / 1e9, 1)
+        number = sum(place.device == name for place in places)
+        devices.append({"device": name, "type": about["type"], **said, "workers": number})
+    gpus = any(device["type"] == "cuda" for device in devices)
+    return {"devices": devices} | ({"cuda": cuda_software(experiment.training.tf32)} if gpus else {})

@@ -19,17 +19,19 @@ from feddraw.analysis.site_distances import (
     weights_by_rule,
 )
 from feddraw.core import Layout, Measurement, Model, gram
-from feddraw.errors import UserError, not_negative, one_of
-from feddraw.experiment.run_preparation import Progress, Setup, prepare
+from feddraw.data.image_cache import Progress
+from feddraw.errors import UserError, at_least, not_negative, one_of
+from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import federate, seed_of
 
-MOST_BYTES = 4 << 30  # of all batch gradients together
+Positions = NDArray[np.intp]  # of parameters in the flat vector
+MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
 @dataclass(frozen=True)
-class Examination:
+class HeterogeneityOptions:
     """What to measure, and how closely."""
 
     measurement: Measurement
@@ -41,27 +43,28 @@ class Examination:
     def check(self) -> None:
         one_of("layer", self.layer, ("classifier", "all"))
         for name in ("batches", "batch_size"):
-            if getattr(self.measurement, name) < 2:
-                raise UserError(f"{name.replace('_', '-')} must be at least 2, not {getattr(self.measurement, name)}")
+            at_least(name.replace("_", "-"), getattr(self.measurement, name), 2)
         for name in ("rounds", "permutations", "replicates"):
             not_negative(name, getattr(self, name))
 
 
-def examine(experiment: Experiment, how: Examination, *, progress: Progress | None = None) -> Iterator[Heterogeneity]:
+def measure_heterogeneity(
+    experiment: Experiment, how: HeterogeneityOptions, *, progress: Progress | None = None
+) -> Iterator[Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
     method = {"name": "random_effects", "rho": 0.0, "every": MOST_ROUNDS}
-    setting = prepare(replace(experiment, method=method, stream=False), progress=progress)
-    yield _examined(setting, setting.initial, 0, how, experiment.rounds, progress)
+    prepared = prepare(replace(experiment, method=method, stream=False), progress=progress)
+    yield _heterogeneity_at(prepared, prepared.initial, 0, how, experiment.rounds, progress)
     if how.rounds:
-        model = _warmed_up(setting, how.rounds, progress)
-        yield _examined(setting, model, how.rounds, how, experiment.rounds, progress)
+        model = _after_warm_up(prepared, how.rounds, progress)
+        yield _heterogeneity_at(prepared, model, how.rounds, how, experiment.rounds, progress)
 
 
-def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
-    experiment, model = setting.experiment, setting.initial
-    done, jobs = 0, sum(len(setting.efforts(round)) for round in range(rounds))
+def _after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None) -> Model:
+    experiment, model = prepared.experiment, prepared.initial
+    done, jobs = 0, sum(len(prepared.efforts(round)) for round in range(rounds))
 
     def told(*_: object) -> None:
         nonlocal done
@@ -69,17 +72,17 @@ def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
         if progress is not None:
             progress("training", done, jobs)
 
-    with opened_engine(setting) as engine:
+    with opened_engine(prepared) as engine:
         loop = federate(
             model,
-            setting.method,
+            prepared.method,
             engine,
-            setting.clients,
+            prepared.clients,
             rounds=rounds,
             seed=experiment.seed,
             gate=experiment.gate,
             policy=experiment.policy,
-            efforts=setting.efforts,
+            efforts=prepared.efforts,
             on_update=told,
         )
         for result in loop:
@@ -87,18 +90,18 @@ def _warmed_up(setting: Setup, rounds: int, progress: Progress | None) -> Model:
     return model
 
 
-def _examined(
-    setting: Setup, model: Model, round: int, how: Examination, rounds: int, progress: Progress | None
+def _heterogeneity_at(
+    prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
 ) -> Heterogeneity:
-    seed = setting.experiment.seed
-    layers, findings = groups_of(model.layout, setting.dataset.findings)
-    batches, measured = _gathered(setting, model, round, how, {**layers, **findings}, progress)
+    seed = prepared.experiment.seed
+    layers, findings = compared_parameters(model.layout, prepared.dataset.findings)
+    batches, measured = _gathered_gradients(prepared, model, round, how, {**layers, **findings}, progress)
     overall = compared(batches, how.layer, how.permutations, seed)
     found = intervals(batches, how.layer, how.replicates, seed)
-    sizes = [len(rows) for rows in setting.training_rows]
+    sizes = [len(rows) for rows in prepared.training_rows]
     weights = weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
-    for number, (client, size, count) in enumerate(zip(setting.clients, sizes, measured, strict=True)):
+    for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
         of = {rule: column[number] for rule, column in weights.items()}
         distance, low, high = map(number_or_none, next(distances) if count else [math.nan] * 3)
         sites.append(SiteDistance(client, size, count * how.measurement.batch_size, distance, low, high, of))
@@ -106,21 +109,21 @@ def _examined(
     return Heterogeneity(round, overall, tuple(sites), tuple(by[0]), tuple(by[1]))
 
 
-def _gathered(
-    setting: Setup,
+def _gathered_gradients(
+    prepared: PreparedRun,
     model: Model,
     round: int,
-    how: Examination,
-    groups: Mapping[str, NDArray[np.intp]],
+    how: HeterogeneityOptions,
+    groups: Mapping[str, Positions],
     progress: Progress | None,
 ) -> tuple[Batches, list[int]]:
     """The batches of all sites, and how many each site has."""
-    clients, experiment = setting.clients, setting.experiment
-    _require_room(len(clients) * how.measurement.batches, len(model.params))
+    clients, experiment = prepared.clients, prepared.experiment
+    _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
         seed = seed_of(experiment.seed, round, number)
-        own = list(setting.trainer.batch_gradients(number, model, how.measurement, "all", seed))
+        own = list(prepared.trainer.batch_gradients(number, model, how.measurement, "all", seed))
         rows += own
         counts.append(len(own))
         if progress is not None:
@@ -134,24 +137,22 @@ def _gathered(
     return Batches(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
 
 
-def _require_room(batches: int, parameters: int) -> None:
+def _require_gradient_memory(batches: int, parameters: int) -> None:
     needed = 4 * batches * parameters
-    if needed > MOST_BYTES:
+    if needed > MOST_GRADIENT_BYTES:
         raise UserError(
             f"{batches} gradients of {parameters:,} parameters need {needed / 2**30:.1f} GB: lower --batches, "
             "or run the method random_effects, which keeps only sums"
         )
 
 
-def groups_of(
-    layout: Layout, findings: tuple[str, ...]
-) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
+def compared_parameters(layout: Layout, findings: tuple[str, ...]) -> tuple[dict[str, Positions], dict[str, Positions]]:
     """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
-    classifier = _places(layout, "classifier")
+    classifier = _layer_parameters(layout, "classifier")
     inside = set(classifier.tolist())
     body = [e for e in layout.entries if e.kind == "param" and e.start not in inside]
     names = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in body))
-    layers = {"all": _places(layout, "all")}
+    layers = {"all": _layer_parameters(layout, "all")}
     for part, title in zip(np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True):
         own = {names[i] for i in part}
         places = [np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own]
@@ -165,5 +166,5 @@ def groups_of(
     return layers, rows
 
 
-def _places(layout: Layout, layer: str) -> NDArray[np.intp]:
+def _layer_parameters(layout: Layout, layer: str) -> Positions:
     return np.arange(layout.length("param"))[layout.find(layer)]

@@ -29,23 +29,34 @@ from feddraw.scenarios.by_site import MINIMUM
 from feddraw.schedules import ROUNDS
 from feddraw.system.workers import cores
 
-LABELS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
-NORMAL = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")  # no class of its own
+LABEL_COLUMNS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
+NORMAL_CLASSES = (
+    "normal",
+    "no finding",
+    "nofinding",
+    "no_finding",
+    "healthy",
+    "none",
+    "negative",
+)  # no class of its own
 # A column that only an archive has, its data set, and what lies beside the table in the archive's own folder.
-ARCHIVES = (("Frontal/Lateral", "chexpert", ("valid.csv", "train.csv")), ("Finding Labels", "nih", ("test_list.txt",)))
-MOST_CLASSES = 50
-SAMPLE = 2000  # rows that guesses are based on
+KNOWN_ARCHIVES = (
+    ("Frontal/Lateral", "chexpert", ("valid.csv", "train.csv")),
+    ("Finding Labels", "nih", ("test_list.txt",)),
+)
+MOST_LABEL_CLASSES = 50
+SAMPLED_ROWS = 2000  # rows that guesses are based on
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
-STEP = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
-BUDGET = 20 * 60  # seconds that a first run may take
-EPOCHS = 2  # the paper's
-UNCLEAR = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
+STEP_SECONDS = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
+FIRST_RUN_SECONDS = 20 * 60  # seconds that a first run may take
+FIRST_RUN_EPOCHS = 2  # the paper's
+UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class InspectedData:
     """What there is."""
 
     sheets: tuple[Path, ...]
@@ -77,7 +88,7 @@ class Survey:
     def marks(self) -> dict[str, dict[int, int]]:
         """How many cells of each finding say present, absent, uncertain, or nothing."""
         assert self.table.marks is not None
-        codes = (PRESENT, ABSENT, *UNCLEAR)
+        codes = (PRESENT, ABSENT, *UNCLEAR_CELLS)
         columns = zip(self.table.labels.findings, self.table.marks.T, strict=True)
         return {name: {code: int((column == code).sum()) for code in codes} for name, column in columns}
 
@@ -95,10 +106,7 @@ class Survey:
         return [len(self.table.split_rows(split)) for split in SPLITS]
 
 
-# ---------------------------------------------------------------------------------------------------- looking
-
-
-def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> Survey:
+def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> InspectedData:
     """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
     listed = [paths] if isinstance(paths, Path) else list(paths)
     for path in listed:
@@ -108,31 +116,32 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> S
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not tables_in(listed[0]):
-            return survey_made(out.with_suffix(".csv"), str(listed[0]), as_table(classes_of(listed[0])))
+            made = table_of_classes(rows_of_class_folders(listed[0]))
+            return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
         listed = tables_in(listed[0])
     sheets = [find_sheet(path) for path in listed]
     for sheet in sheets:
         header = Sheet.of(sheet).header
-        for known, name, beside in ARCHIVES:
+        for known, name, beside in KNOWN_ARCHIVES:
             if known in header and any((sheet.parent / file).is_file() for file in beside):
                 run = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {run}")
     made = with_class_columns(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
     if made:
         own = images or str(sheets[0].parent)
-        return survey_made(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
-    return survey(sheets, images, sheets[0])
+        return inspect_made_table(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
+    return inspect_tables(sheets, images, sheets[0])
 
 
-def survey_made(sheet: Path, images: str, content: str, original: Path | None = None) -> Survey:
-    """As `survey`, for a table that we make from another or from a folder's classes and have not written yet."""
+def inspect_made_table(sheet: Path, images: str, content: str, original: Path | None = None) -> InspectedData:
+    """As `inspect_tables`, for a table that is made from another or from class folders and not written yet."""
     with TemporaryDirectory() as folder:
         passing = Path(folder) / sheet.name
         passing.write_text(content, encoding="utf-8")
-        return replace(survey([passing], images, original or sheet), sheets=(sheet,), written=content)
+        return replace(inspect_tables([passing], images, original or sheet), sheets=(sheet,), written=content)
 
 
-def survey(sheets: Sequence[Path], images: str, named: Path) -> Survey:
+def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
     """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
     images = images or image_folder(sheets)
     root = image_root(sheets, images)
@@ -144,13 +153,13 @@ def survey(sheets: Sequence[Path], images: str, named: Path) -> Survey:
         columns[kind] = next((sheet.header[place] for sheet, place in found if place is not None), "")
     missing = tuple(absent(root, path) for path in table.paths if not (root / path).is_file())
     if len(missing) == len(table.paths):
-        raise UserError(nothing_found(named, root, table, images))
+        raise UserError(no_image_found(named, root, table, images))
     guesses = tuple(told(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     there = (path for path in table.paths if (root / path).is_file())
-    pixels = shorter_side(root, there)
-    return Survey(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
+    pixels = first_image_side(root, there)
+    return InspectedData(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
 
 
 def image_folder(sheets: Sequence[Path]) -> str:
@@ -159,14 +168,14 @@ def image_folder(sheets: Sequence[Path]) -> str:
         return ""
     source = open_sources(sheets, sheets[0].parent, "", {}, "all", False)[0]
     some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
-    for folder in candidates(sheets[0].parent, some):
+    for folder in image_folder_candidates(sheets[0].parent, some):
         names = [inside(path, folder) for path in some]
         if any(name is not None and (folder / name).is_file() for name in names):
             return "" if folder == sheets[0].parent else str(folder)
     return ""
 
 
-def candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
+def image_folder_candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
     """Where images may lie: beside the table, in a folder there, or in one that all paths name."""
     yield home
     try:
@@ -180,20 +189,20 @@ def candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
             yield common
 
 
-def nothing_found(named: Path, root: Path, table: Table, images: str) -> str:
+def no_image_found(named: Path, root: Path, table: Table, images: str) -> str:
     """That no image is where it should be, with what was tried."""
     if not table.paths:
         bad = table.problems[0]
         detail = f" ({bad.detail})" if bad.detail else ""
         return f"{named} has no row that can be used: {bad.where} {bad.what}{detail}"
     first = table.paths[0]
-    folders = [root] if images else list(candidates(root, [first]))
+    folders = [root] if images else list(image_folder_candidates(root, [first]))
     tried = ", ".join(str(folder / first) for folder in folders[:4])
     where = "say where they are with `feddraw init --images FOLDER`"
     return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: {where}"
 
 
-def shorter_side(folder: Path, paths: Iterable[str]) -> int:
+def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     """Of the first image that can be read."""
     some = list(islice(paths, 20))
     why = ""
@@ -205,7 +214,7 @@ def shorter_side(folder: Path, paths: Iterable[str]) -> int:
     raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
 
 
-def classes_of(folder: Path) -> Iterator[dict[str, str]]:
+def rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
     """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -216,8 +225,8 @@ def classes_of(folder: Path) -> Iterator[dict[str, str]]:
 
 def with_class_columns(sheet: Sheet) -> str:
     """The table with one column per class, where it has one column of class names; empty where it needs no change."""
-    place = place_by_name(sheet.header, LABELS)
-    sample = [fields for _, fields in islice(sheet.rows(), SAMPLE)]
+    place = place_by_name(sheet.header, LABEL_COLUMNS)
+    sample = [fields for _, fields in islice(sheet.rows(), SAMPLED_ROWS)]
     if place is None or all(mark(fields[place]) is not None for fields in sample):
         return ""
     usual = {kind: place_by_name(sheet.header, names) for kind, names in USUAL.items()}
@@ -228,13 +237,11 @@ def with_class_columns(sheet: Sheet) -> str:
     if path is None:
         return ""
     kept = {sheet.header[column]: column for column in {path: 0, **dict.fromkeys(usual.values())} if column is not None}
-    rows = (
-        {name: fields[column] for name, column in kept.items()} | {"label": fields[place]} for _, fields in sheet.rows()
-    )
-    return as_table(rows)
+    kept["label"] = place
+    return table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
 
-def as_table(rows: Iterable[Mapping[str, str]]) -> str:
+def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
 
     A row without a label is blank in all of them.
@@ -243,9 +250,14 @@ def as_table(rows: Iterable[Mapping[str, str]]) -> str:
     named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
     silent = [all(WORDS.get(name.lower()) == BLANK for name in names) for names in named]
     classes = sorted(
-        {name for names in named for name in names if name.lower() not in NORMAL and WORDS.get(name.lower()) != BLANK}
+        {
+            name
+            for names in named
+            for name in names
+            if name.lower() not in NORMAL_CLASSES and WORDS.get(name.lower()) != BLANK
+        }
     )
-    if not rows or not classes or len(classes) > MOST_CLASSES:
+    if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
         raise UserError(
             f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
             "(0 or 1), a column of class names, or a folder with one subfolder per class"
@@ -258,11 +270,8 @@ def as_table(rows: Iterable[Mapping[str, str]]) -> str:
     return csv_text([[*others, *classes], *lines])
 
 
-# ---------------------------------------------------------------------------------------------------- choosing
-
-
 @dataclass(frozen=True)
-class Plan:
+class FirstRun:
     """What to begin with."""
 
     scenario: str
@@ -273,7 +282,7 @@ class Plan:
     minutes: float
 
 
-def plan(found: Survey, processors: int | None = None) -> Plan:
+def plan_first_run(found: InspectedData, processors: int | None = None) -> FirstRun:
     """Settings for a first run of some minutes."""
     sites = found.large_sites
     natural = len(sites) > 1
@@ -281,21 +290,18 @@ def plan(found: Survey, processors: int | None = None) -> Plan:
     smallest = min(sites.values()) if natural else images // 8
     batch = next((size for size in (64, 32, 16) if smallest >= 4 * size), 8)
     busy = min(processors or cores(), clients)
-    seconds = {px: ROUNDS * EPOCHS * images / 64 * step / busy for px, step in STEP.items()}
-    fitting = [px for px in STEP if px <= found.pixels and seconds[px] <= BUDGET]
-    size = max(fitting, default=min(STEP))
+    seconds = {px: ROUNDS * FIRST_RUN_EPOCHS * images / 64 * step / busy for px, step in STEP_SECONDS.items()}
+    fitting = [px for px in STEP_SECONDS if px <= found.pixels and seconds[px] <= FIRST_RUN_SECONDS]
+    size = max(fitting, default=min(STEP_SECONDS))
     holdout = 0.2 if smallest >= ENOUGH_TO_HOLD_BACK else 0.0
-    return Plan("by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60)
+    return FirstRun("by_site" if natural else "quantity", clients, size, batch, holdout, seconds[size] / 60)
 
 
-# ---------------------------------------------------------------------------------------------------- writing
-
-
-def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
+def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, name: str) -> str:
     """The experiment file, with a comment for everything that one may want to change."""
     lines = [
-        f"# Written by `{one_line(command)}`. To run it, from the folder where that was typed:",
-        f"#     feddraw run {one_line(name)}",
+        f"# Written by `{comment_text(command)}`. To run it, from the folder where that was typed:",
+        f"#     feddraw run {comment_text(name)}",
         f"# About {max(1, round(chosen.minutes))} min on this machine. What is not here has its default. Change a",
         "# setting here, or for one run with --set, as in --set method.beta_max=2.",
         "",
@@ -306,10 +312,10 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
         ),
         "",
         "[data]",
-        *data_lines(found, chosen),
+        *data_section(found, chosen),
         "",
         "[scenario]",
-        *scenario_lines(found, chosen),
+        *scenario_section(found, chosen),
         "",
         "[model]",
         toml_line("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
@@ -318,7 +324,7 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
         toml_line("name", "feddraw", "run fedavg and uniform beside it: feddraw list methods"),
         "",
         "[training]",
-        toml_line("epochs", EPOCHS, "local epochs per round"),
+        toml_line("epochs", FIRST_RUN_EPOCHS, "local epochs per round"),
         toml_line("batch_size", chosen.batch_size, "the smallest client should fill several batches"),
         toml_line("lr", 1e-3, "Adam's; 1e-5 for densenet121, as in the paper"),
         toml_line("augment", False, "turn, shift and scale each batch a little"),
@@ -326,15 +332,15 @@ def document(found: Survey, chosen: Plan, command: str, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
+def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     names = {"split": "training, validation, test", "site": "who owns the image", "patient": "kept in one split"}
     yield toml_line("name", "folder", "a table and image files")
-    tables = [path_text(sheet) for sheet in found.sheets]
+    tables = [path_in_toml(sheet) for sheet in found.sheets]
     one = "the table; relative paths start where the command is typed"
     several = "one table per site; a finding that a table lacks is unknown there"
     yield toml_line("path", tables if tables[1:] else tables[0], several if tables[1:] else one)
     if found.images is not None:
-        yield toml_line("images", path_text(found.images), "the folder that its paths start from")
+        yield toml_line("images", path_in_toml(found.images), "the folder that its paths start from")
     yield toml_line("path_column", found.columns["path"], "PNG, JPEG or DICOM files")
     for kind, meaning in names.items():
         if found.columns[kind]:
@@ -344,12 +350,12 @@ def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     yield "findings = ["
     for name, counts in found.marks().items():
         said = f"{counts[PRESENT]:,} positive, {counts[ABSENT]:,} negative"
-        unclear = [f"{counts[code]:,} {word}" for code, word in UNCLEAR.items() if counts[code]]
+        unclear = [f"{counts[code]:,} {word}" for code, word in UNCLEAR_CELLS.items() if counts[code]]
         yield f"  {json.dumps(name, ensure_ascii=False)},".ljust(31) + f" # {', '.join([said, *unclear])}"
     yield "]"
     first = json.dumps(next(iter(found.marks())), ensure_ascii=False)
     each = f'unknown, negative, positive, or {{ {first} = "negative" }}'
-    totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR}
+    totals = {code: sum(counts[code] for counts in found.marks().values()) for code in UNCLEAR_CELLS}
     yield toml_line("blank", "unknown", f"{totals[BLANK]:,} blank or NA cells: {each}")
     yield toml_line("uncertain", "unknown", f"{totals[UNCERTAIN]:,} cells of -1 or uncertain: as above")
     if found.missing or found.table.problems:
@@ -360,7 +366,7 @@ def data_lines(found: Survey, chosen: Plan) -> Iterator[str]:
     yield toml_line("normalize", "measured", "mean and spread of the training images; paper takes its own")
 
 
-def scenario_lines(found: Survey, chosen: Plan) -> Iterator[str]:
+def scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     if chosen.scenario == "by_site":
         yield toml_line("name", "by_site", clients_in_words(found, chosen))
         yield toml_line("minimum", MINIMUM, "training images below which a site is left out")
@@ -371,43 +377,43 @@ def scenario_lines(found: Survey, chosen: Plan) -> Iterator[str]:
         yield toml_line("patient_disjoint", True, "all images of a patient at one client")
 
 
-def clients_in_words(found: Survey, chosen: Plan) -> str:
+def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
     """Who the clients are, who is left out, and why the table's sites are not the clients where they are not."""
     if chosen.scenario == "by_site":
-        said = f"each site is a client: {counted(found.large_sites)}"
+        said = f"each site is a client: {sites_in_words(found.large_sites)}"
         small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
-        return said + (f"; left out, under {MINIMUM} training images: {counted(small)}" if small else "")
+        return said + (f"; left out, under {MINIMUM} training images: {sites_in_words(small)}" if small else "")
     if not found.sites:
         why = "no column names sites"
     else:
-        why = f"fewer than two sites have {MINIMUM} training images ({counted(found.sites)})"
+        why = f"fewer than two sites have {MINIMUM} training images ({sites_in_words(found.sites)})"
     return f"{why}, so {chosen.clients} clients of unequal size are invented"
 
 
-def counted(sites: Mapping[str, int]) -> str:
+def sites_in_words(sites: Mapping[str, int]) -> str:
     some = ", ".join(f"{site} {count:,}" for site, count in islice(sites.items(), 8))
     return some + (", …" if len(sites) > 8 else "")
 
 
 def toml_line(name: str, value: object, comment: str) -> str:
     """A line of TOML; JSON writes these values as TOML does."""
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}".ljust(31) + f" # {one_line(comment)}"
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}".ljust(31) + f" # {comment_text(comment)}"
 
 
-def one_line(text: str) -> str:
+def comment_text(text: str) -> str:
     """A comment that stays one, whatever a table's sites are called."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def path_text(path: Path) -> str:
+def path_in_toml(path: Path) -> str:
     return Path(os.path.relpath(path)).as_posix() if not path.is_absolute() else path.as_posix()
 
 
-def findings_without_auc(found: Survey) -> list[str]:
+def findings_without_auc(found: InspectedData) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
     negatives = found.positives(label=0)
     return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
-def unusable_rows(found: Survey) -> tuple[Problem, ...]:
+def unusable_rows(found: InspectedData) -> tuple[Problem, ...]:
     return (*found.table.problems, *found.missing)

@@ -15,7 +15,7 @@ from feddraw.errors import UserError
 Section = Mapping[str, Any]  # a name and its settings
 
 
-def by_half(section: Section) -> dict[str, Any]:
+def method_section(section: Section) -> dict[str, Any]:
     """A method's settings with dotted names: in TOML `fedadp.alpha = 4` is a table inside the table."""
     halves = str(section.get("name", "")).split("+")
     inside = {key: table for key, table in section.items() if key in halves and isinstance(table, Mapping)}
@@ -24,19 +24,19 @@ def by_half(section: Section) -> dict[str, Any]:
 
 
 def combined_method(name: str, settings: Section) -> Method:
-    halves = _halves(name)
-    shares = _shares(halves, settings)
+    halves = _method_halves(name)
+    shares = _settings_by_half(halves, settings)
     parts = [half.make(share) for half, share in zip(halves, shares, strict=True)]
     if len(parts) == 1:
         return parts[0]
-    mixture = _mixed([half.name for half in halves], *parts)
-    _require_effect(halves[0], shares[0], lambda method: method.weighting, name)
-    _require_effect(halves[1], shares[1], lambda method: (method.local, method.server), name)
+    mixture = _mixed_method([half.name for half in halves], *parts)
+    _require_effect_in_mixture(halves[0], shares[0], lambda method: method.weighting, name)
+    _require_effect_in_mixture(halves[1], shares[1], lambda method: (method.local, method.server), name)
     return mixture
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
+class MethodHalf:
     """One of the two methods of a mixture, or the only one: its name, its function and that function's defaults."""
 
     name: str
@@ -55,21 +55,21 @@ class Half:
         return method
 
 
-def _halves(name: str) -> list[Half]:
+def _method_halves(name: str) -> list[MethodHalf]:
     names = name.split("+")
     if len(names) > 2:
         raise UserError(f"'{name}' mixes more than two methods: give weighting+training")
     if len(names) == 2 and names[0] == names[1]:
         raise UserError(f"'{name}' mixes a method with itself: write {names[0]}")
-    functions = [catalog.find("methods", half) for half in names]
-    return [Half(half, function, defaults_of(function)) for half, function in zip(names, functions, strict=True)]
+    functions = {half: catalog.find("methods", half) for half in names}
+    return [MethodHalf(half, function, method_defaults(function)) for half, function in functions.items()]
 
 
-def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+def method_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
-def _shares(halves: Sequence[Half], settings: Section) -> list[dict[str, Any]]:
+def _settings_by_half(halves: Sequence[MethodHalf], settings: Section) -> list[dict[str, Any]]:
     """Each half's settings under its own names; a setting that none has, or that both could mean, is refused."""
     shares: list[dict[str, Any]] = [{} for _ in halves]
     name = "+".join(half.name for half in halves)
@@ -88,7 +88,7 @@ def _shares(halves: Sequence[Half], settings: Section) -> list[dict[str, Any]]:
     return shares
 
 
-def _require_effect(half: Half, share: Section, kept: Callable[[Method], Any], name: str) -> None:
+def _require_effect_in_mixture(half: MethodHalf, share: Section, kept: Callable[[Method], Any], name: str) -> None:
     """Refuse a setting of what the mixture does not take from a half: it would be recorded and do nothing."""
     for own, value in share.items():
         if value != half.defaults[own] and half.defaults[own] is not inspect.Parameter.empty:
@@ -97,7 +97,7 @@ def _require_effect(half: Half, share: Section, kept: Callable[[Method], Any], n
                 raise UserError(f"{half.name}'s setting '{own}' changes nothing in {name}: leave it out")
 
 
-def _mixed(names: Sequence[str], first: Method, second: Method) -> Method:
+def _mixed_method(names: Sequence[str], first: Method, second: Method) -> Method:
     """The weighting of one with the local and server rules of the other, unless that loses what either is named for."""
     for name, reason in zip(names, (brings_weighting(first), brings_training(second)), strict=True):
         if reason:
@@ -105,16 +105,16 @@ def _mixed(names: Sequence[str], first: Method, second: Method) -> Method:
     return Method(second.local, first.weighting, second.server)
 
 
-def recorded_settings(name: str, settings: Section) -> Section:
+def method_with_defaults(name: str, settings: Section) -> Section:
     """Every setting of a method; one that both halves of a mixture have is under each half's name."""
-    halves = _halves(name)
+    halves = _method_halves(name)
     count = Counter(own for half in halves for own in half.defaults)
     recorded = {"name": name}
-    for half, share in zip(halves, _shares(halves, settings), strict=True):
-        whole = without_empty(half.defaults) | share
+    for half, share in zip(halves, _settings_by_half(halves, settings), strict=True):
+        whole = without_required(half.defaults) | share
         recorded |= {f"{half.name}.{own}" if count[own] > 1 else own: value for own, value in whole.items()}
     return recorded
 
 
-def without_empty(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}

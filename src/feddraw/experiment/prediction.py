@@ -22,11 +22,11 @@ from feddraw.data.tables import Sheet
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.naming import csv_text
-from feddraw.system.workers import in_workers, limited
+from feddraw.system.workers import in_workers, limited_workers
 
-CHUNK = 64  # images that a worker takes at a time
-WORTHWHILE = 8.0  # seconds of work for one process from which on it pays to start others, which takes seconds
-TABLES = (".csv", ".csv.gz", ".tsv")
+SCORED_CHUNK = 64  # images that a worker takes at a time
+WORKERS_PAY = 8.0  # seconds of work for one process from which on it pays to start others, which takes seconds
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = 
     found: list[ImageFile] = []
     for path in inputs:
         if path.is_dir():
-            found += [ImageFile(str(file), file) for file in _in_folder(path)]
-        elif path.name.lower().endswith(TABLES):
-            found += _in_table(path, root, column)
+            found += [ImageFile(str(file), file) for file in _images_in_folder(path)]
+        elif path.name.lower().endswith(TABLE_SUFFIXES):
+            found += _images_in_table(path, root, column)
         elif path.exists():
             found.append(ImageFile(str(path), path))
         else:
@@ -78,13 +78,13 @@ def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = 
     return found
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
+def _images_in_folder(folder: Path) -> Iterator[Path]:
     for place, below, files in os.walk(folder):
         below.sort()
         yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(SUFFIXES))
 
 
-def _in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
+def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
     """The images that a table names, none of them outside its folder."""
     sheet = Sheet.of(path, columns=1)
     place = path_column(sheet, column)
@@ -108,13 +108,13 @@ def predict_images(
     progress: Progress | None = None,
 ) -> Prediction:
     """Score images as the run's evaluation does; one that cannot be read is told, and the others are done."""
-    trained, say = _loaded(run, model, trust), progress or silent
-    job = Scoring(run, model, trust, tuple(image.path for image in images))
+    trained, say = _loaded_model(run, model, trust), progress or silent
+    job = ImageScoring(run, model, trust, tuple(image.path for image in images))
     scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
     problems: dict[int, str] = {}
     done = 0
     say("scoring images", 0, len(images))
-    for start, (block, bad) in job.chunks(range(0, len(images), CHUNK), limited(workers)):
+    for start, (block, bad) in job.chunks(range(0, len(images), SCORED_CHUNK), limited_workers(workers)):
         scores[start : start + len(block)] = block
         problems |= {start + row: why for row, why in bad.items()}
         done += len(block)
@@ -123,15 +123,15 @@ def predict_images(
 
 
 @lru_cache(maxsize=1)
-def _loaded(run: Path, model: str, trust: bool) -> TrainedModel:
+def _loaded_model(run: Path, model: str, trust: bool) -> TrainedModel:
     return load_trained(run, model, trust=trust)
 
 
-Scored = tuple[NDArray[np.float32], dict[int, str]]
+ScoredChunk = tuple[NDArray[np.float32], dict[int, str]]
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ImageScoring:
     """All that a worker needs to score chunks of images; it loads the model itself."""
 
     run: Path
@@ -139,21 +139,21 @@ class Scoring:
     trust: bool
     paths: tuple[Path | None, ...]
 
-    def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, Scored]]:
+    def chunks(self, starts: Sequence[int], workers: int) -> Iterator[tuple[int, ScoredChunk]]:
         """Each chunk's start with its scores, as they get ready; the time of the first says if other processes pay."""
         begun = time.perf_counter()
         yield starts[0], self(starts[0])
         rest, left = starts[1:], (time.perf_counter() - begun) * (len(starts) - 1)
-        if workers > 1 and len(rest) > 1 and left > WORTHWHILE and not multiprocessing.current_process().daemon:
+        if workers > 1 and len(rest) > 1 and left > WORKERS_PAY and not multiprocessing.current_process().daemon:
             words = {"doing": "scored images", "then": "no scores were written: start again"}
             yield from in_workers(self, rest, min(workers, len(rest)), **words)
         else:
             yield from ((start, self(start)) for start in rest)
 
-    def __call__(self, start: int) -> Scored:
+    def __call__(self, start: int) -> ScoredChunk:
         """Decode, prepare and score a chunk; gives the scores and the rows that cannot be read."""
-        trained = _loaded(self.run, self.model, self.trust)
-        paths = self.paths[start : start + CHUNK]
+        trained = _loaded_model(self.run, self.model, self.trust)
+        paths = self.paths[start : start + SCORED_CHUNK]
         images = np.zeros((len(paths), trained.recipe.size, trained.recipe.size), np.uint8)
         bad: dict[int, str] = {}
         for row, path in enumerate(paths):

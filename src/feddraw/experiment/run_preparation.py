@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from feddraw.data.corruption import corrupt
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.dataset_from_table import Look
 from feddraw.data.folds import refold
+from feddraw.data.image_cache import Progress
 from feddraw.data.splits import stratified
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
@@ -28,18 +29,15 @@ from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.scenarios.image_deck import Partition
 from feddraw.scenarios.partition import deal
 from feddraw.training.client import Trainer
-from feddraw.training.devices import Place
-from feddraw.training.loop import Examples, steps_per_epoch
+from feddraw.training.devices import WorkerPlace
+from feddraw.training.loop import Examples, Rows, steps_per_epoch
 from feddraw.training.network import Build, Network
-from feddraw.training.network_by_name import build, with_frozen
-from feddraw.training.server_images import ServerImages
-
-Rows = NDArray[np.intp]
-Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
+from feddraw.training.network_by_name import build_network, with_frozen_layers
+from feddraw.training.server_images import ServerImages, choose_server_images
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PreparedTask:
     """Who trains on what, and by which method: all that decides how much work a run is."""
 
     experiment: Experiment
@@ -59,14 +57,14 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Setup(Task):
+class PreparedRun(PreparedTask):
     """Everything an experiment needs before its first round."""
 
     evaluator: Evaluator
     trainer: Trainer
     initial: Model
     proxy: ServerImages | None = None
-    places: tuple[Place, ...] = (Place(),)  # of its workers
+    places: tuple[WorkerPlace, ...] = (WorkerPlace(),)  # of its workers
 
     @property
     def summed_parameters(self) -> int:
@@ -75,7 +73,7 @@ class Setup(Task):
 
 
 @dataclass(frozen=True, eq=False)
-class DealtData:
+class PreparedData:
     """A data set, and which of its images each client trains on and keeps back."""
 
     dataset: Dataset
@@ -85,7 +83,7 @@ class DealtData:
     views: Mapping[str, Rows] = field(default_factory=dict)  # the test images as sites with other images have them
 
 
-def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
+def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedData:
     """Split a data set between the clients as an experiment's settings say."""
     experiment = complete(experiment)
     if experiment.folds:
@@ -100,49 +98,50 @@ def deal_data(experiment: Experiment, dataset: Dataset) -> DealtData:
     trained_on = dict(zip(sites, training, strict=True))
     alterations = experiment.corruption.alterations(sites)
     altered = corrupt(dataset, alterations, rows, trained_on, experiment.partition_seed)
-    return DealtData(altered.dataset, partition, training, kept_back, altered.views)
+    return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
 
-def _require_images(dataset: Dataset) -> None:
+def _require_evaluation_images(dataset: Dataset) -> None:
     for split in ("validation", "test"):
         if not len(dataset.rows[split]):
             raise UserError(f"{dataset.name} has no {split} images: thresholds and metrics need some (data.{split})")
 
 
-def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Setup:
+def prepare(experiment: Experiment, *, dataset: Dataset | None = None, progress: Progress | None = None) -> PreparedRun:
     """Open the data, deal it to the clients, build the network."""
     experiment = complete(experiment)
     device = devices_of(experiment)[0]  # refuses devices that are not here, before the data are opened
-    data = deal_data(experiment, dataset or open_data(experiment, progress))
-    _require_images(data.dataset)
-    task = task_of(experiment, data)
+    data = prepare_client_data(experiment, dataset or open_experiment_data(experiment, progress))
+    _require_evaluation_images(data.dataset)
+    task = prepare_task(experiment, data)
     dataset, method = task.dataset, task.method
-    _tell_unlabelled(dataset, task.training_rows)
-    initial = initial_model(partial(builder(experiment, len(dataset.findings)), pretrained=True), experiment.seed)
+    _warn_unlabelled(dataset, task.training_rows)
+    build = network_builder(experiment, len(dataset.findings))
+    initial = initial_model(partial(build, pretrained=True), experiment.seed)
     method.weighting.check(initial.layout)
     trainer = make_trainer(on_device(experiment, device), dataset, task.training_rows, method, initial.layout.frozen)
     evaluator = Evaluator(dataset, task.clients, task.holdout_rows, data.views)
-    proxy = server_images(experiment, dataset, trainer) if method.weighting.proxy else None
+    proxy = prepare_server_images(experiment, dataset, trainer) if method.weighting.proxy else None
     places = tuple(places_for_clients(experiment, len(task.clients)))
-    setup = Setup(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
+    setup = PreparedRun(**vars(task), evaluator=evaluator, trainer=trainer, initial=initial, proxy=proxy, places=places)
     if experiment.secure:
-        _check_secure(setup)
+        _check_secure_rounds(setup)
     return setup
 
 
-def task_of(experiment: Experiment, data: DealtData) -> Task:
+def prepare_task(experiment: Experiment, data: PreparedData) -> PreparedTask:
     """Who trains on what, with the settings that name clients or count rounds checked."""
     method, rows, holdout = make_method(experiment), data.training_rows, data.holdout_rows
     clients = tuple(shard.client for shard in data.partition.shards)
     if method.centralised:
-        clients, rows, holdout = ("all",), _together(rows), _together(holdout)
+        clients, rows, holdout = ("all",), (pooled_rows(rows),), (pooled_rows(holdout),)
     else:
         experiment.participation.check(clients, experiment.rounds)
         experiment.policy.check_clients(clients)
-    return Task(experiment, data.dataset, data.partition, clients, rows, holdout, method)
+    return PreparedTask(experiment, data.dataset, data.partition, clients, rows, holdout, method)
 
 
-def _check_secure(setup: Setup) -> None:
+def _check_secure_rounds(setup: PreparedRun) -> None:
     """Refuse rounds that no secure sum can hold, before the first of them."""
     from feddraw.secure_rounds.announcement import announce_secure_round, announced_party
     from feddraw.secure_rounds.round_weights import check_weights_fit_sum
@@ -158,7 +157,7 @@ def _check_secure(setup: Setup) -> None:
         check_weights_fit_sum(setup.method, told.facts())
 
 
-def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
+def _warn_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
     """Name the findings that the model cannot learn, because no client labels them."""
     counts = sum(dataset.labels.known_counts(own) for own in rows)
     names = [name for name, count in zip(dataset.findings, np.atleast_1d(counts), strict=True) if not count]
@@ -166,25 +165,10 @@ def _tell_unlabelled(dataset: Dataset, rows: Sequence[Rows]) -> None:
         warnings.warn(f"no client labels {', '.join(names)}: its scores are those of the initial model", stacklevel=2)
 
 
-def server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
+def prepare_server_images(experiment: Experiment, dataset: Dataset, trainer: Trainer) -> ServerImages:
     """Some validation images, for a server that weighs clients by them."""
-    rows = balanced(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
+    rows = choose_server_images(dataset.labels, dataset.rows["validation"], experiment.proxy, experiment.seed)
     return ServerImages(trainer.build, trainer.examples, rows, experiment.training.batch_size)
-
-
-def balanced(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
-    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
-    truth = labels.truth(rows)
-    kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
-    order = np.random.default_rng([seed, images]).permutation(len(rows))
-    taken: list[int] = []
-    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
-        fresh = [place for place in order if kinds[place, kind] and place not in taken]
-        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
-        taken += fresh[: max(0, missing)]
-    if len(taken) < 2:
-        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
-    return np.asarray(rows[np.sort(taken)])
 
 
 def make_trainer(
@@ -199,17 +183,17 @@ def make_trainer(
     groups = dataset.labels.two_groups() if "groups" in method.asks else None
     patients = dataset.labels.patient_numbers() if "gradient spread" in method.asks else None
     examples = Examples(dataset.images, targets, dataset.mean, dataset.std, groups, patients)
-    build = with_frozen(builder(experiment, len(dataset.findings)), frozen)
+    build = with_frozen_layers(network_builder(experiment, len(dataset.findings)), frozen)
     return Trainer(build, examples, rows, experiment.training, method.local, asks=method.asks)
 
 
-def builder(experiment: Experiment, classes: int) -> Build:
+def network_builder(experiment: Experiment, classes: int) -> Build:
     """A function that makes the experiment's network and names its classifier."""
     name, settings = experiment.section("model")
-    return partial(build, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
+    return partial(build_network, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
 
 
-def open_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
+def open_experiment_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
     name, settings = complete(experiment).section("data")
     return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, look=look)
 
@@ -225,7 +209,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train, held = [], []
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
-    masks = _kept_back(experiment, dataset.labels, dealt)
+    masks = _held_out_masks(experiment, dataset.labels, dealt)
     for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
@@ -239,7 +223,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     return tuple(train), tuple(held)
 
 
-def _kept_back(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
+def _held_out_masks(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
     """Which of its images each client keeps back: whole patients, each finding in proportion, where they are known."""
     seed, share = experiment.partition_seed, experiment.holdout
     if labels.patients is None or not share:
@@ -250,12 +234,12 @@ def _kept_back(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) ->
         return [np.equal(stratified(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
     # a patient of several clients is kept back by all of them or by none: else the others would train on the test
     sizes = [len(rows) for rows in dealt]
-    everyone = replace(
-        labels.take(np.concatenate(dealt)), sites=np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
-    )
+    sites = np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
+    everyone = replace(labels.take(np.concatenate(dealt)), sites=sites)
     kept_back = np.equal(stratified(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
     return np.split(kept_back, np.cumsum(sizes)[:-1])
 
 
-def _together(rows: tuple[Rows, ...]) -> tuple[Rows, ...]:
-    return (np.sort(np.concatenate(rows)),)
+def pooled_rows(rows: Sequence[Rows]) -> Rows:
+    """All clients' rows together."""
+    return np.sort(np.concatenate(rows))

@@ -18,18 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Local
+from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
-from feddraw.experiment.run_preparation import Progress, Setup, Task
-from feddraw.training.loop import steps_of
+from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
+from feddraw.training.loop import steps_in_round
 
-TRAINED = 3  # cost of a trained image, where an evaluated one costs 1
-INTERVAL = 1.0  # seconds between two reports
-MOST_GUESSED = 0.95  # share of work that a guess may call done
+TRAINED_COST = 3  # cost of a trained image, where an evaluated one costs 1
+REPORT_INTERVAL = 1.0  # seconds between two reports
+MOST_GUESSED_DONE = 0.95  # share of work that a guess may call done
 
 Item = TypeVar("Item")
 
 
-def evaluation_cost(task: Task, *, final: bool) -> int:
+def evaluated_images(task: PreparedTask, *, final: bool) -> int:
     """Images that the models of a round are evaluated on, counted once per model."""
     rows, every_round = task.dataset.rows, task.experiment.test_every_round
     images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
@@ -37,12 +38,12 @@ def evaluation_cost(task: Task, *, final: bool) -> int:
     return images * (len(task.clients) if personal else 1)
 
 
-class Meter:
+class RunProgress:
     """Follows one run: which round, which clients are back, how many of all images are done."""
 
-    def __init__(self, setting: Setup, engine: Engine, start: int, progress: Progress | None) -> None:
-        self._setting, self._engine, self._progress = setting, engine, progress
-        self._rounds = setting.experiment.rounds
+    def __init__(self, prepared: PreparedRun, engine: Engine, start: int, progress: Progress | None) -> None:
+        self._prepared, self._engine, self._progress = prepared, engine, progress
+        self._rounds = prepared.experiment.rounds
         by_round = [sum(self._training(round).values()) + self._evaluation(round) for round in range(self._rounds)]
         self._before = list(accumulate(by_round, initial=0))
         self.total = self._before[-1]
@@ -52,17 +53,18 @@ class Meter:
 
     def _training(self, round: int) -> dict[int, int]:
         """What each client's work costs."""
-        rows, training = self._setting.training_rows, self._setting.experiment.training
-        efforts = self._setting.efforts(round)
-        return {one: self._cost(one, steps_of(len(rows[one]), training, effort)) for one, effort in efforts.items()}
+        rows, training = self._prepared.training_rows, self._prepared.experiment.training
+        efforts = self._prepared.efforts(round)
+        steps = {one: steps_in_round(len(rows[one]), training, effort) for one, effort in efforts.items()}
+        return {one: self._cost(one, own) for one, own in steps.items()}
 
     def _cost(self, client: int, steps: int) -> int:
         """Of so many training steps of a client."""
-        images, batch = len(self._setting.training_rows[client]), self._setting.experiment.training.batch_size
-        return TRAINED * steps * min(images, batch)
+        images, batch = len(self._prepared.training_rows[client]), self._prepared.experiment.training.batch_size
+        return TRAINED_COST * steps * min(images, batch)
 
     def _evaluation(self, round: int) -> int:
-        return evaluation_cost(self._setting, final=round == self._rounds - 1)
+        return evaluated_images(self._prepared, final=round == self._rounds - 1)
 
     def _begin(self, round: int) -> None:
         self._round, self._back = round, set[int]()
@@ -112,7 +114,7 @@ class Meter:
         training_seconds = self._evaluating_since - self._began
         pace = (done - self._first) / training_seconds if training_seconds > 0 else 0.0
         guessed = pace * (time.monotonic() - self._evaluating_since)
-        return int(min(guessed, MOST_GUESSED * self._evaluation(self._round)))
+        return int(min(guessed, MOST_GUESSED_DONE * self._evaluation(self._round)))
 
     def over(self, items: Iterator[Item]) -> Iterator[Item]:
         """The items, with a report every second while the next one is awaited."""
@@ -133,7 +135,7 @@ class Meter:
 
         def tick() -> None:
             try:
-                while not enough.wait(INTERVAL):
+                while not enough.wait(REPORT_INTERVAL):
                     self.tell()
             except BaseException as error:
                 trouble.append(error)

@@ -17,11 +17,12 @@ from feddraw import catalog
 from feddraw.analysis.evaluation import models_to_evaluate
 from feddraw.core import Local, Model, Update
 from feddraw.data.dataset import Dataset, Split
+from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.errors import UserError
-from feddraw.experiment.device_placement import recorded
-from feddraw.experiment.run_preparation import Progress, Setup, prepare
-from feddraw.experiment.run_progress import Meter
+from feddraw.experiment.device_placement import devices_record
+from feddraw.experiment.run_preparation import PreparedRun, prepare
+from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
@@ -30,8 +31,8 @@ from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import board, check_installed
 from feddraw.server.ledger import with_findings
 from feddraw.server.round import RoundResult
-from feddraw.system.reading import read_json
-from feddraw.training.client import shortage_told
+from feddraw.system.file_reading import read_json
+from feddraw.training.device_memory import memory_shortage_told
 
 if TYPE_CHECKING:
     from feddraw.secure_rounds.in_process import InProcessSecureRounds
@@ -90,7 +91,7 @@ def iterate(
     dataset: Dataset | None = None,
     progress: Progress | None = None,
     on_update: OnUpdate | None = None,
-    on_setup: Callable[[Setup], None] | None = None,
+    on_setup: Callable[[PreparedRun], None] | None = None,
 ) -> Iterator[RoundResult]:
     """Carry out an experiment round by round: each is trained when it is asked for, and nothing happens before.
 
@@ -102,7 +103,7 @@ def iterate(
     wanted = experiment.table()
     if experiment.tensorboard:
         check_installed()
-    finished = partial(_finished, folder, wanted, resume)
+    finished = partial(_run_is_finished, folder, wanted, resume)
     if finished():  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
@@ -117,7 +118,7 @@ def iterate(
                 parameters=setup.summed_parameters,
                 layout=setup.initial.layout,
                 dataset=setup.dataset,
-                devices=recorded(experiment, setup.places),
+                devices=devices_record(experiment, setup.places),
             )
             checkpoint = folder.load_checkpoint(setup.initial.layout) if resume else None
             if checkpoint is not None and checkpoint.next_round > setup.experiment.rounds:
@@ -126,8 +127,8 @@ def iterate(
             on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
-        with shortage_told(setup.trainer), opened_engine(setup) as engine, board(shown, start) as show:
-            meter = Meter(setup, engine, start, progress)
+        with memory_shortage_told(setup.trainer), opened_engine(setup) as engine, board(shown, start) as show:
+            meter = RunProgress(setup, engine, start, progress)
             meter.tell()
 
             def count_update(round: int, update: Update) -> None:
@@ -135,26 +136,26 @@ def iterate(
                 if on_update is not None:
                     on_update(round, update)
 
-            for result in meter.over(_rounds(setup, engine, folder, checkpoint, count_update)):
+            for result in meter.over(_carry_out_rounds(setup, engine, folder, checkpoint, count_update)):
                 meter.finished(result.round)
                 show(result)
                 yield result
 
 
-def _finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
+def _run_is_finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
     """Whether there is nothing left to do; refuses a folder that is not free for this run."""
     return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
 
 
-def _rounds(
-    setup: Setup, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
+def _carry_out_rounds(
+    setup: PreparedRun, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
 ) -> Iterator[RoundResult]:
     experiment, method = setup.experiment, setup.method
     model, state, start = setup.initial, None, 0
     if checkpoint is not None:
         model, state, start = checkpoint.model, checkpoint.state, checkpoint.next_round
         engine.memory = checkpoint.memory
-    keeper = _keeper(setup, folder)
+    keeper = _model_keeper(setup, folder)
 
     def evaluate_common(model: Model) -> Evaluated:
         return setup.evaluator.at_the_end(engine, [model], personal=False)
@@ -183,9 +184,9 @@ def _rounds(
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
         began = time.perf_counter()
-        scored, predictions = evaluate(setup, engine, plain.model, final=last)
+        scored, predictions = evaluate_round(setup, engine, plain.model, final=last)
         keeper.add(plain.round, plain.model, scored)
-        kept = evaluate_kept(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
+        kept = evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
         pieces = with_findings(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
@@ -197,12 +198,12 @@ def _rounds(
         yield result
     if folder is not None and start == experiment.rounds:  # killed after its last round, before its last file
         shown = method.shown(model, state or {})
-        scored, predictions = evaluate(setup, engine, shown, final=True)
-        kept = evaluate_kept(evaluate_common, keeper.models(shown), scored, predictions)
+        scored, predictions = evaluate_round(setup, engine, shown, final=True)
+        kept = evaluate_kept_models(evaluate_common, keeper.models(shown), scored, predictions)
         folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
 
 
-def _secure_rounds(setup: Setup) -> InProcessSecureRounds:
+def _secure_rounds(setup: PreparedRun) -> InProcessSecureRounds:
     from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
     name, settings = setup.experiment.section("method")
@@ -210,7 +211,7 @@ def _secure_rounds(setup: Setup) -> InProcessSecureRounds:
     return InProcessSecureRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
 
 
-def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:
+def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> Keeper:
     """What keeps other models than the last; nothing where each client has a model of its own."""
     keep, local = setup.experiment.keep, setup.method.local
     if keep != Keep() and type(local).personal is not Local.personal:
@@ -220,7 +221,7 @@ def _keeper(setup: Setup, folder: RunFolder | None) -> Keeper:
     return Keeper(keep, setup.experiment.rounds, folder)
 
 
-def evaluate_kept(
+def evaluate_kept_models(
     evaluate_one: Callable[[Model], Evaluated],
     kept: Mapping[str, KeptModel],
     scored: dict[str, Any],
@@ -235,7 +236,7 @@ def evaluate_kept(
     return {name: one.model for name, one in kept.items()}
 
 
-def evaluate(setup: Setup, engine: Engine, model: Model, *, final: bool) -> Evaluated:
+def evaluate_round(setup: PreparedRun, engine: Engine, model: Model, *, final: bool) -> Evaluated:
     """Validation AUC after every round; after the last one thresholds, test metrics, each client's own, and scores."""
     models, personal = models_to_evaluate(setup.method, engine, model, len(setup.clients))
     if final:
@@ -244,6 +245,6 @@ def evaluate(setup: Setup, engine: Engine, model: Model, *, final: bool) -> Eval
     return setup.evaluator.after_a_round(engine, models, splits), {}
 
 
-def opened_engine(setup: Setup) -> closing[Engine]:
+def opened_engine(setup: PreparedRun) -> closing[Engine]:
     """The engine that an experiment asks for, closed whatever happens."""
     return closing(catalog.find("engines", setup.experiment.engine)(setup, len(setup.places)))

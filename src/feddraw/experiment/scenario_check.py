@@ -6,21 +6,20 @@ the training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from feddraw.analysis import metrics
-from feddraw.core import Job, Local, Update
-from feddraw.experiment.run_preparation import Setup, prepare
-from feddraw.experiment.running import opened_engine
+from feddraw.core import Job, Local
+from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
+from feddraw.experiment.running import OnUpdate, opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import seed_of
 from feddraw.scenarios.paper import PAPER
 
-TOGETHER = "all together"
+ALL_TOGETHER = "all together"
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,11 @@ class ScenarioCheck:
         return self.margin > 0
 
 
-def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update], None] | None = None) -> ScenarioCheck:
+def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | None = None) -> ScenarioCheck:
     """Train every client alone, and all together, for the same number of steps; test on validation data."""
-    setup = _apart(prepare(experiment), steps)
-    small = _small(setup)
-    names = (*setup.clients, TOGETHER)
+    setup = _clients_apart(prepare(experiment), steps)
+    small = _small_clients(setup)
+    names = (*setup.clients, ALL_TOGETHER)
     models: dict[int, Any] = {}
     validation = setup.dataset.rows["validation"]
     truth = setup.dataset.labels.truth(validation)
@@ -79,15 +78,15 @@ def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update],
     return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
 
 
-def _apart(setup: Setup, steps: int) -> Setup:
+def _clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
     """The same clients without a federation, and one more that has everybody's images."""
-    shards = (*setup.training_rows, np.sort(np.concatenate(setup.training_rows)))
+    shards = (*setup.training_rows, pooled_rows(setup.training_rows))
     training = replace(setup.experiment.training, steps=steps)
     trainer = replace(setup.trainer, shards=shards, training=training, local=Local())
     return replace(setup, trainer=trainer)
 
 
-def _small(setup: Setup) -> set[int]:
+def _small_clients(setup: PreparedRun) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
     known = PAPER.get(setup.partition.scenario.lower())
     if known is not None:

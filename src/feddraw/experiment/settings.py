@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from feddraw import catalog
 from feddraw.core import Method
 from feddraw.data.corruption import Corruption
-from feddraw.errors import UserError, not_negative, unknown
-from feddraw.experiment.dataset_by_name import defaults as dataset_defaults
-from feddraw.experiment.method_by_name import Section, by_half, combined_method, recorded_settings
+from feddraw.errors import UserError, at_least, not_negative, unknown
+from feddraw.experiment.dataset_by_name import dataset_defaults
+from feddraw.experiment.method_by_name import Section, combined_method, method_section, method_with_defaults
 from feddraw.participation import Participation
 from feddraw.results.kept_models import Keep
 from feddraw.scenarios.partition import complete_options, dataset_of, wanted
@@ -21,23 +21,16 @@ from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from feddraw.server.streaming import STREAM_WEIGHTS
-from feddraw.system.reading import read_toml
+from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
 from feddraw.training.settings import Training
 
-NAMED = ("data", "scenario", "model", "method")
-SETTINGS = {
-    "training": Training,
-    "participation": Participation,
-    "corruption": Corruption,
-    "gate": Gate,
-    "policy": Policy,
-    "keep": Keep,
-}  # no name
+NAMED_SECTIONS = ("data", "scenario", "model", "method")  # a name and its settings; the others have settings only
+SETTINGS_SECTIONS = {kind.__name__.lower(): kind for kind in (Training, Participation, Corruption, Gate, Policy, Keep)}
 MOST_ROUNDS = 100_000
-AS_EXPERIMENT = -1  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
-SCENARIOS_OWN = "as-scenario"  # as data: the data set that the paper made the scenario of
+SEED_OF_EXPERIMENT = -1  # as data.seed of phantoms: the experiment's seed, so that every seed has images of its own
+DATA_OF_SCENARIO = "as-scenario"  # as data: the data set that the paper made the scenario of
 
 
 @dataclass(frozen=True)
@@ -70,12 +63,12 @@ class Experiment:
     is_complete: ClassVar[bool] = False  # whether `complete` has checked it and written out every default
 
     def __post_init__(self) -> None:
-        for name in NAMED:
+        for name in NAMED_SECTIONS:
             value = getattr(self, name)
             section = {"name": value} if isinstance(value, str) else dict(value)
             section = _section_defaults(name, section) | section
-            object.__setattr__(self, name, by_half(section) if name == "method" else section)
-        for name, kind in SETTINGS.items():
+            object.__setattr__(self, name, method_section(section) if name == "method" else section)
+        for name, kind in SETTINGS_SECTIONS.items():
             if isinstance(getattr(self, name), Mapping):
                 catalog.check(getattr(self, name), {f.name: f.default for f in fields(kind)}, name)
                 object.__setattr__(self, name, kind(**getattr(self, name)))
@@ -93,16 +86,16 @@ class Experiment:
             if head not in table:
                 raise unknown("settings", path, [f.name for f in fields(Experiment)])
             if not rest:
-                table[head] = _changed(path, table[head], value)
+                table[head] = _changed_setting(path, table[head], value)
             elif not isinstance(table[head], dict):
                 raise UserError(f"'{head}' is a single value: there is no setting '{path}'")
             else:
-                table[head] = _without(table[head], rest) | {rest: value}
+                table[head] = _without_setting(table[head], rest) | {rest: value}
         return Experiment.of(table)
 
     def table(self) -> dict[str, Any]:
         """As nested dicts, the way a file holds it."""
-        sections = {name: asdict(getattr(self, name)) for name in SETTINGS}
+        sections = {name: asdict(getattr(self, name)) for name in SETTINGS_SECTIONS}
         return {f.name: getattr(self, f.name) for f in fields(self)} | sections
 
     @staticmethod
@@ -112,13 +105,13 @@ class Experiment:
         for name, value in table.items():
             if name not in known:
                 raise unknown("settings", name, known)
-            if name in NAMED and not isinstance(value, str | Mapping):
+            if name in NAMED_SECTIONS and not isinstance(value, str | Mapping):
                 raise UserError(f"{name} must be a name or a table with a name, not {value!r}")
-            if name in NAMED and not isinstance(value if isinstance(value, str) else value.get("name"), str):
+            if name in NAMED_SECTIONS and not isinstance(value if isinstance(value, str) else value.get("name"), str):
                 raise UserError(f"{name} needs a name, such as {name}.name = '{known[name].default}'")
-            if name in SETTINGS and not isinstance(value, Mapping):
+            if name in SETTINGS_SECTIONS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
-        numbers = {n: v for n, v in table.items() if n not in (*NAMED, *SETTINGS)}
+        numbers = {n: v for n, v in table.items() if n not in (*NAMED_SECTIONS, *SETTINGS_SECTIONS)}
         catalog.check(numbers, {n: known[n].default for n in numbers}, "")
         return Experiment(**table)
 
@@ -136,7 +129,7 @@ class Experiment:
         Settings that were not typed here (files, run folders, Flower's run settings) pass this check once,
         before `complete` or anything else imports what they name; making an `Experiment` imports nothing.
         """
-        named = {section: self.section(section)[0] for section in NAMED} | {"engine": self.engine}
+        named = {section: self.section(section)[0] for section in NAMED_SECTIONS} | {"engine": self.engine}
         for section, name in named.items():
             if ":" in name and not trust:
                 raise UserError(f"{source} code to import ({section} = {name}): {permit}")
@@ -159,7 +152,7 @@ def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
     "paper": {
-        "data": SCENARIOS_OWN,
+        "data": DATA_OF_SCENARIO,
         "data.size": 224,
         "data.clahe": True,
         "scenario.scale": 1.0,
@@ -173,22 +166,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _changed(path: str, old: Any, new: Any) -> Any:
+def _changed_setting(path: str, old: Any, new: Any) -> Any:
     if not isinstance(old, Mapping):
         return new
-    if path in SETTINGS:
+    if path in SETTINGS_SECTIONS:
         raise UserError(f"{path} is a table: set one of its values, such as {path}.{next(iter(old))}")
     if not isinstance(new, str):
         raise UserError(f"{path} must be a name, not {new!r}")
-    return {"name": new} | {key: value for key, value in old.items() if key in _kept(path, old["name"], new)}
+    return {"name": new} | {key: value for key, value in old.items() if key in _kept_settings(path, old["name"], new)}
 
 
-def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _without_setting(table: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Leave out what a new value replaces: the setting with or without a method's name before it."""
     return {old: v for old, v in table.items() if old != key.rpartition(".")[2] and old.rpartition(".")[2] != key}
 
 
-def _kept(section: str, old: str, new: str) -> tuple[str, ...]:
+def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
     """Settings that stay when a section gets another name; the others belonged to the old one."""
     if section == "data":
         return ("size",) if new == "phantom" else ("size", "clahe")
@@ -208,8 +201,7 @@ def complete(experiment: Experiment) -> Experiment:
     """
     if experiment.is_complete:
         return experiment
-    if experiment.rounds < 1:
-        raise UserError(f"rounds must be at least 1, not {experiment.rounds}")
+    at_least("rounds", experiment.rounds, 1)
     if experiment.rounds > MOST_ROUNDS:
         raise UserError(f"rounds must be at most {MOST_ROUNDS:,}, not {experiment.rounds}")
     not_negative("seed", experiment.seed)
@@ -241,7 +233,7 @@ def complete(experiment: Experiment) -> Experiment:
         experiment,
         data=_data_defaults(experiment),
         scenario=_scenario_defaults(experiment),
-        method=recorded_settings(*experiment.section("method")),
+        method=method_with_defaults(*experiment.section("method")),
         model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
         partition_seed=partition_seed,
     )
@@ -277,7 +269,7 @@ def _require_secure(experiment: Experiment, method: Method) -> None:
 def data_name(experiment: Experiment) -> str:
     """The data set of an experiment, also where it follows the scenario."""
     name, _ = experiment.section("data")
-    return (dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == SCENARIOS_OWN else name
+    return (dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == DATA_OF_SCENARIO else name
 
 
 def _data_defaults(experiment: Experiment) -> Section:
@@ -289,7 +281,7 @@ def _data_defaults(experiment: Experiment) -> Section:
     scale = options.pop("scale", 1.0)
     mix = dataset_of(scenario) or "chestmnist"
     numbers = {"train": wanted(scenario, scale) or 4000, "mix": mix}
-    if settings.get("seed") == AS_EXPERIMENT:
+    if settings.get("seed") == SEED_OF_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings
 
@@ -302,7 +294,7 @@ def _scenario_defaults(experiment: Experiment) -> Section:
 
 def unnamed_defaults() -> dict[str, Any]:
     """The defaults of all settings that do not depend on a name."""
-    return {key: value for key, value in Experiment().table().items() if key not in NAMED}
+    return {key: value for key, value in Experiment().table().items() if key not in NAMED_SECTIONS}
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:
@@ -312,11 +304,11 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise UserError(f"--set takes KEY=VALUE, not '{assignment}'")
-        settings[key.strip()] = parse_value(text)
+        settings[key.strip()] = parse_setting(text)
     return settings
 
 
-def parse_value(text: str) -> Any:
+def parse_setting(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

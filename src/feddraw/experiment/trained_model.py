@@ -22,18 +22,18 @@ from feddraw.data.dataset_from_table import MEAN, STD
 from feddraw.data.imaging import Recipe
 from feddraw.data.tables import numbers
 from feddraw.errors import UserError, one_of
-from feddraw.experiment.run_preparation import builder, open_data
+from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.kept_models import KEPT
 from feddraw.results.recorded_run import Run, number, read_run
 from feddraw.results.run_collection import require_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import as_written
+from feddraw.system.file_reading import damage_told
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 
-MODELS = ("last", *KEPT)
-MAX_MODEL = 1 << 34
+TRAINED_MODELS = ("last", *KEPT)
+MAX_MODEL_BYTES = 1 << 34
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class TrainedModel:
 def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> TrainedModel:
     """A model of a finished run; code that the run's settings name is refused unless trusted."""
     run = finished_run(path)
-    one_of("--model", model, MODELS)
+    one_of("--model", model, TRAINED_MODELS)
     if model != "last":
         if model not in run.models:
             setting = "keep.best=true" if model == "best" else "keep.tail=5"
@@ -86,11 +86,11 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     name = experiment.section("method")[0]
     if type(make_method(experiment).local).personal is not Local.personal:
         raise UserError(f"{name} has one model per client, and a run's folder keeps none of them: choose another run")
-    with as_written(RunFolder(path).metrics):
-        findings, thresholds = _findings(run.metrics)
-    module, classifier = builder(experiment, len(findings))()
-    _fill(module, RunFolder(path).model_file(model))
-    recipe, normalization = _preparation(run, experiment)
+    with damage_told(RunFolder(path).metrics):
+        findings, thresholds = _findings_and_thresholds(run.metrics)
+    module, classifier = network_builder(experiment, len(findings))()
+    _load_model_file(module, RunFolder(path).model_file(model))
+    recipe, normalization = _image_preparation(run, experiment)
     return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
 
 
@@ -105,7 +105,7 @@ def finished_run(path: Path) -> Run:
     return run
 
 
-def _findings(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _findings_and_thresholds(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     tested = metrics["test"] if metrics["test"]["auc"]["per_class"] else metrics["validation"]
     findings = tuple(map(str, tested["auc"]["per_class"]))
     if not findings:
@@ -114,11 +114,11 @@ def _findings(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float,
     return findings, tuple(number(thresholds.get(name)) for name in findings)
 
 
-def _fill(module: nn.Module, path: Path) -> None:
+def _load_model_file(module: nn.Module, path: Path) -> None:
     """Give a network the numbers of a file; the file of another network is refused."""
     try:
-        if path.stat().st_size > MAX_MODEL:
-            raise UserError(f"{path} is larger than {MAX_MODEL >> 30} GB: not a model")
+        if path.stat().st_size > MAX_MODEL_BYTES:
+            raise UserError(f"{path} is larger than {MAX_MODEL_BYTES >> 30} GB: not a model")
         state = load_file(path)
         own = module.state_dict()
         shaped = {name: tensor.reshape(own[name].shape) for name, tensor in state.items() if name in own}
@@ -131,7 +131,7 @@ def _fill(module: nn.Module, path: Path) -> None:
         raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
 
 
-def _preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+def _image_preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:
@@ -141,7 +141,7 @@ def _preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float,
     if recorded is None:  # a run of an earlier version, which did not write it down
         recorded = settings.get("normalize", "paper")
         if recorded == "measured":
-            dataset = open_data(experiment)
+            dataset = open_experiment_data(experiment)
             return recipe, (dataset.mean, dataset.std)
         recorded = (MEAN, STD) if recorded == "paper" else recorded
     if not numbers(recorded, 2) or float(recorded[1]) <= 0:

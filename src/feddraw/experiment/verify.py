@@ -17,14 +17,13 @@ from feddraw.grouping import grouped
 from feddraw.results.kept_models import KEPT
 from feddraw.results.run_folder import CLOCK, RunFolder
 from feddraw.server.round import RoundResult
-from feddraw.system.files import sha256_of
-from feddraw.system.reading import as_written, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml, sha256_of
 
-LAST = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
+COMPARED_FILES = ("model", "metrics", "predictions")  # files of a finished run that must have the same bytes
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Verification:
     """What was found equal and what was not, each by the name of its file and round."""
 
     rounds: int
@@ -45,7 +44,7 @@ def verify(
     trust: bool = False,
     changes: Mapping[str, Any] | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
-) -> Comparison:
+) -> Verification:
     """Repeat a run, or its first rounds, in a temporary folder, and compare."""
     there = RunFolder(path)
     experiment = Experiment.read(there.settings, trust=trust)
@@ -60,39 +59,39 @@ def verify(
         for result in islice(iterate(experiment.with_settings(changes or {}), here.path), wanted):
             if on_round is not None:
                 on_round(result)
-        found = list(_hashes(there, here, wanted, wanted == experiment.rounds))
+        found = list(_compared_hashes(there, here, wanted, wanted == experiment.rounds))
         moved = tuple(_differing_environment(there, read_json(here.environment)))
     equal = tuple((what, one) for what, one, other in found if one == other)
     different = tuple(what for what, one, other in found if one != other)
-    return Comparison(wanted, wanted == experiment.rounds, equal, different, moved)
+    return Verification(wanted, wanted == experiment.rounds, equal, different, moved)
 
 
-def _hashes(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
+def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: bool) -> Iterator[tuple[str, str, str]]:
     """What is compared, with its hash in the one folder and in the other; the earliest round first."""
     parts = [read_toml(folder.settings).get("partition") for folder in (there, here)]
     first, second = (part if isinstance(part, dict) else {} for part in parts)
     both = sorted(first.keys() & second.keys())  # runs of earlier versions say less
-    yield "the clients' images", _hash([first[key] for key in both]), _hash([second[key] for key in both])
+    yield "the clients' images", _value_hash([first[key] for key in both]), _value_hash([second[key] for key in both])
     for name in ("rounds.jsonl", "weights.csv"):
-        lines = [_lines(folder, name) for folder in (there, here)]
+        lines = [_lines_by_round(folder, name) for folder in (there, here)]
         for round in range(rounds):
-            yield f"{name} of round {round}", _hash(lines[0].get(round)), _hash(lines[1].get(round))
-    for name in (*LAST, *KEPT) if finished else ():
+            yield f"{name} of round {round}", _value_hash(lines[0].get(round)), _value_hash(lines[1].get(round))
+    for name in (*COMPARED_FILES, *KEPT) if finished else ():
         files = [getattr(folder, name) for folder in (there, here)]
         if name in KEPT and not any(file.is_file() for file in files):
             continue
         yield files[0].name, *(sha256_of(file)[:16] if file.is_file() else "missing" for file in files)
 
 
-def _lines(folder: RunFolder, name: str) -> dict[int, list[Any]]:
+def _lines_by_round(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
     said = [{key: value for key, value in entry.items() if key not in CLOCK and value != ""} for entry in entries]
-    with as_written(folder.path / name):
+    with damage_told(folder.path / name):
         return grouped((int(entry["round"]), entry) for entry in said)
 
 
-def _hash(value: Any) -> str:
+def _value_hash(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
@@ -106,7 +105,7 @@ def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator
     for key in ("python", "processor"):
         if before.get(key) != now[key]:
             yield f"{key} {before.get(key, 'unknown')}, now {now[key]}"
-    devices = [_devices(about) for about in (before, now)]
+    devices = [_device_kinds(about) for about in (before, now)]
     if "devices" in before and devices[0] != devices[1]:
         yield f"trained on {devices[0]}, now {devices[1]}"
     old, new = (about["cuda"] if isinstance(about.get("cuda"), dict) else {} for about in (before, now))
@@ -115,7 +114,7 @@ def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator
             yield f"{key} {old[key]}, now {new[key]}"
 
 
-def _devices(about: Mapping[str, Any]) -> str:
+def _device_kinds(about: Mapping[str, Any]) -> str:
     """The kinds of device that a run was trained on; of GPUs their names, for one is not like another."""
     written = about.get("devices")
     devices = [one for one in written if isinstance(one, dict)] if isinstance(written, list) else []

@@ -38,7 +38,7 @@ def page() -> str:
 
 def write(path: Path) -> None:
     """The page to a file; a file that is something else is left alone."""
-    from feddraw.system.files import write_whole
+    from feddraw.system.file_writing import write_whole
 
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a file, such as {path / 'feddraw-explorer.html'}")

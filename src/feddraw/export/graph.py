@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.system.reading import json_values
+from feddraw.system.file_writing import json_values
 
 Scorer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # prepared images to probabilities
 

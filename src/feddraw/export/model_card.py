@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from feddraw import __version__
 from feddraw.analysis import metrics
-from feddraw.experiment.run_preparation import DealtData
+from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import line
 from feddraw.results.recorded_run import Predictions, number
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def model_card(
-    trained: TrainedModel, data: DealtData | None, checks: Sequence[str], *, names: bool, licence: str
+    trained: TrainedModel, data: PreparedData | None, checks: Sequence[str], *, names: bool, licence: str
 ) -> str:
     """The card as Markdown. Sites have numbers unless their names are asked for."""
     ledger = trained.run.ledger
@@ -61,7 +61,7 @@ def _use() -> Iterator[str]:
     yield from ["common a finding is. Validate the model on your own images before you draw conclusions from it.", ""]
 
 
-def _data_section(trained: TrainedModel, data: DealtData | None, sites: dict[str, str]) -> Iterator[str]:
+def _data_section(trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]) -> Iterator[str]:
     yield from ["## Data", ""]
     name = trained.experiment.section("data")[0]
     said = "own images" if "/" in name or "." in name else f"`{name}`"
@@ -110,7 +110,7 @@ def _findings(trained: TrainedModel) -> Iterator[str]:
     yield from ["images (threshold) or test images (the others), resampled by patient where patients are known.", ""]
 
 
-def _by_site(trained: TrainedModel, data: DealtData | None, sites: dict[str, str]) -> Iterator[str]:
+def _by_site(trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]) -> Iterator[str]:
     yield from ["## Results per site", ""]
     rows = []
     for site, images in _images_by_site(trained, data, sites):
@@ -130,7 +130,7 @@ def _by_site(trained: TrainedModel, data: DealtData | None, sites: dict[str, str
 
 
 def _images_by_site(
-    trained: TrainedModel, data: DealtData | None, sites: dict[str, str]
+    trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """Each site with images of its own that were not trained on: those it kept back, or its test images."""
     if data is None:
@@ -196,7 +196,7 @@ def _kept(trained: TrainedModel, split: str) -> Predictions | None:
     return found if found is not None and found.scores.shape == (len(found.truth), len(trained.findings)) else None
 
 
-def _score(trained: TrainedModel, data: DealtData, rows: NDArray[np.intp]) -> Predictions:
+def _score(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
     labels = data.dataset.labels
     blocks = [trained.scores(data.dataset.images[rows[start : start + 256]]) for start in range(0, len(rows), 256)]
     patients = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]

@@ -22,7 +22,7 @@ from feddraw.data import imaging
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, example, from_pixels, scorer
-from feddraw.system.files import make_subfolder, write_json, write_whole
+from feddraw.system.file_writing import make_subfolder, write_json, write_whole
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 SCORING = '''\

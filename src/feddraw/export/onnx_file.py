@@ -15,7 +15,7 @@ from feddraw.catalog import installed
 from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, example, from_pixels, pixels
-from feddraw.system.files import write_json, write_whole
+from feddraw.system.file_writing import write_json, write_whole
 
 OPSET = 17
 

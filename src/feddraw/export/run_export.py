@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError, unknown
-from feddraw.experiment.run_preparation import DealtData, deal_data, open_data
+from feddraw.experiment.run_preparation import PreparedData, open_experiment_data, prepare_client_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.export import monai_bundle, onnx_file, safetensors_file
 from feddraw.export.graph import Scorer
 from feddraw.export.model_card import model_card
-from feddraw.system.files import make_folder, make_subfolder, write_json, write_whole
+from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
 
 Progress = Callable[[str, int, int], None]
 Grey = NDArray[np.uint8]
@@ -94,10 +94,10 @@ def export_run(
     return Export(out, tuple(checks), note)
 
 
-def _data(trained: TrainedModel, say: Progress) -> tuple[DealtData | None, str]:
+def _data(trained: TrainedModel, say: Progress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
-        data = deal_data(trained.experiment, open_data(trained.experiment, say))
+        data = prepare_client_data(trained.experiment, open_experiment_data(trained.experiment, say))
         if data.partition.sha256 != trained.run.partition.get("sha256"):
             raise UserError("the clients' images are not those of the run")
         return data, ""

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from feddraw.experiment.run_preparation import builder
+from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.export.graph import Scorer, about, from_pixels, scorer
-from feddraw.system.files import write_json, write_whole
+from feddraw.system.file_writing import write_json, write_whole
 
 LOADER = """\
 import json
 from pathlib import Path
 from safetensors.torch import load_file
-from feddraw.training.network_by_name import build  # pip install feddraw: the network's architecture
+from feddraw.training.network_by_name import build_network  # pip install feddraw: the network's architecture
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text())
-network, _ = build(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
+network, _ = build_network(about["network"]["name"], len(about["findings"]), about["network"]["settings"])
 network.load_state_dict(load_file(here / "model.safetensors"))
 network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"]), (n, 1, size, size); out: logits
 """
@@ -37,6 +37,6 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
     write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
     write_json(folder / "model.json", document)
     write_whole(folder / "load.py", LOADER.encode())
-    network, _ = builder(trained.experiment, len(trained.findings))()
+    network, _ = network_builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))
     return scorer(from_pixels(network, trained))

@@ -18,7 +18,7 @@ from flwr.app import Context
 
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import Setup, make_trainer, prepare
+from feddraw.experiment.run_preparation import PreparedRun, make_trainer, prepare
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import settings
 from feddraw.flower.client_memory import folder_of
@@ -40,7 +40,7 @@ def open_site(context: Context) -> Site:
 
 
 @lru_cache(maxsize=1)
-def _setup(run: str, trust: bool) -> Setup:
+def _setup(run: str, trust: bool) -> PreparedRun:
     """The whole scenario, once per process: in a simulation one process serves several clients."""
     return prepare(_experiment(run, trust))
 
@@ -50,7 +50,7 @@ def _experiment(run: str, trust: bool) -> Experiment:
     return experiment
 
 
-def _partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Site:
+def _partition(setup: PreparedRun, number: int, node: Mapping[str, Any]) -> Site:
     if settings.own_folders(setup.experiment):
         raise UserError("the run asks for a folder of this site's own: start its node with 'data=\"FOLDER\"'")
     if not 0 <= number < len(setup.clients):

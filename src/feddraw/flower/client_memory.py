@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save
 
 from feddraw.core import Memory
 from feddraw.errors import UserError, first_line
-from feddraw.system.files import make_folder, make_subfolder, write_whole
+from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 
 
 def default_folder() -> Path:

@@ -19,7 +19,7 @@ from feddraw.core import Job, Model, Update
 from feddraw.engines import Engine, EngineWithMemory, Rows, Scores
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment.run_preparation import Setup, prepare
+from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.flower import job_orders, reply_intake
 from feddraw.flower.in_process_grid import InProcessGrid
@@ -31,7 +31,7 @@ from feddraw.flower.site import Site, client
 WAIT = 120.0  # seconds for simulated nodes to come up
 
 
-def flower(setup: Setup, workers: int) -> Engine:
+def flower(setup: PreparedRun, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
     if installed("ray"):
         table = json.dumps(setup.experiment.table())
@@ -41,7 +41,7 @@ def flower(setup: Setup, workers: int) -> Engine:
     return FlowerEngine(InProcessGrid(client(partial(_site, setup)), nodes), setup)
 
 
-def _site(setup: Setup, context: Context) -> Site:
+def _site(setup: PreparedRun, context: Context) -> Site:
     number = int(context.node_config["partition-id"])
     return Site(setup.trainer, setup.clients[number], number, number)
 
@@ -51,7 +51,7 @@ def _site_of(table: str, context: Context) -> Site:
 
 
 @lru_cache(maxsize=1)
-def _prepared(table: str) -> Setup:
+def _prepared(table: str) -> PreparedRun:
     """Prepared once per worker process."""
     return prepare(Experiment.of(json.loads(table)))
 
@@ -59,7 +59,7 @@ def _prepared(table: str) -> Setup:
 class FlowerEngine(EngineWithMemory):
     """An engine whose clients are reached over a Grid."""
 
-    def __init__(self, grid: Grid, setup: Setup, simulation: Simulation | None = None) -> None:
+    def __init__(self, grid: Grid, setup: PreparedRun, simulation: Simulation | None = None) -> None:
         super().__init__()
         self._grid, self._setup, self._simulation = grid, setup, simulation
         self._evaluation = Serial(setup.trainer)  # evaluation is the server's own

@@ -17,7 +17,7 @@ from feddraw.flower import job_orders
 from feddraw.flower.records import Refused, arrays_to_vectors, vectors_to_arrays
 from feddraw.flower.reply_intake import Reply, about_client, one_line
 from feddraw.results.checkpoint import digest
-from feddraw.system.files import make_folder, write_whole
+from feddraw.system.file_writing import make_folder, write_whole
 
 if TYPE_CHECKING:
     from feddraw.training.client import Trainer

@@ -24,7 +24,7 @@ from feddraw.core import Heads, Layout, Model, Update
 from feddraw.errors import UserError, first_line
 from feddraw.flower.client_memory import alias
 from feddraw.secure_sums.signing_keys import public_line
-from feddraw.system.files import make_folder, make_subfolder, write_whole
+from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 from feddraw.system.locks import lock_file
 
 MODEL_VECTORS = ("params", "buffers", "counters")

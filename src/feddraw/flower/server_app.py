@@ -26,8 +26,14 @@ from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import builder, initial_model, make_trainer, prepare, server_images
-from feddraw.experiment.running import evaluate_kept
+from feddraw.experiment.run_preparation import (
+    initial_model,
+    make_trainer,
+    network_builder,
+    prepare,
+    prepare_server_images,
+)
+from feddraw.experiment.running import evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.records import to_arrays
@@ -40,7 +46,7 @@ from feddraw.scenarios.image_deck import Partition
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.server.policy import why_not
 from feddraw.server.round import RoundRecord
-from feddraw.system.reading import read_jsonl
+from feddraw.system.file_reading import read_jsonl
 
 log = logging.getLogger("flwr")
 
@@ -58,7 +64,7 @@ class ServerEvaluation:
         self.counted: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
             self.findings = tuple(settings.findings(experiment))
-            build = partial(builder(experiment, len(self.findings)), pretrained=True)
+            build = partial(network_builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
                 options = experiment.section("data")[1] | {"path": validation}
@@ -73,7 +79,7 @@ class ServerEvaluation:
         self.dataset = dataset
         trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
-        self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
+        self.proxy = prepare_server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
         self.counted = score_histograms.merge(contents, self.findings)
@@ -182,7 +188,7 @@ def _conclude(
     scores, predictions = evaluation.evaluate(shown, final=final)
     keeper.add(done, shown, scores)
     kept = keeper.models(shown) if final else {}
-    evaluate_kept(evaluation.evaluate_kept, kept, scores, predictions)
+    evaluate_kept_models(evaluation.evaluate_kept, kept, scores, predictions)
     took = time.perf_counter() - began
     if folder is not None:
         last = strategy.history[-1] if strategy.history else RoundRecord(round=done, ledger=())

@@ -38,7 +38,7 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain
-from feddraw.system.files import make_folder
+from feddraw.system.file_writing import make_folder
 
 log = logging.getLogger("feddraw.nvflare")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from feddraw.errors import RunFailed, UserError
 from feddraw.report.blocks import Block, Bullets, Document, Gallery, Heading, Only, Picture, Text
 from feddraw.report.latex import escape, tables
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 ENGINES = {  # program: its options before the file
     "pdflatex": ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"],

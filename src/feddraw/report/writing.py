@@ -22,8 +22,8 @@ from feddraw.report.evidence import Report, Say, examine
 from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
 from feddraw.results.run_collection import Collection, collect
-from feddraw.system.files import make_folder, make_subfolder, refuse_link, sha256_of, write_whole
-from feddraw.system.reading import read_json
+from feddraw.system.file_reading import read_json, sha256_of
+from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
 
 ALPHA = 0.05
 REPLICATES = 1000

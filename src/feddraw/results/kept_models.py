@@ -18,8 +18,8 @@ from feddraw.core import Layout, Model
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import read_tree, tree_bytes
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.files import make_subfolder, write_whole
-from feddraw.system.reading import read_jsonl
+from feddraw.system.file_reading import read_jsonl
+from feddraw.system.file_writing import make_subfolder, write_whole
 
 KEPT = ("best", "tail")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from feddraw.system.file_writing import toml_values
+
 # How a run is carried out. A run may be resumed with other values, and runs that differ in these are the same run.
 EXECUTION_SETTINGS = ("engine", "workers", "devices", "tensorboard", "training.device")
 # How exactly the processor computes. A run keeps them to its end. Tables do not tell runs apart by them, and a note
@@ -35,3 +37,11 @@ def device_kind(settings: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     kinds = {str(one.get("type", "")) for one in written if isinstance(one, Mapping)} - {""}
     asked = str(settings.get("devices") or settings.get("training.device", "cpu"))
     return ", ".join(sorted(kinds)) or asked.partition(",")[0].partition(":")[0]
+
+
+def dotted_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of settings, tables within it too, by dotted names: {"method": {"mu": 1}} is {"method.mu": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in toml_values(table).items():
+        found |= dotted_settings(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

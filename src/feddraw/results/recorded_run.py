@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from feddraw.results.kept_models import KEPT
 from feddraw.results.ledger_table import MOST_CELLS, Ledger
+from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder, first_divergence
-from feddraw.system.reading import as_written, flat, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
 
@@ -122,7 +123,9 @@ class Run:
 
     @cached_property
     def flat(self) -> dict[str, Any]:
-        return {name: value for name, value in flat(self.settings).items() if not name.startswith("partition.")}
+        return {
+            name: value for name, value in dotted_settings(self.settings).items() if not name.startswith("partition.")
+        }
 
     @property
     def repeat(self) -> str:
@@ -150,7 +153,7 @@ class Run:
         place = {client: i for i, client in enumerate(self.ledger.clients)}
         pieces, shape = {line.get("piece") for line in lines}, (len(self.ledger.status), len(place))
         names = [name for name in self.findings if name in pieces]
-        with as_written(self.path / "pieces.csv"):
+        with damage_told(self.path / "pieces.csv"):
             if len(names) * math.prod(shape) > MOST_CELLS:
                 raise ValueError(f"{len(names)} findings")
             found = {name: np.full(shape, np.nan) for name in names}
@@ -214,23 +217,23 @@ def read_run(path: Path) -> Run:
     """A run's folder, finished or not; a file in it that is not as a run writes it is named."""
     folder = RunFolder(path)
     settings = read_toml(folder.settings)
-    with as_written(folder.settings):
+    with damage_told(folder.settings):
         _ = [str(settings[section]["name"]) for section in ("data", "scenario", "model", "method")]
         _ = int(settings["seed"]), int(settings["rounds"])
-    with as_written(folder.ledger):
+    with damage_told(folder.ledger):
         ledger = Ledger.of(read_csv(folder.ledger))
     rounds = read_jsonl(folder.rounds)
     environment, metrics = (read_json(file) if file.is_file() else {} for file in (folder.environment, folder.metrics))
     if "validation" in metrics:
         metrics.setdefault("test", UNTESTED)
     if metrics:
-        with as_written(folder.metrics):
+        with damage_told(folder.metrics):
             for client in metrics.get("clients", {}).values():
                 if "held_out" in client:  # what holdout images were called up to version 0.1
                     client["holdout"] = client.pop("held_out")
             _check(metrics)
     run = Run(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
-    with as_written(folder.rounds):
+    with damage_told(folder.rounds):
         _ = run.curve("validation"), run.curve("test"), run.diverged
     _ = run.by_class() if run.finished else {}
     return run

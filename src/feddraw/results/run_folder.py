@@ -31,15 +31,25 @@ from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
-from feddraw.results.outcome_settings import without_execution
+from feddraw.results.outcome_settings import dotted_settings, without_execution
 from feddraw.scenarios.image_deck import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
-from feddraw.system.files import append, make_folder, make_subfolder, nearest_place, refuse_link, reporting, write_whole
+from feddraw.system.file_reading import read_csv, read_jsonl, read_toml
+from feddraw.system.file_writing import (
+    append_to_log,
+    json_values,
+    make_folder,
+    make_subfolder,
+    nearest_existing,
+    refuse_link,
+    toml_values,
+    write_errors_told,
+    write_whole,
+)
 from feddraw.system.locks import lock_folder
-from feddraw.system.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values
 
 LEDGER = tuple(field.name for field in fields(LedgerEntry))
 PIECES = tuple(field.name for field in fields(PieceEntry))
@@ -89,7 +99,7 @@ class RunFolder:
     def _compare(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
         defaults, written, wanted = (
-            without_execution(flat({name: value for name, value in settings.items() if name != "partition"}))
+            without_execution(dotted_settings({name: value for name, value in settings.items() if name != "partition"}))
             for settings in (defaults, read_toml(self.settings), table)
         )
         there = defaults | written
@@ -105,7 +115,7 @@ class RunFolder:
             refuse_link(path)
 
     def _check_writable(self) -> None:
-        parent = nearest_place(self.path)
+        parent = nearest_existing(self.path)
         if not os.access(parent, os.W_OK) or not parent.is_dir():
             raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
 
@@ -115,7 +125,7 @@ class RunFolder:
         if self._held:  # by a caller further up
             yield
             return
-        with reporting(self.path):
+        with write_errors_told(self.path):
             make_folder(self.path, private=True)
         with lock_folder(self.path):
             self._held = True
@@ -179,16 +189,16 @@ class RunFolder:
         line |= {"diverged": diverged} if diverged else {}
         line |= {"rounds": rounds} if rounds else {}
         line |= {"client_seconds": dict(client_seconds), "time": datetime.now(UTC).isoformat(timespec="seconds")}
-        append(self.rounds, json.dumps(json_values(line)) + "\n")
+        append_to_log(self.rounds, json.dumps(json_values(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
-        append(self.ledger, csv_text(_rows(entries)))
+        append_to_log(self.ledger, csv_text(_rows(entries)))
         if pieces:
             header = [] if self.pieces.is_file() else [PIECES]
-            append(self.pieces, csv_text([*header, *_rows(pieces)]))
+            append_to_log(self.pieces, csv_text([*header, *_rows(pieces)]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        with reporting(self.checkpoint):
+        with write_errors_told(self.checkpoint):
             make_subfolder(self.checkpoint.parent, private=True)
         write_whole(self.checkpoint, checkpoint_bytes(checkpoint), private=True)
 

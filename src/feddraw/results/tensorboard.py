@@ -10,7 +10,7 @@ from pathlib import Path
 from feddraw.catalog import installed
 from feddraw.errors import UserError
 from feddraw.server.round import RoundResult
-from feddraw.system.files import make_subfolder
+from feddraw.system.file_writing import make_subfolder
 
 
 def check_installed() -> None:

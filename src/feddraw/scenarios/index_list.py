@@ -13,7 +13,7 @@ import numpy as np
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.scenarios.image_deck import ClientRows, Partition
-from feddraw.system.files import write_whole
+from feddraw.system.file_writing import write_whole
 
 MAX_LIST = 2**28  # bytes
 

@@ -18,16 +18,16 @@ from typing import Any
 
 from feddraw.errors import UserError, unknown
 from feddraw.experiment.settings import Experiment, complete, data_name, unnamed_defaults
-from feddraw.results.outcome_settings import ARCHIVES, without_execution
+from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_execution
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import flat, read_toml
+from feddraw.system.file_reading import read_toml
 
 ALWAYS_NAMED = ("scenario", "method")
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedRun:
     """One run of a study."""
 
     name: str  # of its folder
@@ -49,8 +49,9 @@ class Planned:
 
         Where the data lie on this machine and how the run is carried out are no part of it.
         """
-        usual = flat(Experiment().table())
-        chosen = {name: value for name, value in flat(self.experiment.table()).items() if usual.get(name) != value}
+        usual = dotted_settings(Experiment().table())
+        own = dotted_settings(self.experiment.table())
+        chosen = {name: value for name, value in own.items() if usual.get(name) != value}
         table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
         for name in ("data.name", "data.path"):
             if isinstance(table.get(name), str):
@@ -58,7 +59,7 @@ class Planned:
         return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def is_file_data(planned: Planned) -> bool:
+def is_file_data(planned: PlannedRun) -> bool:
     """Whether its images lie in files, and are prepared before the first run."""
     name = planned.complete.section("data")[0]
     return name != "phantom" and ":" not in name
@@ -69,16 +70,9 @@ def data_key(experiment: Experiment) -> str:
     return json.dumps(experiment.data, sort_keys=True)
 
 
-# ---------------------------------------------------------------------------------------------------- the file
-
-
 def read_study(
-    path: Path,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    trust: bool = False,
-    paths: Mapping[str, str] | None = None,
-) -> list[Planned]:
+    path: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False, paths: Mapping[str, str] | None = None
+) -> list[PlannedRun]:
     """All runs of a study's file: an experiment file in which any value may be a list.
 
     `[[case]]` tables are alternatives: each is combined with what stands outside of them, and its `label`, if it has
@@ -87,29 +81,30 @@ def read_study(
     archives are; `changes` and `paths` are the same from the command line.
     """
     table = read_toml(path)
-    places, only = read_paths(table.pop("paths", {}), path), read_only(table.pop("only", {}), path)
-    for_all, families = by_family(changes or {})
+    places, only = read_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
+    for_all, families = changes_by_family(changes or {})
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
         raise UserError(f"{path}: write a case as a table with two brackets: [[case]]")
     chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
-    for case, called in map(_called, cases):
+    for case, called in map(_case_label, cases):
         chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
-        _require_few(len(chosen))
+        _require_few_runs(len(chosen))
     base = Experiment.preset(preset)
     found = []
     for settings, label in chosen:
-        written = changed(base.with_settings(_dotted(settings)), only).trusted(trust, f"{path} names")
-        meant = changed(written.with_settings(for_all), families)
-        found.append(planned_run(placed(meant, paths or {}, places), label))
+        written = with_family_settings(base.with_settings(_dotted_settings(settings)), only)
+        written.trusted(trust, f"{path} names")
+        meant = with_family_settings(written.with_settings(for_all), families)
+        found.append(planned_run(with_archive_path(meant, paths or {}, places), label))
     found.sort(key=lambda planned: planned.experiment.seed)
-    require_members([*only, *families], [planned.experiment for planned in found], path)
+    require_family_members([*only, *families], [planned.experiment for planned in found], path)
     _require_different_names(found, path)
     return found
 
 
-def _called(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _case_label(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """A case's settings, and the name that it gives itself."""
     settings = dict(case)
     name = settings.pop("label", None)
@@ -121,38 +116,38 @@ def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[s
     found: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
-        choices = [choice for item in items for choice in _choices(item)]
-        _require_few(len(found) * len(choices))
+        choices = [choice for item in items for choice in _setting_choices(item)]
+        _require_few_runs(len(found) * len(choices))
         found = [
-            (settings | {name: chosen}, label | _label(name, chosen, inner, len(items) > 1))
+            (settings | {name: chosen}, label | _choice_label(name, chosen, inner, len(items) > 1))
             for settings, label in found
             for chosen, inner in choices
         ]
     return found
 
 
-def _require_few(runs: int) -> None:
+def _require_few_runs(runs: int) -> None:
     if runs > MOST_RUNS:
         raise UserError(f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several files")
 
 
-def _choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
+def _setting_choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
     return [*_combinations(item)] if isinstance(item, Mapping) else [(item, {})]
 
 
-def _label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
+def _choice_label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
     """What to call a choice: a section by its name and its own settings, a number by its setting's name."""
     if not isinstance(chosen, Mapping):
         return {name: str(chosen)} if several or name in ALWAYS_NAMED else {}
     if name not in ALWAYS_NAMED and not several:
         return {f"{name}.{key}": value for key, value in inner.items()}
-    whole = flat(chosen)
+    whole = dotted_settings(chosen)
     shown = whole if several else {key: whole[key] for key in inner}
     own = [f"{key}={value}" for key, value in shown.items() if key != "name"]
     return {name: ",".join([str(chosen.get("name", "")), *own])}
 
 
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their dotted paths, a section's name before what belongs to it."""
     dotted: dict[str, Any] = {}
     for name, value in settings.items():
@@ -164,18 +159,18 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dotted
 
 
-def planned_run(experiment: Experiment, label: dict[str, str]) -> Planned:
+def planned_run(experiment: Experiment, label: dict[str, str]) -> PlannedRun:
     """A run with the name of its folder; `label` is what tells it from others."""
     label = {name: label.get(name, experiment.section(name)[0]) for name in ALWAYS_NAMED} | label
     others = {key.rpartition(".")[2]: value for key, value in label.items() if key not in (*ALWAYS_NAMED, "seed")}
     words = [label[name] for name in ALWAYS_NAMED] + [f"{key}={value}" for key, value in others.items()]
     name = "_".join([*words, f"seed={experiment.seed}"])
-    return Planned(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
+    return PlannedRun(re.sub(r"[^\w.=,+-]+", "-", name), experiment, label)
 
 
-def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
+def _require_different_names(runs: Sequence[PlannedRun], path: Path) -> None:
     seen: set[str] = set()
-    firsts: dict[str, Planned] = {}
+    firsts: dict[str, PlannedRun] = {}
     for planned in runs:
         if planned.name in seen:
             raise UserError(f"{path} asks for {planned.name} more than once")
@@ -188,7 +183,7 @@ def _require_different_names(runs: Sequence[Planned], path: Path) -> None:
             raise UserError(f"{path}: {first.name} and {planned.name} {why}")
 
 
-def shard_of(runs: Sequence[Planned], shard: str) -> list[Planned]:
+def shard_of(runs: Sequence[PlannedRun], shard: str) -> list[PlannedRun]:
     """`i/n`: every n-th run, beginning with the i-th."""
     parts = re.fullmatch(r"(\d+)/(\d+)", shard)
     if parts is None or not 1 <= int(parts[1]) <= int(parts[2]):
@@ -200,13 +195,13 @@ Settings = Mapping[str, Any]  # by dotted path
 SETTING_NAMES = frozenset(field.name for field in fields(Experiment))
 
 
-def belongs(experiment: Experiment, family: str) -> bool:
+def belongs_to_family(experiment: Experiment, family: str) -> bool:
     """Whether an experiment's scenario or data set has this name, or fits a pattern like CHX-*."""
     names = (experiment.section("scenario")[0], data_name(experiment))
     return any(fnmatchcase(name.lower(), family.lower()) for name in names)
 
 
-def by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def changes_by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Changes to every run, and those whose key begins with a family: {"CHX-7.scenario.scale": 0.9}."""
     for_all, families = {}, dict[str, dict[str, Any]]()
     for key, value in changes.items():
@@ -218,14 +213,14 @@ def by_family(changes: Settings) -> tuple[dict[str, Any], dict[str, dict[str, An
     return for_all, families
 
 
-def read_only(table: Any, path: Path) -> dict[str, dict[str, Any]]:
+def read_family_settings(table: Any, path: Path) -> dict[str, dict[str, Any]]:
     """The tables `[only.FAMILY]` of a study's file, each with settings by dotted path."""
     if not isinstance(table, dict) or not all(isinstance(own, dict) for own in table.values()):
         raise UserError(f"{path}: write settings of a family as a table: [only.chexpert] or [only.'CHX-7']")
-    return {family: flat(own) for family, own in table.items()}
+    return {family: dotted_settings(own) for family, own in table.items()}
 
 
-def read_paths(table: Any, path: Path) -> dict[str, str]:
+def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
     """The table `[paths]` of a study's file: data sets and where their archives are."""
     if not isinstance(table, dict) or not all(isinstance(place, str) for place in table.values()):
         raise UserError(f"{path}: [paths] has a line for each archive, such as chexpert = 'FOLDER'")
@@ -235,22 +230,22 @@ def read_paths(table: Any, path: Path) -> dict[str, str]:
     return dict(table)
 
 
-def changed(experiment: Experiment, families: Mapping[str, Settings]) -> Experiment:
+def with_family_settings(experiment: Experiment, families: Mapping[str, Settings]) -> Experiment:
     """With the settings of every family that it is of."""
     for family, settings in families.items():
-        experiment = experiment.with_settings(settings) if belongs(experiment, family) else experiment
+        experiment = experiment.with_settings(settings) if belongs_to_family(experiment, family) else experiment
     return experiment
 
 
-def placed(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
+def with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
     """With the path of its archive: as typed; else its own setting; else the file's."""
     name, own = data_name(experiment), experiment.section("data")[1].get("path", "")
     place = typed.get(name) or own or usual.get(name, "")
     return experiment.with_settings({"data.path": place}) if place and place != own else experiment
 
 
-def require_members(families: Sequence[str], experiments: Sequence[Experiment], path: Path) -> None:
+def require_family_members(families: Sequence[str], experiments: Sequence[Experiment], path: Path) -> None:
     """Refuse a family that no run is of: a setting that is quietly lost would be found out days later."""
     for family in families:
-        if not any(belongs(experiment, family) for experiment in experiments):
+        if not any(belongs_to_family(experiment, family) for experiment in experiments):
             raise UserError(f"{path} has no run with a scenario or data set '{family}': its settings would be lost")

@@ -24,33 +24,49 @@ from feddraw.data.dataset import SPLITS, Dataset
 from feddraw.data.dataset_from_table import Look
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.device_placement import places_for_runs
-from feddraw.experiment.run_preparation import DealtData, Task, builder, deal_data, initial_model, open_data, task_of
-from feddraw.experiment.run_time_estimate import Work
+from feddraw.experiment.run_preparation import (
+    PreparedData,
+    PreparedTask,
+    initial_model,
+    network_builder,
+    open_experiment_data,
+    prepare_client_data,
+    prepare_task,
+)
+from feddraw.experiment.run_time_estimate import (
+    REHEARSAL_SECONDS,
+    RehearsedTimes,
+    RunWork,
+    rehearse_step_times,
+    time_profile,
+)
 from feddraw.experiment.settings import Experiment
-from feddraw.experiment.timed_steps import SECONDS, Rehearsed, profile, rehearse
 from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
-from feddraw.study.plan import Planned, data_key
-from feddraw.study.progress import Tally
-from feddraw.system.files import nearest_place
+from feddraw.study.plan import PlannedRun, data_key
+from feddraw.study.progress import StudyProgress
+from feddraw.system.file_writing import nearest_existing
 from feddraw.system.workers import cores
-from feddraw.training.client import memory_of
-from feddraw.training.devices import survey as survey_devices
+from feddraw.training.client import client_memory_extents
+from feddraw.training.devices import survey_devices
 
-WHOLE, LEAST_TIMED = 95.0, 15.0  # seconds for everything, so that it ends within two minutes; and for timing, at least
+PREFLIGHT_SECONDS, LEAST_TIMING_SECONDS = (
+    95.0,
+    15.0,
+)  # seconds for everything, so that it ends within two minutes; and for timing, at least
 
 Say = Callable[[str], None]
 
 
 @dataclass
-class Survey:
+class StudySurvey:
     """What was found out about a study's runs without preparing anything."""
 
-    runs: Sequence[Planned]
+    runs: Sequence[PlannedRun]
     finished: set[str] = field(default_factory=set)
     obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
     looks: dict[str, tuple[Dataset, Look]] = field(default_factory=dict)  # by data key
-    work: dict[str, Work] = field(default_factory=dict)  # by run
+    work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
     clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
 
@@ -59,7 +75,7 @@ class Survey:
         return self.looks[data_key(experiment)][0]
 
     @contextmanager
-    def noting(self, runs: Sequence[Planned]) -> Iterator[None]:
+    def noting(self, runs: Sequence[PlannedRun]) -> Iterator[None]:
         """Whatever stops these runs is noted and stops nothing else."""
         try:
             yield
@@ -71,23 +87,23 @@ class Survey:
         return {name for names in self.obstacles.values() for name in names}
 
     @property
-    def left(self) -> list[Planned]:
+    def left(self) -> list[PlannedRun]:
         """Runs that have to be carried out and can be."""
         apart = self.finished | self.stopped
         return [planned for planned in self.runs if planned.name not in apart]
 
     def said(self) -> list[str]:
         """Each obstacle in a line."""
-        return [f"{what} ({_counted(names)})" for what, names in self.obstacles.items()]
+        return [f"{what} ({_runs_in_words(names)})" for what, names in self.obstacles.items()]
 
 
-def _counted(names: Sequence[str]) -> str:
+def _runs_in_words(names: Sequence[str]) -> str:
     return f"1 run: {names[0]}" if len(names) == 1 else f"{len(names)} runs, the first {names[0]}"
 
 
-def survey(runs: Sequence[Planned], out: Path, say: Say = lambda _: None) -> Survey:
+def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: None) -> StudySurvey:
     """Open every data set, deal every scenario and build every network that unfinished runs need."""
-    found = Survey(runs)
+    found = StudySurvey(runs)
     for planned in runs:
         with found.noting([planned]):
             found.finished |= {planned.name} if planned.is_finished(out) else set()
@@ -95,7 +111,7 @@ def survey(runs: Sequence[Planned], out: Path, say: Say = lambda _: None) -> Sur
         say(f"opening {members[0].complete.section('data')[0]}")
         with found.noting(members):
             look = Look()
-            found.looks[key] = open_data(members[0].complete, look=look), look
+            found.looks[key] = open_experiment_data(members[0].complete, look=look), look
     opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
     initial: dict[str, Model] = {}
     for key, members in grouped((_model_key(found, planned), planned) for planned in opened).items():
@@ -103,43 +119,44 @@ def survey(runs: Sequence[Planned], out: Path, say: Say = lambda _: None) -> Sur
         with found.noting(members):
             first = members[0].complete
             first.training.available_device()
-            build = builder(first, len(found.dataset(first).findings))
+            build = network_builder(first, len(found.dataset(first).findings))
             initial[key] = initial_model(partial(build, pretrained=True), first.seed)
     for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
         say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
         with found.noting(members):
-            dealt = deal_data(members[0].complete, found.dataset(members[0].complete))
+            dealt = prepare_client_data(members[0].complete, found.dataset(members[0].complete))
             for planned in members:
                 with found.noting([planned]):
                     _note_work(found, planned, dealt, initial.get(_model_key(found, planned)))
     return found
 
 
-def _note_work(found: Survey, planned: Planned, dealt: DealtData, initial: Model | None) -> None:
-    task = task_of(planned.complete, dealt)
-    found.work[planned.name] = Work.of(task)
+def _note_work(found: StudySurvey, planned: PlannedRun, dealt: PreparedData, initial: Model | None) -> None:
+    task = prepare_task(planned.complete, dealt)
+    found.work[planned.name] = RunWork.of(task)
     if initial is not None:
         task.method.weighting.check(initial.layout)
         found.folder_bytes[planned.name] = _folder_bytes(task, initial)
     found.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
 
 
-def _model_key(found: Survey, planned: Planned) -> str:
+def _model_key(found: StudySurvey, planned: PlannedRun) -> str:
     one = planned.complete
     return json.dumps([len(found.dataset(one).findings), one.model, one.training.device])
 
 
-def _dealing_key(planned: Planned) -> str:
+def _dealing_key(planned: PlannedRun) -> str:
     one = planned.complete
     own = [one.scenario, one.partition_seed, one.folds and one.seed % one.folds, one.folds]
     return json.dumps([data_key(one), own, one.holdout, one.training.batch_size])
 
 
-def _folder_bytes(task: Task, initial: Model) -> int:
+def _folder_bytes(task: PreparedTask, initial: Model) -> int:
     """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all test images."""
     model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
     kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
-    remembered = sum(map(initial.layout.extent, memory_of(task.method.local, task.experiment.training).values()))
+    memory = client_memory_extents(task.method.local, task.experiment.training)
+    remembered = sum(map(initial.layout.extent, memory.values()))
     arrays: dict[str, NDArray[Any]] = {}
     extract_arrays(task.method.init(initial), "state", arrays)
     state = sum(array.nbytes for array in arrays.values())
@@ -148,16 +165,13 @@ def _folder_bytes(task: Task, initial: Model) -> int:
     return model * (2 + 2 * kept) + 4 * remembered * len(task.clients) + state + scores
 
 
-# ---------------------------------------------------------------------------------------------------- the cost
-
-
 @dataclass(frozen=True)
 class Preflight:
     """What a study will cost here, and what is in its way."""
 
-    survey: Survey
+    survey: StudySurvey
     devices: tuple[str, ...]  # one for each worker
-    timed: Mapping[str, Rehearsed]  # by method, the first of each kind
+    timed: Mapping[str, RehearsedTimes]  # by method, the first of each kind
     seconds: float  # of all runs; 0 where nothing was timed
     preparing: float  # seconds
     cache_bytes: int
@@ -177,35 +191,35 @@ class Preflight:
             "cache_bytes": self.cache_bytes,
             "folder_bytes": self.folder_bytes,
             "memory_bytes_per_worker": self.memory,
-            "data": [_described(dataset, look) for dataset, look in found.looks.values()],
+            "data": [_described_dataset(dataset, look) for dataset, look in found.looks.values()],
             "scenarios": {name: list(sizes) for name, sizes in found.clients.items()},
             "timed": {name: vars(one) for name, one in self.timed.items()},
             "obstacles": list(self.obstacles),
         }
 
 
-def _described(dataset: Dataset, look: Look) -> dict[str, Any]:
+def _described_dataset(dataset: Dataset, look: Look) -> dict[str, Any]:
     images: dict[str, Any] = {split: len(dataset.rows[split]) for split in SPLITS}
     return {"name": dataset.name, **images, "to_prepare": look.images, "bytes": sum(look.bytes.values())}
 
 
 def preflight(
-    runs: Sequence[Planned], out: Path, workers: int = 0, devices: str = "", say: Say = lambda _: None
+    runs: Sequence[PlannedRun], out: Path, workers: int = 0, devices: str = "", say: Say = lambda _: None
 ) -> Preflight:
     """All that can be known of a study before it begins, with so many workers, or as many as the devices hold."""
     began = time.monotonic()
-    found = survey(runs, out, say)
+    found = survey_study(runs, out, say)
     left, obstacles = found.left, found.said()
     places: Sequence[str] = ()
-    timed: dict[str, Rehearsed] = {}
+    timed: dict[str, RehearsedTimes] = {}
     expected: dict[str, float] = {}
     try:
         of_runs = places_for_runs([planned.experiment for planned in left or runs], workers, devices)
         places = [place.device for place in of_runs]
         if left:
             say("timing a few training steps")
-            seconds = max(LEAST_TIMED, min(SECONDS, WHOLE - (time.monotonic() - began)))
-            timed, expected = _timed(found, left, places, seconds)
+            seconds = max(LEAST_TIMING_SECONDS, min(REHEARSAL_SECONDS, PREFLIGHT_SECONDS - (time.monotonic() - began)))
+            timed, expected = _expected_times(found, left, places, seconds)
     except (UserError, RunFailed) as mistake:
         obstacles += [] if any(str(mistake) in one for one in obstacles) else [str(mistake)]
     looks = [look for _, look in found.looks.values()]
@@ -214,21 +228,20 @@ def preflight(
     memory = max((one.memory for one in timed.values()), default=0)
     obstacles += _full_disks({image_cache.root(): sum(images.values()), out: folders})
     obstacles += _too_little_memory(memory, places)
-    seconds = Tally([], len(places), expected).seconds_left(list(expected)) or 0.0
+    seconds = StudyProgress([], len(places), expected).seconds_left(list(expected)) or 0.0
     preparing = sum(look.seconds for look in looks) / cores()
-    return Preflight(
-        found, tuple(places), timed, seconds, preparing, sum(images.values()), folders, memory, tuple(obstacles)
-    )
+    sizes = (sum(images.values()), folders, memory)
+    return Preflight(found, tuple(places), timed, seconds, preparing, *sizes, tuple(obstacles))
 
 
-def _timed(
-    found: Survey, runs: Sequence[Planned], devices: Sequence[str], seconds: float
-) -> tuple[dict[str, Rehearsed], dict[str, float]]:
+def _expected_times(
+    found: StudySurvey, runs: Sequence[PlannedRun], devices: Sequence[str], seconds: float
+) -> tuple[dict[str, RehearsedTimes], dict[str, float]]:
     """What was timed, by the first method of its kind; and seconds by run."""
-    kinds = grouped((profile(planned.complete), planned) for planned in runs)
+    kinds = grouped((time_profile(planned.complete), planned) for planned in runs)
     firsts = [members[0] for members in kinds.values()]
     findings = len(found.dataset(firsts[0].complete).findings)
-    times = rehearse([_plain(planned.complete) for planned in firsts], findings, devices, seconds)
+    times = rehearse_step_times([_on_phantoms(planned.complete) for planned in firsts], findings, devices, seconds)
     expected = {
         planned.name: one.seconds(found.work[planned.name])
         for members, one in zip(kinds.values(), times, strict=True)
@@ -237,14 +250,14 @@ def _timed(
     return {planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)}, expected
 
 
-def _plain(experiment: Experiment) -> Experiment:
-    """The same on data that a worker need not look for."""
+def _on_phantoms(experiment: Experiment) -> Experiment:
+    """The experiment on phantoms, for which a worker needs no files."""
     return replace(experiment, data={"name": "phantom", "size": experiment.section("data")[1]["size"]}, engine="serial")
 
 
 def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
     """Folders whose disk has no room for what comes there; two may be on one disk."""
-    there = [(nearest_place(folder.absolute()), size) for folder, size in needed.items()]
+    there = [(nearest_existing(folder.absolute()), size) for folder, size in needed.items()]
     for members in grouped((folder.stat().st_dev, (folder, size)) for folder, size in there).values():
         total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
         if total > free:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feddraw.study.workers import Event
+from feddraw.study.worker_pool import StudyEvent
 
-ENOUGH = 0.02  # of a run must be done before its time is multiplied up
+ENOUGH_DONE = 0.02  # of a run must be done before its time is multiplied up
 
 
 @dataclass
-class Running:
+class RunUnderWay:
     """A run under way."""
 
     began: float
@@ -22,7 +22,7 @@ class Running:
     first: float | None = None  # of which so much was done before, if it was resumed
 
 
-class Tally:
+class StudyProgress:
     """Follows the events of a study; times are those of its own runs.
 
     `expected` are seconds per run, where somebody has measured them; they set how much one run counts beside another.
@@ -38,7 +38,7 @@ class Tally:
         self.waiting = dict.fromkeys(runs)  # in the order in which they begin
         self.total = len(self.waiting)
         self.workers = max(1, workers)
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunUnderWay] = {}
         self.failed: dict[str, str] = {}
         self.left_out: list[str] = []
         self.finished = self.skipped = 0
@@ -47,10 +47,10 @@ class Tally:
         self.began = clock()
         self._spent, self._done = 0.0, 0.0  # seconds that finished runs took, and what they cost in expected seconds
 
-    def note(self, event: Event) -> None:
+    def note(self, event: StudyEvent) -> None:
         self.waiting.pop(event.run, None)
         if event.kind in ("started", "progress"):
-            run = self.running.setdefault(event.run, Running(self._clock()))
+            run = self.running.setdefault(event.run, RunUnderWay(self._clock()))
             run.now = event.text or run.now
             if event.kind == "progress" and event.text.startswith("round"):  # not while images are prepared
                 run.share = event.done
@@ -83,7 +83,7 @@ class Tally:
         now = self._clock()
         done = self._done + sum((r.share - (r.first or 0.0)) * self.cost(n) for n, r in self.running.items())
         usual = sum(map(self.cost, self.running)) / max(1, len(self.running))
-        if done > ENOUGH * usual:
+        if done > ENOUGH_DONE * usual:
             return (self._spent + sum(now - run.began for run in self.running.values())) / done
         return 1.0 if self._expected else None
 

@@ -10,17 +10,17 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.naming import csv_text
 from feddraw.results.run_folder import RunFolder
-from feddraw.study.plan import Planned
-from feddraw.system.files import make_folder, reporting, write_whole
+from feddraw.study.plan import PlannedRun
+from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml
+from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 from feddraw.system.locks import lock_file
-from feddraw.system.reading import as_written, read_csv, read_json, read_jsonl, read_toml
 
 
-def row_of(planned: Planned, out: Path) -> dict[str, Any]:
+def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
     """A finished run as a line of the study's table."""
     folder = RunFolder(out / planned.name)
     row = {"run": planned.name, "key": planned.key, **planned.label, "seed": planned.experiment.seed}
-    with as_written(folder.path):
+    with damage_told(folder.path):
         found, rounds = read_json(folder.metrics), read_jsonl(folder.rounds)
         curve = [line["test"]["macro"] for line in rounds] if all("test" in line for line in rounds) else []
         own = {name: one["test"]["auc"]["macro"] for name, one in found["clients"].items() if "test" in one}
@@ -32,14 +32,14 @@ def row_of(planned: Planned, out: Path) -> dict[str, Any]:
             row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
         row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
         row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
-        row |= _seen_by_round(rounds)
+        row |= _auc_by_site_by_round(rounds)
         row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
         row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
         row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
 
 
-def _seen_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _auc_by_site_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The test AUC of every round at each site whose images differ: 'C4 0.71 0.72; C1 …'."""
     curves = [line.get("test", {}).get("sites", {}) for line in rounds]
     if not all(curves):
@@ -57,28 +57,28 @@ class ResultTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = _by_key(path)
+        self.rows = _rows_by_key(path)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if all(row["key"] in self.rows for row in rows):
             return
-        with reporting(self.path):
+        with write_errors_told(self.path):
             make_folder(self.path.parent)
         with lock_file(self.path):
-            self.rows = _by_key(self.path)
+            self.rows = _rows_by_key(self.path)
             self.rows |= {row["key"]: dict(row) for row in rows if row["key"] not in self.rows}
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
-            lines = [[_cell(row.get(name)) for name in columns] for row in self.rows.values()]
+            lines = [[_result_cell(row.get(name)) for name in columns] for row in self.rows.values()]
             write_whole(self.path, csv_text([columns, *lines]).encode())
 
 
-def _by_key(path: Path) -> dict[str, dict[str, Any]]:
+def _rows_by_key(path: Path) -> dict[str, dict[str, Any]]:
     rows = read_csv(path)
     if any("key" not in row for row in rows):
         raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")
     return {row["key"]: row for row in rows}
 
 
-def _cell(value: Any) -> Any:
+def _result_cell(value: Any) -> Any:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     return "" if missing else round(value, 6) if isinstance(value, float) else value

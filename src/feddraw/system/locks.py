@@ -15,7 +15,7 @@ from pathlib import Path
 from feddraw.errors import UserError
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
-LONGEST = 60.0  # seconds to wait for a lock that may have been left behind
+LONGEST_WAIT = 60.0  # seconds to wait for a lock that may have been left behind
 
 
 def flock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
@@ -68,7 +68,7 @@ def lock_file(path: Path) -> Iterator[None]:
     """
     beside = path.with_name(f".{path.name}.lock")
     if not kernel_locks():
-        with _lock_by_file(beside, f"another process writes {path}", LONGEST):
+        with _lock_by_file(beside, f"another process writes {path}", LONGEST_WAIT):
             yield
         return
     while True:
@@ -77,7 +77,7 @@ def lock_file(path: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         flock(handle, wait=True)
-        if _is_still_there(handle, beside):
+        if _lock_file_is_there(handle, beside):
             break
         os.close(handle)  # the holder before us has removed it: whoever comes now makes a new one
     try:
@@ -107,7 +107,7 @@ def _lock_by_file(lock: Path, busy: str, longest: float) -> Iterator[None]:
         lock.unlink(missing_ok=True)
 
 
-def _is_still_there(handle: int, path: Path) -> bool:
+def _lock_file_is_there(handle: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

@@ -16,7 +16,7 @@ _ATTACHED: list[SharedMemory] = []  # an array does not keep its block alive
 
 
 @dataclass(frozen=True)
-class Handle:
+class SharedHandle:
     """What another process needs to find an array: a block of shared memory, or a file that it may map by itself."""
 
     shape: tuple[int, ...]
@@ -26,37 +26,37 @@ class Handle:
     offset: int = 0
 
 
-class Shared:
+class SharedArrays:
     """Arrays made here for others to attach to; all are freed by `close`."""
 
     def __init__(self) -> None:
         self._blocks: list[SharedMemory] = []
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], Handle]:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], SharedHandle]:
         length = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         try:
             block = SharedMemory(create=True, size=length)
         except OSError as error:
             raise RunFailed(f"no shared memory for {length / 1e6:,.0f} MB ({error}): try engine = serial") from error
         self._blocks.append(block)
-        return np.ndarray(shape, dtype, buffer=block.buf), Handle(shape, np.dtype(dtype).str, block=block.name)
+        return np.ndarray(shape, dtype, buffer=block.buf), SharedHandle(shape, np.dtype(dtype).str, block=block.name)
 
-    def publish(self, array: NDArray[Any]) -> Handle:
+    def publish(self, array: NDArray[Any]) -> SharedHandle:
         """A copy for others to read; a memory-mapped file needs none."""
         if isinstance(array, np.memmap) and array.filename and array.flags.c_contiguous:
-            return Handle(array.shape, array.dtype.str, file=str(array.filename), offset=array.offset)
+            return SharedHandle(array.shape, array.dtype.str, file=str(array.filename), offset=array.offset)
         copy, handle = self.empty(array.shape, array.dtype)
         copy[...] = array
         return handle
 
     def close(self) -> None:
         for block in self._blocks:
-            _release(block)
+            _release_block(block)
             block.unlink()
         self._blocks.clear()
 
 
-def attach(handle: Handle) -> NDArray[Any]:
+def attach_shared(handle: SharedHandle) -> NDArray[Any]:
     """An array that another process made; it stays until this process ends."""
     if handle.file:
         return np.memmap(handle.file, handle.dtype, "r", handle.offset, handle.shape)
@@ -65,7 +65,7 @@ def attach(handle: Handle) -> NDArray[Any]:
     return np.ndarray(handle.shape, handle.dtype, buffer=block.buf)
 
 
-def _release(block: SharedMemory) -> None:
+def _release_block(block: SharedMemory) -> None:
     """Close unless an array still looks into it; the memory then goes with the last of them."""
     try:
         block.close()

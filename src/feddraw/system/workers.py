@@ -39,7 +39,7 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def limited(workers: int) -> int:
+def limited_workers(workers: int) -> int:
     """The number of worker processes to start: 0 means one per core; too many are reduced with a warning."""
     most = MOST_PER_CORE * cores()
     if workers > most:
@@ -56,12 +56,12 @@ def in_workers(
     `doing` and `then` are what the message about a worker that died says: at what, and what to do.
     """
     waiting = iter(items)
-    running = dict(start_worker(work, job) for _ in range(workers))
+    running = dict(start_worker(serve_pieces, job) for _ in range(workers))
     try:
         while running:
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
-                reply = receive(pipe, running[pipe], doing, then)
+                reply = receive_result(pipe, running[pipe], doing, then)
                 item = next(waiting, None)
                 pipe.send(item)
                 if item is None:
@@ -105,7 +105,7 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
 
 
-def receive(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
+def receive_result(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
         reply = pipe.recv()
@@ -118,7 +118,7 @@ def receive(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> t
     return result
 
 
-def work(pipe: Connection, job: Callable[[int], Any]) -> None:
+def serve_pieces(pipe: Connection, job: Callable[[int], Any]) -> None:
     """What a worker does: report for work, then do pieces until there are none."""
     belong_to_parent()
     pipe.send(None)

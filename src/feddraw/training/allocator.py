@@ -12,7 +12,7 @@ import sys
 from functools import cache
 
 # glibc's mallopt(3): its numbers for the options, and the largest values that it takes
-SETTINGS = {
+MALLOPT_LIMITS = {
     -3: 1 << 25,  # M_MMAP_THRESHOLD: blocks from 32 MB on are still mapped one by one, and go back when freed
     -1: (1 << 31) - 1,  # M_TRIM_THRESHOLD: up to 2 GB at the end of the heap are kept
 }
@@ -21,10 +21,8 @@ SETTINGS = {
 @cache
 def keep_freed_memory() -> bool:
     """Set the allocator's limits once per process, unless they are already set or it is not glibc's."""
-    set_already = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
-        name.startswith("MALLOC_") for name in os.environ
-    )
-    if sys.platform != "linux" or set_already:
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform != "linux" or tuned or any(name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(option, value) for option, value in SETTINGS.items())
+    return mallopt is not None and all(mallopt(option, value) for option, value in MALLOPT_LIMITS.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,26 +29,24 @@ from feddraw.core import (
     empty_model,
     extras_of,
 )
-from feddraw.errors import OutOfMemory
 from feddraw.training.allocator import keep_freed_memory
-from feddraw.training.devices import out_of_memory, shortage
+from feddraw.training.batch_gradients import batch_gradients, gradient_summary
 from feddraw.training.loop import (
     Examples,
     Loss,
     Rows,
-    batches,
+    epoch_batches,
     fit,
-    gradient,
-    known_share,
+    known_label_share,
     logits_of,
+    loss_and_gradient,
+    loss_over_known,
     make_optimizer,
     one_thread,
-    over_known,
-    seeded,
+    seeded_torch,
 )
-from feddraw.training.measurement import batch_gradients, summary
 from feddraw.training.network import Build, Network, layout_of_module
-from feddraw.training.network_by_name import with_frozen
+from feddraw.training.network_by_name import with_frozen_layers
 from feddraw.training.optimizers import Optimizer
 from feddraw.training.settings import Training
 
@@ -88,7 +85,7 @@ class Trainer:
 
     def freeze(self, frozen: Mapping[str, Vector]) -> None:
         """Other values for the frozen layers."""
-        self.build, self._references = with_frozen(self.build, frozen), []
+        self.build, self._references = with_frozen_layers(self.build, frozen), []
         for made in ("network", "layout"):
             self.__dict__.pop(made, None)
 
@@ -118,12 +115,12 @@ class Trainer:
         began = time.perf_counter()
         client = _Client(self, job, memory)
         rows = self.shards[job.client]
-        with seeded(job.seed, self.network.device), one_thread():
+        with seeded_torch(job.seed, self.network.device), one_thread():
             correction = self.local.begin(job, memory, client)
             self.network.load(self.local.start(job, memory))
             optimizer = make_optimizer(self.network, self.training)
             if self.training.persist_optimizer:
-                _restore(optimizer, self.network, memory)
+                _restore_optimizer(optimizer, self.network, memory)
             settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
             taken = self.steps_taken[job.client : job.client + 1]
             steps, loss = fit(self.network, self.examples, rows, *settings, steps_taken=taken)
@@ -133,7 +130,7 @@ class Trainer:
             extra, remembered = self.local.end(job, update, memory, client)
             extra = {**extra, **{name: client.answer(name, model) for name in self.asks}}
             if self.training.persist_optimizer:
-                remembered |= _moments(optimizer, self.network)
+                remembered |= _optimizer_moments(optimizer, self.network)
         finite = all(np.isfinite(vector).all() for vector in (model.params, model.buffers, *remembered.values()))
         # a failed round must not spoil the client's next one
         update = replace(update, extra=extra, labelled=self.labelled[job.client], seconds=time.perf_counter() - began)
@@ -141,7 +138,7 @@ class Trainer:
 
 
 class _Client:
-    """What a local rule may ask (see `core.Client`), answered by the bench it runs on."""
+    """What a local rule may ask of its client (see `core.Client`), answered by the trainer."""
 
     def __init__(self, trainer: Trainer, job: Job, memory: Memory) -> None:
         self.solver = trainer.solver
@@ -153,11 +150,11 @@ class _Client:
         network.load(self._job.model)
         network.module.train()
         total, seen = torch.zeros_like(network.grads), 0.0
-        for batch in batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
+        for batch in epoch_batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
             images, targets = trainer.examples.batch(batch, network.device)
-            share = known_share(targets)
+            share = known_label_share(targets)
             if share:
-                gradient(network, images, targets, trainer.smoothed_loss)
+                loss_and_gradient(network, images, targets, trainer.smoothed_loss)
                 total.add_(network.grads, alpha=share)
                 seen += share
         return network.values(total / seen if seen else total)
@@ -187,7 +184,7 @@ class _Client:
         network.load(trained if question == "accuracy" else self._job.model)
         logits = logits_of(network, examples, rows)
         if question == "loss":
-            value = over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
+            value = loss_over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
             return np.array([value], np.float32)
         if question == "accuracy":
             right = (logits.numpy() >= 0) == (targets >= 0.5)
@@ -202,7 +199,7 @@ class _Client:
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
             due = gradients if job.round % how.every == 0 else iter(())
-            found[question], spread = summary(due, job.model.layout.count(layer), how.batch_size)
+            found[question], spread = gradient_summary(due, job.model.layout.count(layer), how.batch_size)
             found.setdefault("gradient spread", spread)
         return found
 
@@ -236,19 +233,7 @@ def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | Non
     return np.concatenate([*counts, *found, right]).astype(np.float32)
 
 
-@contextmanager
-def shortage_told(trainer: Trainer) -> Iterator[None]:
-    """Memory that is not there, here or on the device that this process trains on, as one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        training = trainer.training
-        raise OutOfMemory(shortage(torch.device(training.device), training.batch_size)) from error
-
-
-def memory_of(local: Local, training: Training) -> dict[str, Extent]:
+def client_memory_extents(local: Local, training: Training) -> dict[str, Extent]:
     """What a client keeps between rounds: for its method, and for its optimiser if that is to persist."""
     moments: dict[str, Extent] = {}
     if training.persist_optimizer and training.optimizer == "adam":
@@ -258,14 +243,14 @@ def memory_of(local: Local, training: Training) -> dict[str, Extent]:
     return {**local.keeps, **moments}
 
 
-def _moments(optimizer: Optimizer, network: Network) -> Memory:
+def _optimizer_moments(optimizer: Optimizer, network: Network) -> Memory:
     return {
         f"optimizer.{key}": network.values(value) if value.ndim else np.array([float(value)], np.float32)
         for key, value in optimizer.state.items()
     }
 
 
-def _restore(optimizer: Optimizer, network: Network, memory: Memory) -> None:
+def _restore_optimizer(optimizer: Optimizer, network: Network, memory: Memory) -> None:
     moments = {key.removeprefix("optimizer."): v for key, v in memory.items() if key.startswith("optimizer.")}
     optimizer.state = {
         key: torch.tensor(float(value[0]), device=network.device) if key == "step" else network.vector(value)

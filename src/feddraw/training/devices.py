@@ -1,7 +1,7 @@
-"""Devices: which there are, which worker trains on which, how exactly they compute, what is recorded about them.
+"""Devices: which there are, what they are, and how exactly they compute.
 
-`cpu:0`, `cpu:1` and so on are the processor playing devices: workers are placed on them, images are kept or copied as
-for a GPU, and the bits are those of `cpu`.
+`cpu:0`, `cpu:1` and so on are simulated devices on the processor: workers are placed on them, images are kept or copied
+as for a GPU, and the bits are those of `cpu`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -20,24 +19,18 @@ from typing import Any
 import torch
 
 from feddraw.errors import RunFailed, UserError, first_line
-from feddraw.system.workers import belong_to_parent, cause_of_death, cores, start_worker
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
 
-FORM = re.compile(r"mps|(cpu|cuda)(:\d+)?")
-MOST_PER_GPU = 4  # workers that are started unless more are asked for
-USABLE = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
-UNPLANNED = 0.5  # share of the free memory that images may take where nobody has planned what else needs it
-WORKSPACE = ":4096:8"  # cuBLAS: fixed buffers, or sums may be taken in another order
+DEVICE_NAME = re.compile(r"mps|(cpu|cuda)(:\d+)?")
+CUBLAS_WORKSPACE = ":4096:8"  # cuBLAS: fixed buffers, or sums may be taken in another order
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where a worker trains, and how many bytes of images it may keep there; below zero: half of what is free."""
 
     device: str = "cpu"
     images: int = -1
-
-
-# ---------------------------------------------------------------------------------------------------- which there are
 
 
 def device_names(text: str, setting: str = "devices") -> list[str]:
@@ -46,13 +39,13 @@ def device_names(text: str, setting: str = "devices") -> list[str]:
     if names == ["all"]:
         return names
     for name in names:
-        if not FORM.fullmatch(name):
+        if not DEVICE_NAME.fullmatch(name):
             raise UserError(f"{setting} must be cpu, cuda, cuda:1 or the like, or mps, not '{name}'")
     return names
 
 
 def devices_here(text: str, setting: str = "devices") -> list[str]:
-    """The same, each once and with its number, if this machine has them; `all` are its GPUs."""
+    """The devices of such a list, each once and with its number, if this machine has them; `all` are its GPUs."""
     names = device_names(text, setting)
     if names == ["all"]:
         names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -74,19 +67,16 @@ def require_device(name: str, setting: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-# ---------------------------------------------------------------------------------------------------- what they are
-
-
-def survey(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what computes on it."""
-    return {name: _surveyed(torch.device(name)) for name in names}
+    return {name: _device_facts(torch.device(name)) for name in names}
 
 
-def survey_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The same from a process that ends afterwards: asking a GPU takes memory of it for as long as the asker lives."""
+def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the process ends."""
     if all(torch.device(name).type != "cuda" for name in names):
-        return survey(names)
-    pipe, process = start_worker(_answer_survey, list(names))
+        return survey_devices(names)
+    pipe, process = start_worker(_answer_device_survey, list(names))
     try:
         answer: dict[str, dict[str, Any]] | Exception = pipe.recv()
     except (EOFError, ConnectionResetError):
@@ -98,17 +88,17 @@ def survey_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return answer
 
 
-def _answer_survey(pipe: Connection, names: Sequence[str]) -> None:
+def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
     belong_to_parent()
     try:
-        pipe.send(survey(names))
+        pipe.send(survey_devices(names))
     except Exception as error:
         pipe.send(RuntimeError(f"{error}"))
 
 
-def _surveyed(device: torch.device) -> dict[str, Any]:
+def _device_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
-        total, free = _memory_here()
+        total, free = machine_memory()
         return {"type": device.type, "memory": total, "free": free}
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -121,19 +111,19 @@ def _surveyed(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _memory_here() -> tuple[int, int]:
+def machine_memory() -> tuple[int, int]:
     """Bytes of this machine, in all and free; of its share of the machine if a job scheduler or container set one."""
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
     sizes = {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
     total = sizes.get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = sizes.get("MemAvailable", total)
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    limit, used = (_cgroup_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
     if limit is not None and limit < total:
         total, free = limit, min(free, limit - (used or 0))
     return total, max(0, free)
 
 
-def _number(path: Path) -> int | None:
+def _cgroup_number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:
@@ -141,104 +131,38 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def record(surveyed: Mapping[str, Mapping[str, Any]], workers: Sequence[Place], tf32: bool) -> dict[str, Any]:
-    """What a run's environment says of its devices."""
-    devices = []
-    for name, about in surveyed.items():
-        said = {key: about[key] for key in ("name", "capability") if key in about}
-        if about["type"] == "cuda":
-            said["memory_gb"] = round(about["memory"] / 1e9, 1)
-        number = sum(place.device == name for place in workers)
-        devices.append({"device": name, "type": about["type"]} | said | ({"workers": number} if number else {}))
-    gpus = any(about["type"] == "cuda" for about in surveyed.values())
-    return {"devices": devices} | ({"cuda": software(tf32)} if gpus else {})
-
-
-def software(tf32: bool) -> dict[str, Any]:
+def cuda_software(tf32: bool) -> dict[str, Any]:
     """What computes on NVIDIA's GPUs, and how exactly."""
     return {
-        "driver": _driver(),
+        "driver": _nvidia_driver(),
         "cuda": torch.version.cuda or "",
         "cudnn": torch.backends.cudnn.version() or 0,  # type: ignore[no-untyped-call]
         "tf32": tf32,
-        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", WORKSPACE),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
     }
 
 
 @cache
-def _driver() -> str:
+def _nvidia_driver() -> str:
     """The version of NVIDIA's driver, empty where it cannot be found out."""
     told = Path("/proc/driver/nvidia/version")
     try:
-        text = told.read_text() if told.is_file() else _asked_driver()
+        if told.is_file():
+            text = told.read_text()
+        else:
+            command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     version = re.search(r"\d{3,}\.\d+(\.\d+)?", text)
     return version[0] if version else ""
 
 
-def _asked_driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
-
-
-# ---------------------------------------------------------------------------------------------------- who goes where
-
-
-def place_workers(
-    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
-) -> list[Place]:
-    """A place for each worker: one on every device, then a second, as long as its memory holds one more.
-
-    `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
-    without images; `most` is how many have work.
-    """
-    usable = {name: USABLE * surveyed[name]["free"] for name in names}
-    fit = {name: max(1, int(usable[name] / need)) if need else 1000 for name in names}  # the first is tried in any case
-    each = max(1, min(MOST_PER_GPU, cores() // len(names)))
-    usual = {name: min(fit[name], 1 if surveyed[name]["type"] == "cpu" else each) for name in names}
-    if workers > sum(fit.values()):
-        free = ", ".join(f"{name} {surveyed[name]['free'] / 1e9:.1f} GB" for name in names)
-        said = f"{workers} workers need {need / 1e9:.1f} GB each, and there are free: {free}"
-        warnings.warn(f"{said}: {sum(fit.values())} start", stacklevel=2)
-    limits = fit if workers else usual
-    counts = dict.fromkeys(names, 0)
-    for _ in range(min(workers or sum(usual.values()), most, sum(limits.values()))):
-        open_ones = [name for name in names if counts[name] < limits[name]]
-        counts[min(open_ones, key=lambda name: counts[name])] += 1
-    room = {name: int(usable[name]) // count - need for name, count in counts.items() if count}
-    turns = [name for turn in range(max(counts.values())) for name in names if counts[name] > turn]
-    return [Place(name, max(0, room[name])) for name in turns]
-
-
-_ALLOTTED: dict[torch.device, int] = {}  # bytes of images that this process may keep on a device
-
-
-def allot(place: Place) -> None:
-    """What a worker does at its start: remember how much of its device is its own."""
-    if place.images >= 0:
-        _ALLOTTED[torch.device(place.device)] = place.images
-
-
-def room_for_images(device: torch.device) -> int:
-    """Bytes of images that this process may keep on a device: as allotted, or planned at the first question.
-
-    Asked once: what an allocator holds back after a run would look as if it were taken.
-    """
-    if device not in _ALLOTTED:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _memory_here()[1]
-        _ALLOTTED[device] = int(UNPLANNED * free)
-    return _ALLOTTED[device]
-
-
-# ---------------------------------------------------------------------------------------------------- how they compute
-
-
 def compute_exactly(device: torch.device, tf32: bool) -> None:
     """From now on this process computes on its GPU the same way every time, in float32 unless TF32 is allowed."""
     if device.type != "cuda":
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)  # read when cuBLAS is first used
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)  # read when cuBLAS is first used
     torch.cuda.set_device(device)  # or memory of the first GPU would be taken, too
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
@@ -248,32 +172,8 @@ def compute_exactly(device: torch.device, tf32: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def generator_of(device: torch.device) -> torch.Generator | None:
+def generator_of_device(device: torch.device) -> torch.Generator | None:
     """The generator from which a device's own random numbers come, for dropout and the like; None: the processor's."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.mps._get_default_mps_generator() if device.type == "mps" else None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether numpy, torch or a GPU had no memory left."""
-    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-    full = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-    return full or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
-
-
-def shortage(device: torch.device, batch_size: int) -> str:
-    """What to say when a device had no memory left, and what to lower."""
-    if device.type == "cpu":
-        return "it ran out of memory: try fewer workers or smaller batches"
-    total = f" ({torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB)" if device.type == "cuda" else ""
-    lower = f"lower workers, training.batch_size (now {batch_size}) or data.size, or set training.amp=bf16"
-    return f"{device}{total} ran out of memory: {lower}"
-
-
-def forget_cached(device: torch.device) -> None:
-    """Give back what the allocator holds of memory that nobody uses."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()

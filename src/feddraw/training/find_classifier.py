@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from feddraw.classifier_layer import choose, described
 from feddraw.core import Entry, Heads
 from feddraw.errors import UserError, in_one_line
-from feddraw.training.network import scores_in
+from feddraw.training.network import scores_in_output
 
-LEAST = 1e-4  # a change of a score, where a layer's output is raised by one
-SQUASHED = 0.01  # from one, of the change of a score that is such an output itself
-Reach = NDArray[np.float32]  # (findings, rows of a layer): by how much scores change with each of its outputs
+LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is raised by one
+SQUASHED_SCORE = 0.01  # from one, of the change of a score that is such an output itself
+ScoreReach = NDArray[np.float32]  # (findings, rows of a layer): by how much scores change with each of its outputs
 
 
 def classifier_of(
@@ -33,11 +33,11 @@ def classifier_of(
     if not side:
         return choose(params, named, outputs)
     reach = reached_scores(module, outputs, side)
-    found = None if named else _direct(reach, outputs)
+    found = None if named else _layers_of_scores(reach, outputs)
     heads = found or choose(params, named, outputs)
-    _check_order(heads, reach, outputs)
+    _check_classifier_order(heads, reach, outputs)
     names = (heads,) if isinstance(heads, str) else heads
-    if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED for name in names):
+    if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names):
         warnings.warn(
             f"the network does something more to the outputs of its classifier {described(heads, outputs)} (a sigmoid, "
             "a tanh?): the loss takes the plain outputs",
@@ -46,27 +46,32 @@ def classifier_of(
     return heads
 
 
-def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, Reach]:
+def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, ScoreReach]:
     """By layer with no more outputs than findings: each of its outputs is raised in an image of its own."""
-    _scores(module, 1, outputs, side)  # first of all, whether the network fits the data
-    layers = {name: layer for name, layer in module.named_modules() if _rows(layer) <= outputs}
-    return {name: found for name, layer in layers.items() if (found := _reach(module, layer, outputs, side)).size}
+    _scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
+    layers = {name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs}
+    return {
+        name: found
+        for name, layer in layers.items()
+        if (found := _scores_reached_by(module, layer, outputs, side)).size
+    }
 
 
-def _rows(layer: nn.Module) -> float:
+def _layer_outputs(layer: nn.Module) -> float:
     """How many numbers a layer makes of its features; infinitely many if it is not that kind of layer."""
     own = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
     return own[0].shape[0] if len(own) == 1 and own[0].shape[2:].numel() == 1 else math.inf
 
 
 @torch.no_grad()
-def _scores(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
+def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
     """Of the same image of noise, so many times."""
     pixels = np.random.default_rng(0).normal(size=(1, 1, side, side)).astype(np.float32)
     device = next(module.parameters()).device
     try:
-        with evaluating(module):
-            scores = scores_in(module(torch.from_numpy(pixels).to(device).expand(images, -1, -1, -1).contiguous()))
+        with evaluation_mode(module):
+            batch = torch.from_numpy(pixels).to(device).expand(images, -1, -1, -1).contiguous()
+            scores = scores_in_output(module(batch))
     except UserError:
         raise
     except Exception as error:
@@ -78,8 +83,8 @@ def _scores(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
     return scores
 
 
-def _reach(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> Reach:
-    rows, raised = int(_rows(layer)), []
+def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> ScoreReach:
+    rows, raised = int(_layer_outputs(layer)), []
 
     def rise(_: nn.Module, __: object, output: object) -> Tensor | None:
         if not isinstance(output, Tensor) or len(output) != rows + 1:
@@ -93,7 +98,7 @@ def _reach(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> Reac
 
     hook = layer.register_forward_hook(rise)
     try:
-        scores = _scores(module, rows + 1, outputs, side)
+        scores = _scores_of_noise(module, rows + 1, outputs, side)
     finally:
         hook.remove()
     if not raised:  # it was not used
@@ -101,12 +106,12 @@ def _reach(module: nn.Module, layer: nn.Module, outputs: int, side: int) -> Reac
     return np.asarray((scores[1:] - scores[0]).abs().cpu().numpy().T)
 
 
-def _direct(reach: Mapping[str, Reach], outputs: int) -> Heads | None:
+def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | None:
     """The layers whose outputs each go to one score, in the order of the scores; none if they are not all covered."""
     heads: list[str] = []
     start = 0
     while start < outputs:
-        fitting = [name for name, one in reach.items() if _goes_to(one, start)]
+        fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
         if not fitting:
             return None
         heads.append(fitting[-1])  # of a score that passes through two, the last
@@ -114,21 +119,22 @@ def _direct(reach: Mapping[str, Reach], outputs: int) -> Heads | None:
     return heads[0] if len(heads) == 1 else tuple(heads)
 
 
-def _goes_to(reach: Reach, start: int) -> bool:
+def _goes_to_scores(reach: ScoreReach, start: int) -> bool:
     """Whether a layer's outputs go to the scores from `start` on, one to one."""
     findings, rows = reach.shape
-    return start + rows <= findings and bool(((reach > LEAST) == np.eye(findings, rows, -start, dtype=bool)).all())
+    one_to_one = np.eye(findings, rows, -start, dtype=bool)
+    return start + rows <= findings and bool(((reach > LEAST_SCORE_CHANGE) == one_to_one).all())
 
 
-def _check_order(heads: Heads, reach: Mapping[str, Reach], outputs: int) -> None:
+def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outputs: int) -> None:
     """Refuse a classifier that the scores do not depend on, or whose outputs go to other scores than its own."""
     start = 0
     for head in (heads,) if isinstance(heads, str) else heads:
         if head not in reach:  # a layer within which the scores are made
             return
-        if not (reach[head] > LEAST).any():
+        if not (reach[head] > LEAST_SCORE_CHANGE).any():
             raise UserError(f"the scores do not depend on the layer '{head}': it is not the classifier")
-        if ((reach[head] > LEAST).sum(axis=0) == 1).all() and not _goes_to(reach[head], start):
+        if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(reach[head], start):
             raise UserError(
                 f"the classifier {described(heads, outputs)}, gives its scores in another order than the network: "
                 "list the layers in the order of the findings"
@@ -137,7 +143,7 @@ def _check_order(heads: Heads, reach: Mapping[str, Reach], outputs: int) -> None
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, and the random numbers as they were."""
     modes = {layer: layer.training for layer in module.modules()}
     module.eval()

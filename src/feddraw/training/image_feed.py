@@ -10,24 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddraw.training.devices import room_for_images
+from feddraw.training.device_memory import image_memory
 
 Rows = NDArray[np.intp]
 Arrays = Sequence[NDArray[Any]]
 
 
-class Feed(Protocol):
+class ImageFeed(Protocol):
     def __call__(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         """For each batch of rows, those rows of every array, on the device."""
 
 
-def feed_to(device: torch.device, arrays: Arrays) -> Feed:
+def feed_to(device: torch.device, arrays: Arrays) -> ImageFeed:
     """Decided by what the process may keep on the device, not by what happens to be free at the moment."""
-    fits = sum(array.nbytes for array in arrays) <= room_for_images(device)
-    return Kept(device, arrays) if fits else Copied(device, arrays)
+    fits = sum(array.nbytes for array in arrays) <= image_memory(device)
+    return KeptOnDevice(device, arrays) if fits else CopiedToDevice(device, arrays)
 
 
-class Kept:
+class KeptOnDevice:
     """Everything lies on the device; only the numbers of rows are sent."""
 
     def __init__(self, device: torch.device, arrays: Arrays) -> None:
@@ -40,7 +40,7 @@ class Kept:
             yield [part[where] for part in self._parts]
 
 
-class Copied:
+class CopiedToDevice:
     """Two buffers in memory that a GPU reads by itself: one is filled while the other is on its way.
 
     The copies go beside the computation, in a stream of their own. A batch is sent before the one ahead of it is given

@@ -16,15 +16,15 @@ from torch import Tensor
 from feddraw.core import Correction
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
-from feddraw.training.devices import generator_of
-from feddraw.training.image_feed import Feed, feed_to
+from feddraw.training.devices import generator_of_device
+from feddraw.training.image_feed import ImageFeed, feed_to
 from feddraw.training.network import CPU, Network
 from feddraw.training.optimizers import SGD, Adam, Optimizer
 from feddraw.training.settings import Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
-EVALUATED = 256  # images evaluated together
+EVALUATION_BATCH = 256  # images evaluated together
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Examples:
             images = pixels.unsqueeze(1).float().sub_(255 * self.mean).div_(255 * self.std)
             yield images.contiguous(memory_format=torch.channels_last), targets
 
-    def _feed(self, device: torch.device) -> Feed:
+    def _feed(self, device: torch.device) -> ImageFeed:
         if device == CPU:
             return self._here
         if device not in self._feeds:
@@ -60,7 +60,7 @@ class Examples:
             yield [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
 
     @cached_property
-    def _feeds(self) -> dict[torch.device, Feed]:
+    def _feeds(self) -> dict[torch.device, ImageFeed]:
         return {}
 
     @cached_property
@@ -69,7 +69,7 @@ class Examples:
         return not np.isnan(self.targets).any()
 
 
-def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
+def epoch_batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
     """One epoch in random order; the last batch may be smaller, but a single image is dropped for batch norm's sake."""
     order = rng.permutation(rows)
     for start in range(0, len(order), size):
@@ -79,17 +79,17 @@ def batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[Rows]:
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """How many batches `batches` gives."""
+    """How many batches `epoch_batches` gives."""
     full, rest = divmod(images, batch_size)
     return full * (batch_size > 1) + (rest > 1)
 
 
-def known_share(targets: Tensor) -> float:
+def known_label_share(targets: Tensor) -> float:
     """How many images' worth of known labels a batch has: its length where every label is known."""
     return int((~targets.isnan()).sum()) / targets.shape[1]
 
 
-def over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = False) -> Tensor:
+def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = False) -> Tensor:
     """The mean loss over the known labels; where all are known, as `complete` says beforehand, the plain loss."""
     if complete:
         return loss(logits, targets)
@@ -97,7 +97,7 @@ def over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool = Fal
     return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
 
 
-def steps_of(images: int, training: Training, effort: float = 1.0) -> int:
+def steps_in_round(images: int, training: Training, effort: float = 1.0) -> int:
     """How many optimiser steps a client takes in a round."""
     full = training.steps or training.epochs * steps_per_epoch(images, training.batch_size)
     return max(1, math.floor(effort * full + 0.5))
@@ -118,7 +118,7 @@ def fit(
     """Train the network in place; returns optimiser steps taken and the mean loss.
 
     A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
-    `steps_taken` is one number that is kept up to date for whoever watches from another thread or process.
+    `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
     """
     epoch = steps_per_epoch(len(rows), training.batch_size)
     if not epoch:  # or training would never end
@@ -130,18 +130,17 @@ def fit(
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)  # for augmentation
     received = network.params.clone() if correction.pull else None
-    linear, shift, drift = (
-        None if v is None else network.vector(v) for v in (correction.linear, correction.shift, correction.drift)
-    )
-    limit = steps_of(len(rows), training, effort)
+    corrections = (correction.linear, correction.shift, correction.drift)
+    linear, shift, drift = (None if v is None else network.vector(v) for v in corrections)
+    limit = steps_in_round(len(rows), training, effort)
     steps, total = 0, torch.zeros((), device=network.device)
     scaler = torch.amp.GradScaler(network.device.type, enabled=training.amp == "fp16")  # else it does nothing
     network.module.train()
-    chosen = _with_known_labels(rows, examples, training, limit, rng)
+    chosen = _training_batches(rows, examples, training, limit, rng)
     for pixels, targets in examples.batches(chosen, network.device):
         images = augment(pixels, generator) if training.augment else pixels  # drawn here, done there
 
-        total += gradient(network, images, targets, loss, correction.penalty, scaler, examples.complete)
+        total += loss_and_gradient(network, images, targets, loss, correction.penalty, scaler, examples.complete)
         scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
         # what belongs to the loss comes before clipping
@@ -166,13 +165,13 @@ def fit(
     return steps, float(total) / steps
 
 
-def _with_known_labels(
+def _training_batches(
     rows: Rows, examples: Examples, training: Training, limit: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
     """The batches to step with, at least one, until the limit is reached: one of epochs' batches, or of steps."""
     counted, made = 0, 0
     while True:
-        for batch in batches(rows, training.batch_size, rng):
+        for batch in epoch_batches(rows, training.batch_size, rng):
             known = not np.isnan(examples.targets[batch]).all()
             counted, made = counted + (known or not training.steps), made + known
             if known:
@@ -181,7 +180,7 @@ def _with_known_labels(
                 return
 
 
-def gradient(
+def loss_and_gradient(
     network: Network,
     images: Tensor,
     targets: Tensor,
@@ -190,10 +189,10 @@ def gradient(
     scaler: torch.amp.GradScaler | None = None,
     complete: bool = False,
 ) -> Tensor:
-    """The loss of one batch, its gradient left in `network.grads`: the only place where client data are derived."""
+    """The loss of one batch, its gradient left in `network.grads`: nowhere else are client data differentiated."""
     network.grads.zero_()
     logits, features = network(images)
-    value = over_known(loss, logits, targets, complete)
+    value = loss_over_known(loss, logits, targets, complete)
     if penalty is not None:
         value = value + penalty(images, features)
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
@@ -209,7 +208,7 @@ def make_optimizer(network: Network, training: Training) -> Optimizer:
 def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
     """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
     network.module.eval()
-    parts = [rows[start : start + EVALUATED] for start in range(0, len(rows), EVALUATED)]
+    parts = [rows[start : start + EVALUATION_BATCH] for start in range(0, len(rows), EVALUATION_BATCH)]
     return torch.cat([network(images)[0] for images, _ in examples.batches(parts, network.device)]).cpu()
 
 
@@ -220,12 +219,12 @@ def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.floa
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's own generators, for dropout and the like, with this seed, and afterwards as they were.
 
     `torch.manual_seed` would also write down where it was called from, for GPUs that may not be there.
     """
-    own = generator_of(device)
+    own = generator_of_device(device)
     before = None if own is None else own.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

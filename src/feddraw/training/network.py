@@ -21,7 +21,7 @@ from feddraw.training.settings import Training
 
 CPU = torch.device("cpu")
 Build = Callable[..., tuple[nn.Module, Heads]]  # makes a fresh module and names its classifier
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Network:
@@ -40,8 +40,8 @@ class Network:
         self.grads = torch.zeros_like(self.params)
         self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
         self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
-        self._half = HALVES.get(how.amp)
-        self._blocks = _blocks([entry for entry in self.layout.entries if entry.kind == "param"])
+        self._half = HALF_PRECISIONS.get(how.amp)
+        self._blocks = _parameter_blocks([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: dict[nn.Module, Tensor] = {}
         self._adopt()
         for head in self.layout.heads:
@@ -54,11 +54,11 @@ class Network:
         for entry in self.layout.entries:
             parent, _, leaf = entry.name.rpartition(".")
             owner = self.module.get_submodule(parent)
-            view = _view(flat[entry.kind], entry.span, entry.shape)
+            view = _tensor_view(flat[entry.kind], entry.span, entry.shape)
             view.copy_(getattr(owner, leaf).detach())
             if entry.kind == "param":
                 parameter = nn.Parameter(view)
-                parameter.grad = _view(self.grads, entry.span, entry.shape)
+                parameter.grad = _tensor_view(self.grads, entry.span, entry.shape)
                 setattr(owner, leaf, parameter)
             else:
                 owner._buffers[leaf] = view
@@ -69,7 +69,7 @@ class Network:
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifier's input."""
         with torch.autocast(self.device.type, self._half, enabled=self._half is not None):
-            logits = scores_in(self._forward(images))
+            logits = scores_in_output(self._forward(images))
         if len(self._features) < len(self.layout.heads):
             heads = [self.module.get_submodule(head) for head in self.layout.heads]
             unused = [name for name, head in zip(self.layout.heads, heads, strict=True) if head not in self._features]
@@ -95,7 +95,7 @@ class Network:
         """What belongs together in a tensor beside `params` and in a vector of natural order, piece by piece."""
         natural = torch.from_numpy(values)
         for span, shape in self._blocks:
-            yield _view(flat, span, shape), natural[span].view(shape)
+            yield _tensor_view(flat, span, shape), natural[span].view(shape)
 
     def read(self) -> Model:
         model = empty_model(self.layout)
@@ -117,7 +117,7 @@ class Network:
         return values
 
 
-def scores_in(given: Any) -> Tensor:
+def scores_in_output(given: Any) -> Tensor:
     """What a network gives for its images: the scores, or the first of several things, or what it calls `logits`."""
     while isinstance(given, tuple | list) and given:
         given = given[0]
@@ -147,7 +147,7 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     return replace(Layout.of(tensors, classifier), frozen=frozen)
 
 
-def _view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
+def _tensor_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
     """A tensor's view of the flat one; images' kernels with the channels last, as the convolutions want them."""
     values = flat[span]
     if len(shape) != 4:
@@ -156,7 +156,7 @@ def _view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
     return values.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+def _parameter_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
     """The parameters as few blocks: kernels with their channels last, and all that is between two kernels."""
     blocks: list[tuple[slice, tuple[int, ...]]] = []
     for entry in entries:

@@ -21,17 +21,23 @@ from feddraw import catalog
 from feddraw.core import Heads, within
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._weights import State, read_weights
-from feddraw.training.find_classifier import classifier_of, evaluating
+from feddraw.training.find_classifier import classifier_of, evaluation_mode
 from feddraw.training.network import Build
 
-CLASSES = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")  # what factories call the findings
-CHANNELS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
-SIDES = ("img_size", "image_size")
-DIMENSIONS = "spatial_dims"  # MONAI's: images, not volumes
-GIVEN_WITH_ANY = ("classifier", "projection", "freeze")  # settings of any model
+CLASSES_ARGUMENTS = (
+    "classes",
+    "num_classes",
+    "n_classes",
+    "out_channels",
+    "num_labels",
+)  # what factories call the findings
+CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
+SIDE_ARGUMENTS = ("img_size", "image_size")
+DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
+OPTIONS_OF_ANY_MODEL = ("classifier", "projection", "freeze")  # settings of any model
 
 
-def build(
+def build_network(
     name: str, classes: int, options: Mapping[str, Any], *, pretrained: bool = False, side: int = 0
 ) -> tuple[nn.Module, Heads]:
     """A module and its classifier; `pretrained` fetches the weights that the initial model starts from.
@@ -40,41 +46,41 @@ def build(
     `projection` puts two layers of that width before it, as MOON's authors do, and `freeze` names layers that are not
     trained. `side` is that of an image in pixels, where it is known.
     """
-    settings = {key: value for key, value in options.items() if key not in GIVEN_WITH_ANY}
+    settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
     function = catalog.find("models", name)
-    module = _made(function, settings, classes, side, pretrained=pretrained)
+    module = _call_factory(function, settings, classes, side, pretrained=pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
     foreign = ":" in name  # ours are known to be right
     if foreign and side:
-        _take_grey(module, side)
+        _accept_grey_images(module, side)
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
     classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
-    if pretrained and (file := _weights_file(function, settings)):
-        load_weights(module, read_weights(Path(file)), classifier, file)
+    if pretrained and (file := _pretrained_file(function, settings)):
+        load_pretrained(module, read_weights(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
-        classifier = _project(module, classifier, projection)
-    _freeze(module, options.get("freeze", ()))
+        classifier = _add_projection(module, classifier, projection)
+    _freeze_layers(module, options.get("freeze", ()))
     return module, classifier
 
 
-# ---------------------------------------------------------------------------------------------------- the factory
+build = build_network  # its name in the loaders that earlier versions wrote beside exported models
 
 
-def _made(
+def _call_factory(
     function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
 ) -> Any:
     parameters = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = next((name for name in CLASSES if name in parameters), "num_classes" if open_ended else "classes")
+    named = next((name for name in CLASSES_ARGUMENTS if name in parameters), "num_classes" if open_ended else "classes")
     own = dict(settings)
-    if _weights_file(function, settings):
+    if _pretrained_file(function, settings):
         del own["weights"]
-    for names, value in ((CHANNELS, 1), (SIDES, side)):
+    for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
         missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
         own |= {name: value for name in missing if name not in own}
-    if DIMENSIONS in parameters:
-        own.setdefault(DIMENSIONS, 2)
+    if DIMENSIONS_ARGUMENT in parameters:
+        own.setdefault(DIMENSIONS_ARGUMENT, 2)
     if not pretrained:
         if "weights" in parameters:
             own["weights"] = None if parameters["weights"].default is None else "none"
@@ -93,11 +99,11 @@ def _made(
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """A factory's own settings, without what follows from the data and what no file of settings can hold."""
     parameters = inspect.signature(function).parameters.items()
-    wanted = {name: p.default for name, p in parameters if name not in (*CLASSES, DIMENSIONS)}
+    wanted = {name: p.default for name, p in parameters if name not in (*CLASSES_ARGUMENTS, DIMENSIONS_ARGUMENT)}
     return {name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)}
 
 
-def _weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+def _pretrained_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
     """The file of weights for a factory that has no setting of that name; empty where there is none."""
     given = settings.get("weights", "none")
     mine = "weights" not in inspect.signature(function).parameters and given != "none"
@@ -106,26 +112,23 @@ def _weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> 
     return str(given) if mine else ""
 
 
-def _take_grey(module: nn.Module, side: int) -> None:
+def _accept_grey_images(module: nn.Module, side: int) -> None:
     """Repeat the grey image for a network that wants three channels and does not do it itself."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if first is None or first.in_channels != 3:
         return
-    with torch.no_grad(), evaluating(module):
+    with torch.no_grad(), evaluation_mode(module):
         try:
             module(torch.zeros(1, 1, side, side))
         except RuntimeError:
-            module.register_forward_pre_hook(_three_channels)
+            module.register_forward_pre_hook(_repeat_grey_channel)
 
 
-def _three_channels(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
 
 
-# ---------------------------------------------------------------------------------------------------- what is changed
-
-
-def load_weights(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
+def load_pretrained(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
     """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
     heads = (classifier,) if isinstance(classifier, str) else classifier
     own = module.state_dict()
@@ -137,7 +140,7 @@ def load_weights(module: nn.Module, state: State, classifier: Heads, file: str) 
     module.load_state_dict(fitting, strict=False)
 
 
-def _project(module: nn.Module, classifier: Heads, width: int) -> str:
+def _add_projection(module: nn.Module, classifier: Heads, width: int) -> str:
     head = module.get_submodule(classifier) if isinstance(classifier, str) else None
     if not isinstance(classifier, str) or not isinstance(head, nn.Linear):
         raise UserError(f"a projection needs one linear layer as classifier, and '{classifier}' is none")
@@ -148,7 +151,7 @@ def _project(module: nn.Module, classifier: Heads, width: int) -> str:
     return f"{classifier}.out"
 
 
-def _freeze(module: nn.Module, layers: str | Sequence[str]) -> None:
+def _freeze_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
     params = dict(module.named_parameters())
     for layer in (layers,) if isinstance(layers, str) else layers:
         chosen = [parameter for name, parameter in params.items() if within(name, layer)]
@@ -158,12 +161,12 @@ def _freeze(module: nn.Module, layers: str | Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Build:
+def with_frozen_layers(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Build:
     """The same network with these values in its frozen layers: those of the initial model, which is made once."""
-    return partial(_with_frozen, build, frozen) if frozen else build
+    return partial(_build_with_frozen, build, frozen) if frozen else build
 
 
-def _with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
+def _build_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
     module, classifier = build()
     params = dict(module.named_parameters())
     with torch.no_grad():

@@ -11,7 +11,17 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from feddraw.core import Model, Vector
-from feddraw.training.loop import Examples, Rows, batches, gradient, logits_of, one_thread, over_known
+from feddraw.data.dataset import Labels
+from feddraw.errors import UserError
+from feddraw.training.loop import (
+    Examples,
+    Rows,
+    epoch_batches,
+    logits_of,
+    loss_and_gradient,
+    loss_over_known,
+    one_thread,
+)
 from feddraw.training.network import Build, Network
 
 
@@ -32,10 +42,10 @@ class ServerImages:
         self.network.load(model)
         with one_thread():
             logits = logits_of(self.network, self.examples, self.rows)
-            return float(over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
+            return float(loss_over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
 
     def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
-        for batch in batches(self.rows, self.batch_size, np.random.default_rng(seed)):
+        for batch in epoch_batches(self.rows, self.batch_size, np.random.default_rng(seed)):
             if not np.isnan(self.examples.targets[batch]).all():
                 yield partial(self._gradient, batch)
 
@@ -45,5 +55,20 @@ class ServerImages:
         network.module.train()
         with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # for dropout and the like
-            gradient(network, *self.examples.batch(batch), bce)
+            loss_and_gradient(network, *self.examples.batch(batch), bce)
         return network.values(network.grads)
+
+
+def choose_server_images(labels: Labels, rows: Rows, images: int, seed: int) -> Rows:
+    """Some of the rows: equally many with each finding and with none, as far as there are, the rarest chosen first."""
+    truth = labels.truth(rows)
+    kinds = np.column_stack([truth == 1, (truth == 0).all(axis=1)])
+    order = np.random.default_rng([seed, images]).permutation(len(rows))
+    taken: list[int] = []
+    for kind in np.argsort(kinds.sum(axis=0), kind="stable"):
+        fresh = [place for place in order if kinds[place, kind] and place not in taken]
+        missing = images // kinds.shape[1] - int(kinds[taken, kind].sum())
+        taken += fresh[: max(0, missing)]
+    if len(taken) < 2:
+        raise UserError(f"{images} validation image(s) for the server are too few: set a larger proxy")
+    return np.asarray(rows[np.sort(taken)])

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from feddraw.errors import UserError, at_least, below_one, not_negative, one_of, positive
-from feddraw.training.devices import FORM, require_device
+from feddraw.training.devices import DEVICE_NAME, require_device
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Training:
             raise UserError("training.batch_size must be at least 2: batch normalisation cannot train on one image")
         one_of("training.optimizer", self.optimizer, ("adam", "sgd"))
         one_of("training.amp", self.amp, ("off", "bf16", "fp16"))
-        if not FORM.fullmatch(self.device):
+        if not DEVICE_NAME.fullmatch(self.device):
             raise UserError(f"training.device must be cpu, cuda, cuda:1 or the like, or mps, not '{self.device}'")
 
     def available_device(self) -> torch.device:

@@ -24,8 +24,8 @@ from feddraw import naming
 from feddraw.errors import UserError
 from feddraw.naming import from_cell
 from feddraw.results.run_folder import RunFolder
+from feddraw.system.file_reading import MAX_LOG, parse_json, read_json, read_toml
 from feddraw.system.locks import locked_inodes
-from feddraw.system.reading import MAX_LOG, parse_json, read_json, read_toml
 
 T = TypeVar("T")
 State = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]

@@ -26,7 +26,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from feddraw import naming
 from feddraw.data.image_cache import root as cache_folder
 from feddraw.errors import UserError
-from feddraw.system.files import PRIVATE, make_folder
+from feddraw.system.file_writing import PRIVATE, make_folder
 from feddraw.watch.followed_runs import FollowedFolder
 from feddraw.watch.overview import overview
 from feddraw.watch.page import page, policy

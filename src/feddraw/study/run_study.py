@@ -8,54 +8,55 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from feddraw.data.image_cache import Progress
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.run_preparation import Progress, open_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment
-from feddraw.study.plan import Planned, data_key, is_file_data
-from feddraw.study.results_table import ResultTable, row_of
-from feddraw.study.workers import Event, WorkerPool
-from feddraw.system.files import make_folder, refuse_link, reporting, write_whole
-from feddraw.training.devices import Place
+from feddraw.study.plan import PlannedRun, data_key, is_file_data
+from feddraw.study.results_table import ResultTable, results_row
+from feddraw.study.worker_pool import StudyEvent, WorkerPool
+from feddraw.system.file_writing import make_folder, refuse_link, write_errors_told, write_whole
+from feddraw.training.devices import WorkerPlace
 
-PLAN = "plan.json"
-PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
+PLAN_FILE = "plan.json"
+FAILURE_PATIENCE = 3  # runs in a row that may fail for one cause before a study stops beginning others
 
 
-def conduct(
-    runs: Sequence[Planned],
+def run_study(
+    runs: Sequence[PlannedRun],
     out: Path,
-    workers: int | Sequence[Place],
+    workers: int | Sequence[WorkerPlace],
     tables: Sequence[ResultTable],
     progress: Progress | None = None,
     *,
-    admit: Callable[[Planned], bool] = lambda _: True,
+    admit: Callable[[PlannedRun], bool] = lambda _: True,
     doubtful: Collection[str] = (),
-    plan: str = PLAN,
-    patience: int = PATIENCE,
-) -> Iterator[Event]:
+    plan: str = PLAN_FILE,
+    patience: int = FAILURE_PATIENCE,
+) -> Iterator[StudyEvent]:
     """Carry out what is not finished yet; tells of all that happens. A run that fails does not stop the others.
 
     `workers` is their number, or where each trains; a run that finds no memory there waits until fewer are left. Only
     when `patience` runs in a row have failed for the same cause are the rest left out (0: never).
 
     `progress` is told of images that are prepared before the first run. `admit` is asked before each run begins; one
-    that it refuses is left out. A file called `plan` tells whoever watches the folder what is still to come; `doubtful`
+    that it refuses is left out. A file called `plan` tells `feddraw watch` what is still to come; `doubtful`
     are runs that will probably be refused.
     """
     waiting = []
     for planned in runs:
-        event = _already(planned, out, tables)
+        event = _done_before(planned, out, tables)
         if event is None:
             waiting.append(planned)
         else:
             yield event
-    unusable = prepare_data(waiting, progress)
-    yield from (Event("failed", planned.name, reason) for planned, reason in unusable.items())
+    unusable = prepare_study_data(waiting, progress)
+    yield from (StudyEvent("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]
-    places = [Place()] * workers if isinstance(workers, int) else workers
+    places = [WorkerPlace()] * workers if isinstance(workers, int) else workers
     record = _PlanFile(out / plan, runs, min(len(places), len(waiting)), doubtful)
     pool = WorkerPool(out, places[: len(waiting)])
-    causes = SameCause(patience)
+    causes = RepeatedFailure(patience)
     try:
         for event in pool.run(waiting, lambda planned: not causes.hopeless and admit(planned)):
             record.note(event)
@@ -68,22 +69,22 @@ def conduct(
         pool.stop()
 
 
-def _already(planned: Planned, out: Path, tables: Sequence[ResultTable]) -> Event | None:
+def _done_before(planned: PlannedRun, out: Path, tables: Sequence[ResultTable]) -> StudyEvent | None:
     """Whether there is nothing to do for a run, or nothing that can be done."""
     try:
         refuse_link(out / planned.name)
         if planned.is_finished(out):
-            row = row_of(planned, out)
+            row = results_row(planned, out)
             for table in tables:
                 table.add([row])
-            return Event("skipped", planned.name, row=row)
+            return StudyEvent("skipped", planned.name, row=row)
     except UserError as mistake:
-        return Event("failed", planned.name, str(mistake))
+        return StudyEvent("failed", planned.name, str(mistake))
     listed = next((table.rows[planned.key] for table in tables if planned.key in table.rows), None)
-    return None if listed is None else Event("skipped", planned.name, row=listed)
+    return None if listed is None else StudyEvent("skipped", planned.name, row=listed)
 
 
-def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Planned, str]:
+def prepare_study_data(runs: Sequence[PlannedRun], progress: Progress | None) -> dict[PlannedRun, str]:
     """Prepare each data set's images once, while there are no workers yet; gives the runs whose data cannot be opened.
 
     Phantoms, and what a user's own function makes, are not kept on disk: workers make their own.
@@ -93,16 +94,16 @@ def prepare_data(runs: Sequence[Planned], progress: Progress | None) -> dict[Pla
     for planned in runs:
         key = data_key(planned.complete)
         if key not in mistakes and is_file_data(planned):
-            mistakes[key] = _mistake(planned.complete, progress)
+            mistakes[key] = _data_mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
 
 
-def _mistake(experiment: Experiment, progress: Progress | None) -> str:
+def _data_mistake(experiment: Experiment, progress: Progress | None) -> str:
     """What is wrong with an experiment's data; empty if they are ready."""
     try:
-        open_data(experiment, progress)
+        open_experiment_data(experiment, progress)
     except (UserError, RunFailed) as mistake:
         return str(mistake)
     except Exception:
@@ -110,13 +111,13 @@ def _mistake(experiment: Experiment, progress: Progress | None) -> str:
     return ""
 
 
-class SameCause:
+class RepeatedFailure:
     """Notices when run after run fails for one cause: the next hundred would, too."""
 
     def __init__(self, patience: int) -> None:
         self._patience, self._cause, self._count = patience, "", 0
 
-    def note(self, event: Event) -> None:
+    def note(self, event: StudyEvent) -> None:
         if event.kind == "finished":
             self._count = 0
         elif event.kind == "failed":
@@ -130,18 +131,18 @@ class SameCause:
 
 
 class _PlanFile:
-    """What a study still has to do, for whoever watches its folder."""
+    """What a study still has to do, for `feddraw watch` and others that read its folder."""
 
-    def __init__(self, path: Path, runs: Sequence[Planned], workers: int, doubtful: Collection[str]) -> None:
+    def __init__(self, path: Path, runs: Sequence[PlannedRun], workers: int, doubtful: Collection[str]) -> None:
         self._path = path
         self._plan: dict[str, Any] = {"runs": [planned.name for planned in runs], "workers": workers}
         self._plan |= {"failed": {}, "left_out": sorted(doubtful)}
         if workers:
-            with reporting(path):
+            with write_errors_told(path):
                 make_folder(path.parent)
             self._write()
 
-    def note(self, event: Event) -> None:
+    def note(self, event: StudyEvent) -> None:
         failed, left_out = self._plan["failed"], self._plan["left_out"]
         if event.kind == "failed":
             failed[event.run] = event.text

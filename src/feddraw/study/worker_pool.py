@@ -18,19 +18,20 @@ import torch
 from feddraw.data.dataset import Dataset
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.experiment.device_placement import on_device
-from feddraw.experiment.run_preparation import open_data
+from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.study.plan import Planned, data_key
-from feddraw.study.results_table import row_of
-from feddraw.system.files import append
+from feddraw.study.plan import PlannedRun, data_key
+from feddraw.study.results_table import results_row
+from feddraw.system.file_writing import append_to_log
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
-from feddraw.training.devices import Place, allot, forget_cached
+from feddraw.training.device_memory import allot_image_memory, empty_device_cache
+from feddraw.training.devices import WorkerPlace
 
 
 @dataclass(frozen=True)
-class Event:
+class StudyEvent:
     """Something that happened in a study."""
 
     kind: Literal["skipped", "started", "progress", "finished", "failed", "left out"]
@@ -46,20 +47,20 @@ class WorkerPool:
     One that has no memory for its run ends, and the run waits for the others on its device; the last of them may not.
     """
 
-    def __init__(self, out: Path, places: Sequence[Place]) -> None:
+    def __init__(self, out: Path, places: Sequence[WorkerPlace]) -> None:
         self.out = out
         self._processes: dict[Connection, SpawnProcess] = {}
-        self._places: dict[Connection, Place] = {}
-        self._busy: dict[Connection, Planned] = {}
-        self._waiting: list[Planned] = []
+        self._places: dict[Connection, WorkerPlace] = {}
+        self._busy: dict[Connection, PlannedRun] = {}
+        self._waiting: list[PlannedRun] = []
         for place in places:
             self._start(place)
 
-    def _start(self, place: Place) -> None:
-        pipe, process = start_worker(serve, place)
+    def _start(self, place: WorkerPlace) -> None:
+        pipe, process = start_worker(serve_runs, place)
         self._processes[pipe], self._places[pipe] = process, place
 
-    def run(self, runs: Sequence[Planned], admit: Callable[[Planned], bool]) -> Iterator[Event]:
+    def run(self, runs: Sequence[PlannedRun], admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
         self._waiting = list(reversed(runs))
         while self._waiting or self._busy:
             for pipe in [p for p in self._processes if p not in self._busy]:
@@ -68,18 +69,18 @@ class WorkerPool:
                 assert isinstance(heard, Connection)
                 yield from self._receive(heard, admit)
 
-    def _next(self, pipe: Connection, admit: Callable[[Planned], bool]) -> Iterator[Event]:
+    def _next(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
         while self._waiting and pipe not in self._busy:
             planned = self._waiting.pop()
-            yield self._begin(pipe, planned) if admit(planned) else Event("left out", planned.name)
+            yield self._begin(pipe, planned) if admit(planned) else StudyEvent("left out", planned.name)
 
-    def _begin(self, pipe: Connection, planned: Planned) -> Event:
+    def _begin(self, pipe: Connection, planned: PlannedRun) -> StudyEvent:
         self._busy[pipe] = planned
         request = {"experiment": planned.experiment.table(), "folder": str(self.out / planned.name)}
         pipe.send_bytes(json.dumps(request).encode())
-        return Event("started", planned.name)
+        return StudyEvent("started", planned.name)
 
-    def _receive(self, pipe: Connection, admit: Callable[[Planned], bool]) -> Iterator[Event]:
+    def _receive(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
         planned = self._busy[pipe]
         try:
             said = json.loads(pipe.recv_bytes())
@@ -87,7 +88,7 @@ class WorkerPool:
             yield self._replace(pipe)
             return
         if "progress" in said:
-            yield Event("progress", planned.name, *said["progress"])
+            yield StudyEvent("progress", planned.name, *said["progress"])
             return
         del self._busy[pipe]
         if "finished" in said:
@@ -98,64 +99,61 @@ class WorkerPool:
             yield self._let_go(pipe, planned, said["full"])
         else:
             where = self._logged(planned, said["traceback"]) if "traceback" in said else ""
-            yield Event("failed", planned.name, said["failed"] + where)
+            yield StudyEvent("failed", planned.name, said["failed"] + where)
 
-    def _finished(self, planned: Planned) -> Event:
+    def _finished(self, planned: PlannedRun) -> StudyEvent:
         try:
-            return Event("finished", planned.name, done=1.0, row=row_of(planned, self.out))
+            return StudyEvent("finished", planned.name, done=1.0, row=results_row(planned, self.out))
         except UserError as mistake:
-            return Event("failed", planned.name, str(mistake))
+            return StudyEvent("failed", planned.name, str(mistake))
 
-    def _logged(self, planned: Planned, trace: str) -> str:
+    def _logged(self, planned: PlannedRun, trace: str) -> str:
         """Where the traceback was written, or why it could not be."""
         log = self.out / "failures.log"
         try:
             with lock_file(log):
-                append(log, f"{planned.name}\n{trace}\n")
+                append_to_log(log, f"{planned.name}\n{trace}\n")
         except (UserError, RunFailed) as trouble:
             return f"; {trouble}"
         return f"; its traceback is in {log}"
 
-    def _let_go(self, pipe: Connection, planned: Planned, shortage: str) -> Event:
+    def _let_go(self, pipe: Connection, planned: PlannedRun, shortage: str) -> StudyEvent:
         """End a worker that had no memory, if there are others on its device, and keep its run for them."""
         place = self._places[pipe]
         left = sum(other.device == place.device for other in self._places.values()) - 1
         if not left:
-            return Event("failed", planned.name, shortage)
+            return StudyEvent("failed", planned.name, shortage)
         del self._places[pipe]
         stop_workers([(pipe, self._processes.pop(pipe))])
         self._waiting.append(planned)
-        return Event("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
+        return StudyEvent("progress", planned.name, f"waits: {place.device} has no memory for {left + 1} runs at once")
 
-    def _replace(self, pipe: Connection) -> Event:
+    def _replace(self, pipe: Connection) -> StudyEvent:
         planned, process, place = self._busy.pop(pipe), self._processes.pop(pipe), self._places.pop(pipe)
         how, advice = cause_of_death(process)
         self._start(place)
-        return Event("failed", planned.name, f"its worker {how}{advice}")
+        return StudyEvent("failed", planned.name, f"its worker {how}{advice}")
 
     def stop(self) -> None:
         stop_workers(self._processes.items())
 
 
-# ---------------------------------------------------------------------------------------------------- in the worker
-
-
-def serve(pipe: Connection, place: Place) -> None:
+def serve_runs(pipe: Connection, place: WorkerPlace) -> None:
     """The main loop of a worker process: one run after the other until the pipe closes."""
     belong_to_parent()
-    allot(place)
+    allot_image_memory(place)
     warnings.simplefilter("ignore")  # what is undefined is in metrics.json, and said in the report
     opened: dict[str, Dataset] = {}
     try:
         while True:
             request = json.loads(pipe.recv_bytes())
-            pipe.send_bytes(json.dumps(_carry_out(pipe, request, opened, place)).encode())
+            pipe.send_bytes(json.dumps(_carry_out_run(pipe, request, opened, place)).encode())
     except (EOFError, OSError):
         pass  # the parent has closed the pipe
 
 
-def _carry_out(
-    pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset], place: Place
+def _carry_out_run(
+    pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset], place: WorkerPlace
 ) -> dict[str, Any]:
     last = 0.0
 
@@ -169,7 +167,7 @@ def _carry_out(
     try:
         asked = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
         experiment = complete(on_device(asked, place.device))
-        dataset = _opened(experiment, opened, progress)
+        dataset = _opened_data(experiment, opened, progress)
         for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
             pass
     except OutOfMemory as shortage:
@@ -179,15 +177,15 @@ def _carry_out(
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     finally:
-        forget_cached(torch.device(place.device))  # the next run may need it in other pieces
+        empty_device_cache(torch.device(place.device))  # the next run may need it in other pieces
     return {"finished": True}
 
 
-def _opened(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
+def _opened_data(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
     """The data of the run; the last ones stay open, since most runs of a study share them."""
     key = data_key(experiment)
     if key not in opened:
         while len(opened) > 1:
             del opened[next(iter(opened))]
-        opened[key] = open_data(experiment, progress)
+        opened[key] = open_experiment_data(experiment, progress)
     return opened[key]

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.core import Measurement, Model, Vector, within
-from feddraw.training.loop import Examples, Loss, Rows, gradient, one_thread, seeded
+from feddraw.training.loop import Examples, Loss, Rows, loss_and_gradient, one_thread, seeded_torch
 from feddraw.training.network import Network
 
-STREAM = 1986  # tells the random draws of a measurement from those of training
+MEASUREMENT_STREAM = 1986  # tells the random draws of a measurement from those of training
 
 
 def batch_gradients(
@@ -22,7 +22,7 @@ def batch_gradients(
 
     The seed is that of the client's job, from which this draws a stream of its own.
     """
-    batches_seed, torch_seed = np.random.SeedSequence([seed, STREAM]).generate_state(2, np.uint64).tolist()
+    batches_seed, torch_seed = np.random.SeedSequence([seed, MEASUREMENT_STREAM]).generate_state(2, np.uint64).tolist()
     rng = np.random.default_rng(batches_seed)
     labelled = rows[~np.isnan(examples.targets[rows]).all(axis=1)]  # others have no loss
     chosen = whole_batches(labelled, how.batch_size, how.batches, rng, examples.patients)
@@ -31,13 +31,13 @@ def batch_gradients(
     place = model.layout.find(layer)
     network.load(model)  # its buffers move in training mode; they are loaded anew before every use
     network.module.train(not how.evaluation)
-    with one_thread(), seeded(torch_seed >> 1, network.device), _only(network, layer):
+    with one_thread(), seeded_torch(torch_seed >> 1, network.device), _only_layer(network, layer):
         for batch in chosen:
-            gradient(network, *examples.batch(batch, network.device), loss)
+            loss_and_gradient(network, *examples.batch(batch, network.device), loss)
             yield network.values(network.grads)[place]
 
 
-def summary(gradients: Iterator[Vector], length: int, batch_size: int) -> tuple[Vector, Vector]:
+def gradient_summary(gradients: Iterator[Vector], length: int, batch_size: int) -> tuple[Vector, Vector]:
     """The mean, and the numbers of `core.SPREAD`, in one pass; zeros where there are no gradients."""
     count, mean, squares = 0, np.zeros(length), 0.0
     for one in gradients:
@@ -74,8 +74,8 @@ def whole_batches(
 
 
 @contextmanager
-def _only(network: Network, layer: str) -> Iterator[None]:
-    """Derive by one layer's parameters only: for the classifier, that leaves a forward pass."""
+def _only_layer(network: Network, layer: str) -> Iterator[None]:
+    """Take gradients of one layer's parameters only: for the classifier, little more than a forward pass is left."""
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
     others = [p for name, p in named if p.requires_grad and not any(within(name, prefix) for prefix in prefixes)]

@@ -11,30 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddraw.errors import UserError
-from feddraw.experiment.run_time_estimate import Estimate, measure
+from feddraw.experiment.run_time_estimate import RunTimeEstimate, estimate_run_times
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
 from feddraw.results.run_folder import RunFolder
-from feddraw.study.plan import Planned, planned_run
-from feddraw.study.progress import Tally
-from feddraw.training.devices import Place
+from feddraw.study.plan import PlannedRun, planned_run
+from feddraw.study.progress import StudyProgress
+from feddraw.training.devices import WorkerPlace
 
-METHODS = ("feddraw", "fedavg", "uniform", "alone")
-SEEDS = 5
+COMPARED_METHODS = ("feddraw", "fedavg", "uniform", "alone")
+COMPARED_SEEDS = 5
 FOR_THE_REPORT = 0.03  # share of a budget that is kept for writing the report
 
 
-def comparison(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[Planned]:
+def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> list[PlannedRun]:
     """All runs, the most important first; a method of the experiment's own comes before the others."""
     if folds:
         experiment = experiment.with_settings({"folds": folds})
-    repeats = seeds or experiment.folds or SEEDS
+    repeats = seeds or experiment.folds or COMPARED_SEEDS
     if min(seeds, folds) < 0:
         raise UserError("the number of seeds or folds must be positive")
     if experiment.folds and seeds > experiment.folds:
         raise UserError(f"{seeds} seeds test the images of {experiment.folds} folds more than once: ask for fewer")
     own = experiment.section("method")[0]
-    methods = METHODS if own in METHODS else (own, *METHODS)
+    methods = COMPARED_METHODS if own in COMPARED_METHODS else (own, *COMPARED_METHODS)
     found = []
     for number in range(repeats):
         for method in methods:
@@ -43,27 +43,27 @@ def comparison(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -> lis
     return found
 
 
-def unfinished(runs: Sequence[Planned], out: Path) -> list[Planned]:
+def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
     return [planned for planned in runs if not RunFolder(out / planned.name).metrics.is_file()]
 
 
-def method_of(planned: Planned) -> str:
+def method_of(planned: PlannedRun) -> str:
     return planned.label["method"]
 
 
-def estimates(runs: Sequence[Planned], places: Sequence[Place]) -> dict[str, Estimate]:
+def estimates_by_method(runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]) -> dict[str, RunTimeEstimate]:
     """By method, from a few timed steps."""
     methods = grouped((method_of(planned), planned.experiment) for planned in runs)
-    times = measure([experiments[0] for experiments in methods.values()], places)
+    times = estimate_run_times([experiments[0] for experiments in methods.values()], places)
     return dict(zip(methods, times, strict=True))
 
 
 @dataclass
-class Budget:
+class TimeBudget:
     """Decides before each run whether it still fits, at the pace of the runs so far."""
 
     seconds: float  # of the whole command
-    runs: Sequence[Planned]  # that are not finished yet, the most important first
+    runs: Sequence[PlannedRun]  # that are not finished yet, the most important first
     expected: Mapping[str, float]  # seconds by run
     workers: int
     clock: Callable[[], float]  # seconds since the command was typed
@@ -73,10 +73,10 @@ class Budget:
         self._begun: set[int] = set()
         self._refused: set[int] = set()
 
-    def chosen(self) -> list[Planned]:
+    def chosen(self) -> list[PlannedRun]:
         """What fits as far as one can tell beforehand."""
-        tally = Tally([], self.workers, self.expected)
-        found: list[Planned] = []
+        tally = StudyProgress([], self.workers, self.expected)
+        found: list[PlannedRun] = []
         for seed in dict.fromkeys(planned.experiment.seed for planned in self.runs):
             group = self._of(seed)
             if self._fits(tally, [*found, *group]):
@@ -88,7 +88,7 @@ class Budget:
             break
         return found
 
-    def admits(self, planned: Planned, tally: Tally) -> bool:
+    def admits(self, planned: PlannedRun, tally: StudyProgress) -> bool:
         """Whether a run may begin now; the rest of a seed that has begun is asked for one by one."""
         seed = planned.experiment.seed
         if seed in self._refused:
@@ -102,15 +102,15 @@ class Budget:
             self._refused.add(seed)
         return False
 
-    def _fits(self, tally: Tally, also: Sequence[Planned]) -> bool:
+    def _fits(self, tally: StudyProgress, also: Sequence[PlannedRun]) -> bool:
         left = tally.seconds_left([planned.name for planned in also])
         return left is not None and self.clock() + left <= self.limit
 
-    def _of(self, seed: int) -> list[Planned]:
+    def _of(self, seed: int) -> list[PlannedRun]:
         return [planned for planned in self.runs if planned.experiment.seed == seed]
 
 
-def by_seed(runs: Sequence[Planned]) -> str:
+def runs_by_seed(runs: Sequence[PlannedRun]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
     methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
     seeds = grouped((tuple(names), seed) for seed, names in methods.items())

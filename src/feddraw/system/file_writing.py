@@ -1,4 +1,4 @@
-"""The one writer of files: whole or not at all, and never through a link.
+"""The one writer of files: whole or not at all, and never through a link; and values as TOML and JSON can hold them.
 
 A folder may come from a stranger. A link in it would lead what we write to another place, so no link is followed below
 the folder that the user named: neither the file's own name, nor that of a folder on the way. Temporary files have names
@@ -9,13 +9,13 @@ whatever the umask says.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
+import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,10 @@ TEMPORARY = ".feddraw-"  # how the names of temporary files begin
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """All or nothing: to a temporary file, to the disk, then under its name, and the name to the disk."""
-    with reporting(path):
+    with write_errors_told(path):
         refuse_link(path)
         _remove_left_behind(path.parent)
-        while not _written(path, content, private):
+        while not _write_temporary(path, content, private):
             pass
         fsync_folder(path.parent)
 
@@ -44,9 +44,9 @@ def write_json(path: Path, document: Any) -> None:
     write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def append(path: Path, text: str) -> None:
+def append_to_log(path: Path, text: str) -> None:
     """A line to a log, and to the disk."""
-    with reporting(path), open_file(path, "a") as file:
+    with write_errors_told(path), open_file(path, "a") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -57,7 +57,7 @@ def open_file(path: Path, mode: str, *, private: bool = False) -> Iterator[IO[An
     """Like `open`, in UTF-8, but not through a link; a private file that others may read is closed to them."""
     refuse_link(path)
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
-    opener = partial(_opener, 0, PRIVATE if private else PUBLIC)
+    opener = partial(_open_without_link, 0, PRIVATE if private else PUBLIC)
     with io.open(path, mode, encoding=encoding, newline=newline, opener=opener) as file:  # noqa: UP020
         if private:
             close_to_others(path)
@@ -102,9 +102,9 @@ def refuse_link(path: Path) -> None:
         raise UserError(f"{path} is no regular file: remove it, or choose another place")
 
 
-def require_place(path: Path) -> None:
+def require_writable_place(path: Path) -> None:
     """Before long work whose result goes to this file: its folder is made, and a place that cannot be used is told."""
-    with reporting(path):
+    with write_errors_told(path):
         refuse_link(path)
         make_folder(path.parent)
         if path.is_dir():
@@ -113,14 +113,9 @@ def require_place(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def nearest_place(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path itself, or the nearest above it that exists."""
     return next(place for place in (path, *path.parents) if place.exists())
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync_folder(path: Path) -> None:
@@ -135,7 +130,7 @@ def fsync_folder(path: Path) -> None:
 
 
 @contextmanager
-def reporting(path: Path) -> Iterator[None]:
+def write_errors_told(path: Path) -> Iterator[None]:
     """A full disk or a folder gone read-only, in one line."""
     try:
         yield
@@ -145,20 +140,17 @@ def reporting(path: Path) -> Iterator[None]:
         raise kind(f"cannot write {path}: {error.strerror}; what was written before is kept") from None
 
 
-# ---------------------------------------------------------------------------------------------------- temporary files
-
-
-def _opener(more: int, mode: int, path: str, flags: int) -> int:
+def _open_without_link(more: int, mode: int, path: str, flags: int) -> int:
     return os.open(path, flags | more | NOFOLLOW, mode)
 
 
-def _written(path: Path, content: bytes, private: bool) -> bool:
+def _write_temporary(path: Path, content: bytes, private: bool) -> bool:
     """To a file that was not there, locked while it is open so that nobody takes it for one left behind.
 
     False in the rare case that somebody did so before it was locked.
     """
     part = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}.part")
-    opener = partial(_opener, os.O_EXCL, PRIVATE if private else PUBLIC)
+    opener = partial(_open_without_link, os.O_EXCL, PRIVATE if private else PUBLIC)
     try:
         with io.open(part, "wb", opener=opener) as file:  # noqa: UP020
             with suppress(OSError):  # a file system without locks
@@ -193,3 +185,21 @@ def _remove_left_behind(folder: Path) -> None:
                 Path(path).unlink()
             finally:
                 os.close(handle)
+
+
+def toml_values(value: Any) -> Any:
+    """Without None, as TOML has no word for it, and with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: toml_values(item) for key, item in value.items() if item is not None}
+    return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_values(value: Any) -> Any:
+    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
+    if isinstance(value, Mapping):
+        return {key: json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
-import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -18,10 +18,10 @@ from feddraw.errors import UserError
 from feddraw.naming import from_cell
 
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
-MAX_DEPTH = 30  # of tables within tables
-PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+MAX_TOML_DEPTH = 30  # of tables within tables
+NAME_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-LONG_NAME = re.compile(rf"(?<![\w-])(?:{PART}){{{MAX_DEPTH}}}")  # a.b.c and so on
+LONG_TOML_NAME = re.compile(rf"(?<![\w-])(?:{NAME_PART}){{{MAX_TOML_DEPTH}}}")  # a.b.c and so on
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -46,10 +46,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
         text = read_text(path, MAX_SETTINGS)
-        if LONG_NAME.search(text):  # the parser's time and memory grow with the square of their parts
+        if LONG_TOML_NAME.search(text):  # the parser's time and memory grow with the square of their parts
             raise RecursionError
         table = tomllib.loads(text)
-        if _depth(table) > MAX_DEPTH:
+        if _toml_depth(table) > MAX_TOML_DEPTH:
             raise RecursionError
         return table
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads
@@ -58,7 +58,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: it is nested too deeply") from None
 
 
-def _depth(table: Any) -> int:
+def _toml_depth(table: Any) -> int:
     """How deeply tables and lists are nested; dotted names nest without a bracket."""
     depth, level = 0, [table]
     while level := [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]:
@@ -71,12 +71,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or the one line that says why not."""
     text = read_text(path, MAX_JSON)
     found = parse_json(text)
-    if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_text(found)):
+    if not isinstance(found, dict) or (SURROGATE.search(text) and not _is_whole_text(found)):
         raise UserError(f"{path} is not valid JSON with a name for every value")
     return found
 
 
-def _is_text(found: Any) -> bool:
+def _is_whole_text(found: Any) -> bool:
     """Whether all of its characters exist: half of a pair cannot be printed or written."""
     try:
         json.dumps(found, ensure_ascii=False).encode()
@@ -94,7 +94,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 @contextmanager
-def as_written(path: Path) -> Iterator[None]:
+def damage_told(path: Path) -> Iterator[None]:
     """Whatever goes wrong with what a file holds is said in one line."""
     try:
         yield
@@ -124,27 +124,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return [{from_cell(name): from_cell(value) for name, value in row.items()} for row in whole_rows]
 
 
-def toml_values(value: Any) -> Any:
-    """Without None, as TOML has no word for it, and with lists for tuples."""
-    if isinstance(value, Mapping):
-        return {key: toml_values(item) for key, item in value.items() if item is not None}
-    return [toml_values(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def json_values(value: Any) -> Any:
-    """For JSON, which has no NaN or infinity: undefined numbers become null, infinite thresholds words."""
-    if isinstance(value, Mapping):
-        return {key: json_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_values(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in toml_values(table).items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
