@@ -18,7 +18,7 @@ SOURCE = Path(feddraw.__file__).parent
 ROOMS = [
     {"errors", "naming", "grouping", "old_names"},
     {"system", "sums"},
-    {"catalog", "secure_sums"},
+    {"catalog", "secure_sums", "flat_model"},
     {"core", "schedules", "participation"},
     {"standing_shares", "data", "models", "classifier_layer"},
     {"datasets", "scenarios", "training"},
@@ -46,7 +46,8 @@ ONLY = {
     "system": {"errors", "naming"},
     "catalog": {"errors"},
     "secure_sums": {"errors"},
-    "core": {"errors", "sums"},
+    "flat_model": {"errors"},
+    "core": {"errors", "flat_model", "sums"},
     "schedules": {"errors"},
     "participation": {"errors"},
     "standing_shares": {"core"},

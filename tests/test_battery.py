@@ -16,7 +16,8 @@ import pytest
 
 from bad_updates import BAD, BAD_EXTRAS
 from feddraw import catalog, federation
-from feddraw.core import ASKED, Cohort, Job, Server, brings_training, brings_weighting
+from feddraw.core import ASKED, Cohort, Job, Server
+from feddraw.experiment.method_by_name import brings_training, brings_weighting
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.federation import seed_of
 from feddraw.results.checkpoint import Checkpoint

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from feddraw import catalog
-from feddraw.core import Job, Method, Model, Server, brings_weighting
+from feddraw.core import Job, Method, Model, Server
 from feddraw.errors import UserError
+from feddraw.experiment.method_by_name import brings_weighting
 from feddraw.experiment.settings import make_method
 from feddraw.federation import federate, seed_of
 from feddraw.methods.fedadp import AdaptiveAngle, fedadp, gompertz

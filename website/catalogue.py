@@ -7,8 +7,7 @@ from pathlib import Path
 
 from feddraw import catalog
 from feddraw.cli.listing import needs_of, place_in_mixture
-from feddraw.core import brings_training, brings_weighting
-from feddraw.experiment.method_by_name import defaults_of, without_empty
+from feddraw.experiment.method_by_name import brings_training, brings_weighting, defaults_of, without_empty
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 

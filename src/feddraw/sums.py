@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -28,17 +28,20 @@ from numpy.typing import NDArray
 P = TypeVar("P")
 R = TypeVar("R")
 Floats = NDArray[Any]  # one vector, or a matrix with one row per client
-Squares = NDArray[np.float64]  # by client
-Pass = Callable[[Floats, Floats, Floats, Floats | None], Squares]
+Column = NDArray[np.float64]  # (clients,)
+Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' coefficients for them
+Pass = Callable[[Floats, Floats, Floats, Floats | None], Column]
 
 WORTH_COMPILING = 5_000_000  # numbers in all updates together
 HAND = 50  # clients that are summed in float32, as in sums.c
 BLOCK, LANES = 1 << 13, 8  # of the squares, as in sums.c
 _STRETCH = 1 << 19  # columns for one thread at a time
 _CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
+_SUM_STRETCH, _SUM_BLOCK = 1 << 16, 1 << 15  # columns of a plain weighted sum: for one thread, and at a time
+_GRAM_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 
 
-def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Squares:
+def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Column:
     """The squared length of each row's move from `sent`; into `out` goes `sent` plus the moves times their weights.
 
     The columns are cut at the same positions for any number of threads, so the bits do not depend on it.
@@ -48,7 +51,7 @@ def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats 
     plain = all(array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given)
     step = (compiled() if plain and rows.size >= WORTH_COMPILING else None) or _in_numpy
 
-    def work(span: slice) -> Squares:
+    def work(span: slice) -> Column:
         return step(rows[:, span], sent[span], single, None if out is None else out[span])
 
     squares = np.zeros(len(rows))
@@ -62,7 +65,7 @@ def squared_distance(vector: Floats, origin: Floats) -> float:
     return float(fused(vector[None], origin, np.zeros(1))[0])
 
 
-def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
     squares = np.zeros(len(rows))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(sent), _CACHED):
@@ -103,6 +106,43 @@ def _squares(moves: Floats, blocks: int) -> list[float]:
     return ends
 
 
+def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
+    """The whole vector in order: the segments, and the slices between them with the coefficients of the rest."""
+    end = 0
+    for span, own in sorted(segments, key=lambda segment: segment[0].start):
+        if span.start > end:
+            yield slice(end, span.start), column
+        yield span, own
+        end = span.stop
+    if end < length:
+        yield slice(end, length), column
+
+
+def weighted_sum(coefficients: Column, rows: Floats, out: Floats | None = None) -> Floats:
+    """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
+    total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
+
+    def add(first: int) -> None:
+        block = np.empty((len(rows), _SUM_BLOCK))
+        for start in range(first, min(first + _SUM_STRETCH, len(total)), _SUM_BLOCK):
+            span = slice(start, min(start + _SUM_BLOCK, len(total)))
+            filled = block[:, : span.stop - start]
+            np.copyto(filled, rows[:, span])
+            total[span] = coefficients @ filled
+
+    in_threads(add, range(0, len(total), _SUM_STRETCH))
+    return total
+
+
+def gram(rows: Floats, origin: Floats) -> Column:
+    """(clients, clients): the scalar products of the rows' moves from the origin, summed in float64 block by block."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], _GRAM_BLOCK):
+        block = rows[:, start : start + _GRAM_BLOCK].astype(np.float64) - origin[start : start + _GRAM_BLOCK]
+        total += block @ block.T
+    return total
+
+
 def summed_by(numbers: int) -> str:
     """For the record, what sums updates of this many numbers here: `sums.c` and its compiler, or numpy and why."""
     if numbers < WORTH_COMPILING:
@@ -133,7 +173,7 @@ def compiled() -> Pass | None:
     function.argtypes = [ctypes.c_long] * 3 + [ctypes.c_void_p] * 5
     function.restype = None
 
-    def in_c(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+    def in_c(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
         squares = np.zeros(len(rows))
         sizes = (*rows.shape, rows.strides[0] // rows.itemsize)
         written = None if out is None else out.ctypes.data

@@ -65,7 +65,7 @@ def methods() -> list[dict[str, Any]]:
 
 def place_in_mixture(method: Method) -> str:
     """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    from feddraw.core import brings_training, brings_weighting
+    from feddraw.experiment.method_by_name import brings_training, brings_weighting
 
     return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
 
