@@ -109,7 +109,7 @@ def test_the_bits_are_those_of_the_serial_engine(method: Method, options: Any, k
     strategy = trained(method, grid, **options)
     assert grid.errors == []
     policy = Policy(**options["policy"]) if options else None
-    *_, last = tiny.train(method, 2, masked=MaskedRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
+    *_, last = tiny.train(method, 2, secure=MaskedRounds(tiny.NAMES, tiny.SIZES, {}), policy=policy)
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)
 
@@ -121,7 +121,7 @@ def test_who_drops_after_its_size_is_known_changes_no_bit_of_what_the_serial_eng
     grid = Line(app(method, tmp_path), nodes(keys, tmp_path), losing([("values", "South")]))
     strategy = trained(method, grid)
     masked = MaskedRounds(tiny.NAMES, tiny.SIZES, {}, drops=lambda round: {"South": ("moves", 2)})
-    *_, last = tiny.train(method, 2, masked=masked)
+    *_, last = tiny.train(method, 2, secure=masked)
     assert set(strategy.history[-1].weights) == {"North", "East", "West"}
     assert tiny.same(strategy.model, last.next_model)
     assert repr(strategy.history[-1].ledger) == repr(last.ledger)

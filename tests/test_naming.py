@@ -114,14 +114,14 @@ def test_a_slug_is_a_plain_file_name(name: str) -> None:
     found = naming.slug(name)
     assert re.fullmatch(r"[a-z0-9.+-]{1,80}", found)
     assert not found.startswith((".", "-"))
-    assert "/" not in naming.folder(name)
-    assert len(naming.folder(name)) <= 60
+    assert "/" not in naming.folder_name(name)
+    assert len(naming.folder_name(name)) <= 60
 
 
 def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
     assert naming.slug("北") != naming.slug("南")
     assert naming.slug("CHM-2") == "chm-2"
-    assert list(naming.distinct(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
+    assert list(naming.distinct_slugs(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
     for scenario, sizes in {"北": (100, 200), "南": (300, 400), "a b": (500, 600), "A-B": (700, 800)}.items():
         make_run(tmp_path / "runs" / scenario, scenario=scenario, sizes=sizes)
     write_report([tmp_path / "runs"], tmp_path / "page", replicates=0)

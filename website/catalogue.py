@@ -118,7 +118,7 @@ def entry(name: str) -> str:
     about = inspect.getdoc(inspect.getmodule(function)) or ""
     settings = without_empty(defaults_of(function))
     rows = {
-        "in short": catalog.about("methods", name),
+        "in short": catalog.first_doc_line("methods", name),
         "looks at": needs_of(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",

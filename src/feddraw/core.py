@@ -29,12 +29,12 @@ from feddraw.flat_model import Layout as Layout
 from feddraw.flat_model import Model as Model
 from feddraw.flat_model import Vector as Vector
 from feddraw.flat_model import empty_model as empty_model
-from feddraw.flat_model import within as within
+from feddraw.flat_model import in_layer as in_layer
 from feddraw.sums import Column as Column
 from feddraw.sums import Segment as Segment
 from feddraw.sums import all_segments as all_segments
-from feddraw.sums import fused, squared_distance
 from feddraw.sums import gram as gram
+from feddraw.sums import squared_distance, sum_moves
 from feddraw.sums import weighted_sum as weighted_sum
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ ASKED: Mapping[Asked, Extent] = {
     "classifier gradient mean": "classifier",  # the same for the classifier's parameters only
     "gradient spread": "spread",  # of those batches; zeros from a client that is too small to measure
 }
-MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
+GRADIENT_MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class Measurement:
     every: int = 1  # rounds: it is done in rounds 0, every, 2 every, …
     evaluation: bool = False  # batch norm by its running statistics; left out: as in training
 
-    NAME: ClassVar[str] = "measurement"  # among what is sent beside the model
+    BROADCAST_NAME: ClassVar[str] = "measurement"  # among what is sent beside the model
 
-    def sent(self) -> dict[str, Vector]:
+    def as_broadcast(self) -> dict[str, Vector]:
         """As it goes out beside the model, so that all clients measure alike whatever they were built with."""
         numbers = (self.batches, self.batch_size, self.every, self.evaluation)
-        return {self.NAME: np.array(numbers, np.float32)}
+        return {self.BROADCAST_NAME: np.array(numbers, np.float32)}
 
     @staticmethod
-    def received(broadcast: Mapping[str, Vector]) -> Measurement:
-        """What `sent` gave; the default where nothing was sent."""
-        numbers = broadcast.get(Measurement.NAME)
+    def from_broadcast(broadcast: Mapping[str, Vector]) -> Measurement:
+        """What `as_broadcast` gave; the default where nothing was sent."""
+        numbers = broadcast.get(Measurement.BROADCAST_NAME)
         if numbers is None:
             return Measurement()
         if numbers.shape != (4,) or not (np.isfinite(numbers).all() and (numbers[:3] >= 1).all()):
@@ -172,11 +172,11 @@ class Cohort:
     @cached_property
     def params(self) -> Matrix:
         """(clients, d); no copy where the updates lie in one matrix already, as the engines leave them."""
-        return _stack([update.model.params for update in self.updates])
+        return _stack_client_rows([update.model.params for update in self.updates])
 
     @cached_property
     def buffers(self) -> Matrix:
-        return _stack([update.model.buffers for update in self.updates])
+        return _stack_client_rows([update.model.buffers for update in self.updates])
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ class Cohort:
         return np.asarray(self.params[:, self.model.layout.find(layer, part)])
 
     def extra(self, name: str) -> Matrix:
-        return _stack([update.extra[name] for update in self.updates])
+        return _stack_client_rows([update.extra[name] for update in self.updates])
 
     def number(self, name: str) -> NDArray[np.float64]:
         """(clients,): what each sent as a single number."""
@@ -255,7 +255,7 @@ class Cohort:
         """As `combine`, and how far each client moved, in one pass over the memory."""
         sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
         for span, column in all_segments(len(total), coefficients, segments):
-            squares += fused(self.params[:, span], sent[span], column, out=total[span])
+            squares += sum_moves(self.params[:, span], sent[span], column, out=total[span])
             if np.count_nonzero(column) == 1 and column.max() == 1.0:  # one client is all: its model to the bit
                 total[span] = self.params[int(column.argmax()), span]
         return total, np.sqrt(squares)
@@ -311,12 +311,12 @@ class SummedCohort(Cohort):
         return self.total if same else super().combine(coefficients, segments)
 
 
-def row_name(output: int) -> str:
+def classifier_row_name(output: int) -> str:
     """The piece of one of the classifier's outputs, before it is given its finding's name."""
     return f"class {output}"
 
 
-def _stack(rows: Sequence[Vector]) -> Matrix:
+def _stack_client_rows(rows: Sequence[Vector]) -> Matrix:
     if len(rows) == 1:  # of a stream: no copy each time
         return rows[0][None]
     base = rows[0].base
@@ -375,7 +375,7 @@ class Local:
 
     keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
     sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
-    held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `shares`)
+    held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `standing_shares`)
     secure: ClassVar[Secure] = ONE_SUM  # what it sends is masked as the move is
     starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
@@ -399,7 +399,7 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
-class Limited:
+class LimitedWeights:
     """What a policy made of a rule's weights."""
 
     before: NDArray[np.float64]  # (clients,)
@@ -415,7 +415,7 @@ class Piece:
     spans: Sequence[slice]  # in the vector of parameters
     values: NDArray[np.float64]  # (clients,)
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    limited: Limited | None = None  # where a policy is in force
+    limited: LimitedWeights | None = None  # where a policy is in force
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,7 +425,7 @@ class Weights:
     values: NDArray[np.float64]  # (clients,)
     parts: Parts = field(default_factory=dict)
     pieces: Sequence[Piece] = ()  # parameters that have weights of their own
-    limited: Limited | None = None  # where a policy is in force
+    limited: LimitedWeights | None = None  # where a policy is in force
 
     @property
     def segments(self) -> list[Segment]:
@@ -618,7 +618,7 @@ class Method:
         for rule in (self.weighting, self.server, self.local):
             if not rule.secure.sums:
                 return rule.secure
-            if not _says_secure(rule):
+            if not _declares_secure(rule):
                 return not_secure(f"{type(rule).__name__} does not declare how it works under them")
         if "held" in self.asks:
             return not_secure("under unequal weights the server needs what each client remembers by its own share")
@@ -656,7 +656,7 @@ class Method:
         return self.server.shown(model, state["server"])
 
 
-def _says_secure(rule: Weighting | Server | Local) -> bool:
+def _declares_secure(rule: Weighting | Server | Local) -> bool:
     """Whether a rule, or one that it is made from, declares `secure`: what the plain ones can, others may not."""
     own = [kind for kind in type(rule).__mro__ if kind not in (Weighting, Server, Local)]
     return type(rule) in (Server, Local) or any("secure" in vars(kind) for kind in own)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it comes
 
 
-def seed_of(run: int, round: int, client: int) -> int:
+def client_seed(run: int, round: int, client: int) -> int:
     """The seed of one client's work in one round: the same for every method and under every engine."""
     return int(np.random.SeedSequence([run, round, client]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -44,27 +44,27 @@ def federate(
     proxy: Proxy | None = None,
     sizes: Sequence[int] | None = None,
     on_update: OnUpdate | None = None,
-    masked: MaskedRounds | None = None,
+    secure: MaskedRounds | None = None,
 ) -> Iterator[RoundResult]:
     """Train for some rounds, or, with `start` and `state`, continue from a checkpoint.
 
     `efforts` gives the clients asked in a round and the share of its steps that each takes; left out, all take all.
     `proxy` are labelled images at the server, for the methods that need some. With `sizes`, the number of images that
-    each client will report, updates are summed as they come (see `streaming`). With `masked` the server sees nothing of
-    an update but what its client says in clear, and the sum of all (see `server.masked`).
+    each client will report, updates are summed as they come (see `streaming`). With `secure` the server sees nothing of
+    an update but what its client says in clear, and the sum of all (see `secure_rounds`).
     """
     state = method.init(model) if state is None else state
     for round in range(start, rounds):
         began = time.perf_counter()
         broadcast = method.broadcast(state)
         asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
-        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
+        jobs = [Job(round, rounds, i, client_seed(seed, round, i), model, broadcast, asked[i]) for i in asked]
         took: dict[str, float] = {}
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
-        coming = _noted(arriving, clients, took, round, on_update)
+        coming = _report_updates(arriving, clients, took, round, on_update)
         this = (round, rounds, model, method, state)
-        if masked is not None:
-            result = masked.round(*this, coming, asked, gate, policy)
+        if secure is not None:
+            result = secure.round(*this, coming, asked, gate, policy)
             trained = time.perf_counter()
         elif sizes is None:
             updates = list(coming)
@@ -80,7 +80,7 @@ def federate(
         yield replace(result, seconds=seconds, client_seconds=took)
 
 
-def _noted(
+def _report_updates(
     updates: Iterable[Update], clients: Sequence[str], took: dict[str, float], round: int, on_update: OnUpdate | None
 ) -> Iterator[Update]:
     """The updates as they come, each reported; how long its client worked goes into `took`."""

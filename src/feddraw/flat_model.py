@@ -80,7 +80,7 @@ class Layout:
         params, outputs = self.length("param"), self.outputs
         lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "findings": outputs}
         lengths |= {"groups": len(GROUP_COUNTS) * outputs + 2, "spread": len(SPREAD)}
-        return self.count("classifier") if extent == "classifier" else lengths[extent]
+        return self.parameters_in("classifier") if extent == "classifier" else lengths[extent]
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -89,15 +89,15 @@ class Layout:
 
     def in_classifier(self, name: str) -> bool:
         """Whether a tensor belongs to the classifier."""
-        return any(within(name, head) for head in self.heads)
+        return any(in_layer(name, head) for head in self.heads)
 
     @property
     def outputs(self) -> int:
         """How many outputs the classifier has."""
-        return sum(self._rows(head) for head in self.heads)
+        return sum(self._outputs_of(head) for head in self.heads)
 
-    def _rows(self, head: str) -> int:
-        return next((*entry.shape, 1)[0] for entry in self.entries if within(entry.name, head))
+    def _outputs_of(self, head: str) -> int:
+        return next((*entry.shape, 1)[0] for entry in self.entries if in_layer(entry.name, head))
 
     @property
     def batch_norm(self) -> NDArray[np.bool_]:
@@ -113,15 +113,15 @@ class Layout:
     def rows_of(self, output: int) -> list[slice]:
         """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
         for head in self.heads:
-            rows = self._rows(head)
+            rows = self._outputs_of(head)
             if output < rows:
-                entries = [e for e in self.entries if e.kind == "param" and within(e.name, head)]
+                entries = [e for e in self.entries if e.kind == "param" and in_layer(e.name, head)]
                 lengths = [(entry.start, entry.size // rows) for entry in entries if entry.shape[:1] == (rows,)]
                 return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
             output -= rows
         raise UserError(f"the classifier has {self.outputs} outputs, and none after them")
 
-    def count(self, layer: str) -> int:
+    def parameters_in(self, layer: str) -> int:
         """How many parameters a layer has."""
         where = self.find(layer)
         return where.stop - where.start if isinstance(where, slice) else len(where)
@@ -130,7 +130,7 @@ class Layout:
         """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
         prefixes = self.heads if layer == "classifier" else (layer,)
         params = [entry for entry in self.entries if entry.kind == "param"]
-        chosen = [e for e in params if layer == "all" or any(within(e.name, prefix) for prefix in prefixes)]
+        chosen = [e for e in params if layer == "all" or any(in_layer(e.name, prefix) for prefix in prefixes)]
         if not chosen:
             raise unknown("layers", layer, {"classifier", "all", *(e.name.rpartition(".")[0] for e in params)})
         chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
@@ -171,7 +171,7 @@ class Model:
         return Model(vector[:split], vector[split:], self.counters, self.layout)
 
 
-def within(name: str, layer: str) -> bool:
+def in_layer(name: str, layer: str) -> bool:
     """Whether a tensor is a layer's, or of a layer inside it."""
     return name == layer or name.startswith(f"{layer}.")
 

@@ -35,21 +35,21 @@ Pass = Callable[[Floats, Floats, Floats, Floats | None], Column]
 WORTH_COMPILING = 5_000_000  # numbers in all updates together
 HAND = 50  # clients that are summed in float32, as in sums.c
 BLOCK, LANES = 1 << 13, 8  # of the squares, as in sums.c
-_STRETCH = 1 << 19  # columns for one thread at a time
-_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
+_MOVES_STRETCH = 1 << 19  # columns for one thread at a time
+_MOVES_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
 _SUM_STRETCH, _SUM_BLOCK = 1 << 16, 1 << 15  # columns of a plain weighted sum: for one thread, and at a time
 _GRAM_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 
 
-def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Column:
+def sum_moves(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Column:
     """The squared length of each row's move from `sent`; into `out` goes `sent` plus the moves times their weights.
 
     The columns are cut at the same positions for any number of threads, so the bits do not depend on it.
     """
-    spans = [slice(start, start + _STRETCH) for start in range(0, len(sent), _STRETCH)]
+    spans = [slice(start, start + _MOVES_STRETCH) for start in range(0, len(sent), _MOVES_STRETCH)]
     single, given = weights.astype(rows.dtype), [rows, sent] if out is None else [rows, sent, out]
     plain = all(array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given)
-    step = (compiled() if plain and rows.size >= WORTH_COMPILING else None) or _in_numpy
+    step = (compiled_sums() if plain and rows.size >= WORTH_COMPILING else None) or _sum_moves_in_numpy
 
     def work(span: slice) -> Column:
         return step(rows[:, span], sent[span], single, None if out is None else out[span])
@@ -62,20 +62,20 @@ def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats 
 
 def squared_distance(vector: Floats, origin: Floats) -> float:
     """|vector - origin|²; not finite where an element is not, or is too large to be squared."""
-    return float(fused(vector[None], origin, np.zeros(1))[0])
+    return float(sum_moves(vector[None], origin, np.zeros(1))[0])
 
 
-def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
+def _sum_moves_in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
     squares = np.zeros(len(rows))
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(sent), _CACHED):
-            span = slice(start, start + _CACHED)
+        for start in range(0, len(sent), _MOVES_CACHED):
+            span = slice(start, start + _MOVES_CACHED)
             total = np.zeros(len(sent[span]))
             for first in range(0, len(rows), HAND):
                 moves = np.zeros_like(sent[span])
                 for k in range(first, min(first + HAND, len(rows))):
                     move = rows[k, span] - sent[span]
-                    squares[k] = _plus_squares(squares[k], move)
+                    squares[k] = _plus_squares_of_move(squares[k], move)
                     moves += np.multiply(move, weights[k], out=move)
                 total += moves
             if out is not None:
@@ -83,16 +83,16 @@ def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -
     return squares
 
 
-def _plus_squares(total: float, move: Floats) -> float:
+def _plus_squares_of_move(total: float, move: Floats) -> float:
     """The total plus the squares of a move that starts at a block, added in the order of `sums.c`."""
     split = len(move) // BLOCK * BLOCK
     for part, blocks in ((move[:split], split // BLOCK), (move[split:], 1)):
-        for square in _squares(part, blocks):
+        for square in _squares_of_blocks(part, blocks):
             total += square
     return total
 
 
-def _squares(moves: Floats, blocks: int) -> list[float]:
+def _squares_of_blocks(moves: Floats, blocks: int) -> list[float]:
     """The sum of squares of each block; zeros fill the last lanes of a block that is not full."""
     if not len(moves):
         return []
@@ -149,14 +149,14 @@ def summed_by(numbers: int) -> str:
         return f"numpy: fewer than {WORTH_COMPILING:,} numbers"
     if shutil.which("cc") is None:
         return "numpy: no C compiler"
-    if compiled() is None:
+    if compiled_sums() is None:
         return "numpy: cc cannot compile sums.c"
     about = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
     return f"sums.c: {(about.stdout.splitlines() or ['cc'])[0]}"
 
 
 @cache
-def compiled() -> Pass | None:
+def compiled_sums() -> Pass | None:
     """`sums.c` as a function, if it can be compiled here."""
     compiler, source = shutil.which("cc"), Path(__file__).with_name("sums.c")
     options = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")  # no contraction: numpy rounds twice
@@ -185,12 +185,12 @@ def compiled() -> Pass | None:
 
 def in_threads(work: Callable[[P], R], items: Sequence[P]) -> list[R]:
     """Work on several items in parallel: numpy and C release the interpreter's lock. No item may use threads itself."""
-    return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))
+    return [work(item) for item in items] if len(items) < 2 else list(_sum_threads().map(work, items))
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _sum_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_sum_threads.cache_clear)  # threads do not survive a fork

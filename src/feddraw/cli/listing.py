@@ -49,7 +49,7 @@ def methods() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "what": catalog.about("methods", name),
+                "what": catalog.first_doc_line("methods", name),
                 "needs": needs_of(method),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
@@ -95,8 +95,8 @@ def models() -> list[dict[str, Any]]:
     from feddraw.experiment.method_by_name import defaults_of, without_empty
 
     return [
-        {"name": name, "what": catalog.about("models", name), "settings": without_empty(defaults_of(function))}
-        for name, function in catalog.functions("models").items()
+        {"name": name, "what": catalog.first_doc_line("models", name), "settings": without_empty(defaults_of(function))}
+        for name, function in catalog.functions_of_kind("models").items()
     ]
 
 

@@ -23,7 +23,7 @@ from feddraw.errors import UserError, not_negative, one_of
 from feddraw.experiment.run_preparation import Progress, Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
-from feddraw.federation import federate, seed_of
+from feddraw.federation import client_seed, federate
 
 MOST_BYTES = 4 << 30  # of all batch gradients together
 
@@ -119,7 +119,7 @@ def _gathered(
     _require_room(len(clients) * how.measurement.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
-        seed = seed_of(experiment.seed, round, number)
+        seed = client_seed(experiment.seed, round, number)
         own = list(setting.trainer.batch_gradients(number, model, how.measurement, "all", seed))
         rows += own
         counts.append(len(own))

@@ -49,7 +49,7 @@ class Half:
         return plain if plain in self.defaults else None
 
     def make(self, settings: Section) -> Method:
-        method = catalog.call(self.function, settings, "method")
+        method = catalog.call_with_settings(self.function, settings, "method")
         if not isinstance(method, Method):
             raise UserError(f"'{self.name}' must return a feddraw.core.Method, not a {type(method).__name__}")
         return method

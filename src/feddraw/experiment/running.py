@@ -28,7 +28,7 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, Keeper, KeptModel
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import board, check_installed
-from feddraw.server.ledger import with_findings
+from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.round import RoundResult
 from feddraw.system.reading import read_json
 from feddraw.training.client import shortage_told
@@ -178,7 +178,7 @@ def _rounds(
         proxy=setup.proxy,
         sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
         on_update=on_update,
-        masked=_masked(setup) if experiment.secure else None,
+        secure=_masked(setup) if experiment.secure else None,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
@@ -187,7 +187,7 @@ def _rounds(
         keeper.add(plain.round, plain.model, scored)
         kept = evaluate_kept(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        pieces = with_findings(plain.pieces, setup.dataset.findings)
+        pieces = pieces_by_finding(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)

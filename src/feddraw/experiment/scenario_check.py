@@ -17,7 +17,7 @@ from feddraw.core import Job, Local, Update
 from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.scenarios.paper import PAPER
 
 TOGETHER = "all together"
@@ -64,7 +64,7 @@ def check(experiment: Experiment, steps: int, on_update: Callable[[int, Update],
     validation = setup.dataset.rows["validation"]
     truth = setup.dataset.labels.truth(validation)
     with opened_engine(setup) as engine:
-        seeds = [seed_of(experiment.seed, 0, client) for client in range(len(names))]
+        seeds = [client_seed(experiment.seed, 0, client) for client in range(len(names))]
         jobs = [Job(0, 1, client, seed, setup.initial) for client, seed in enumerate(seeds)]
         for update in engine.train(jobs):
             models[update.client] = update.model

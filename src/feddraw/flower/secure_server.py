@@ -45,7 +45,7 @@ from feddraw.flower.secure_messages import (
     reading,
 )
 from feddraw.flower.secure_site import WORDS
-from feddraw.naming import line
+from feddraw.naming import safe_line
 from feddraw.secure_rounds.announcement import Announced, Announcement, NotSummed, Party, announce, party_of
 from feddraw.secure_rounds.server import check_announced, inform, limit, open_round
 from feddraw.secure_sums.server import Collector
@@ -366,7 +366,7 @@ class Circle:
 
     def _refuse(self, name: str, why: str) -> None:
         self.reasons.setdefault(name, one_line(why, 200))
-        log.warning("%s is left out of a secure sum: %s", line(name), line(self.reasons[name]))
+        log.warning("%s is left out of a secure sum: %s", safe_line(name), safe_line(self.reasons[name]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,17 @@ from feddraw.core import (
     Weights,
 )
 from feddraw.errors import one_of
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, annealing, check_settings, compose, cosine, reputation
+from feddraw.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    Reading,
+    check_schedule_settings,
+    cosine,
+    gamma_and_beta,
+    reputation,
+    weights_and_parts,
+)
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -52,7 +62,7 @@ class DualReputationAnnealing(Weighting):
     streams = True
 
     def __post_init__(self) -> None:
-        check_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        check_schedule_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
         one_of("part", self.part, get_args(LayerPart))
 
     def check(self, layout: Layout) -> None:
@@ -65,10 +75,10 @@ class DualReputationAnnealing(Weighting):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
-        return annealing(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
+        return gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        found = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        found = weights_and_parts(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
         return Weights(found.weight, found.parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:

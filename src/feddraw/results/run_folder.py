@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from feddraw.classifier_layer import described
+from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.data.splits import findings_per_split
@@ -262,7 +262,7 @@ def _of_split(found: Mapping[str, Any]) -> dict[str, Any]:
 def _network(layout: Layout) -> dict[str, Any]:
     """What of the network follows from no setting: above all which layer was taken as the classifier."""
     frozen = sum(array.size for array in layout.frozen.values())
-    about = {"classifier": described(layout.classifier, layout.outputs), "parameters": layout.length("param")}
+    about = {"classifier": classifier_in_words(layout.classifier, layout.outputs), "parameters": layout.length("param")}
     return about | ({"frozen": frozen} if frozen else {})
 
 

@@ -18,7 +18,7 @@ from feddraw.secure_rounds.word_layout import Form, as_weights, check_facts, exa
 from feddraw.secure_sums import fixed_point
 from feddraw.secure_sums.fixed_point import Words
 from feddraw.server.gate import Gate, check_update
-from feddraw.server.partial_labels import among_labelling
+from feddraw.server.partial_labels import bound_then_divide
 
 LISTED = ("loss",)  # metrics that leave the client
 AGREEMENT = 1e-9  # rounding that two machines' weights may differ by
@@ -165,5 +165,5 @@ def limited_weights(method: Method, announcement: Announcement, layout: Layout) 
     ]
     cohort = Cohort(facts.round, facts.rounds, model, updates, len(announcement.parties))
     everyone = [party.name for party in announcement.parties]
-    bound = among_labelling(announcement.limits().bound(everyone, method.server))
+    bound = bound_then_divide(announcement.limits().bound(everyone, method.server))
     return bound(cohort, proposed), names
