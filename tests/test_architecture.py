@@ -17,8 +17,8 @@ SOURCE = Path(feddraw.__file__).parent
 # From the ground up: a room may import the rooms below it, and its own modules. Modules are named by their path.
 ROOMS = [
     {"errors", "naming", "grouping", "old_names"},
-    {"system", "sums"},
-    {"catalog", "secure_sums", "flat_model"},
+    {"system"},
+    {"catalog", "secure_sums", "flat_model", "sums"},
     {"core", "schedules", "participation"},
     {"standing_shares", "data", "models", "classifier_layer"},
     {"datasets", "scenarios", "training"},
@@ -47,6 +47,7 @@ ONLY = {
     "catalog": {"errors"},
     "secure_sums": {"errors"},
     "flat_model": {"errors"},
+    "sums": {"system"},
     "core": {"errors", "flat_model", "sums"},
     "schedules": {"errors"},
     "participation": {"errors"},

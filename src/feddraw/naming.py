@@ -63,9 +63,6 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST_NAME] or "x"
 
 
-# ---------------------------------------------------------------------------------------------------- tables
-
-
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Lines of a CSV. Words that a spreadsheet takes for a formula get an apostrophe; `from_csv_cell` removes it."""
     written = io.StringIO()

@@ -12,21 +12,19 @@ are added in float64, first to last, and so are the blocks, and then the threads
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-P = TypeVar("P")
-R = TypeVar("R")
+from feddraw.system.threads import in_threads
+
 Floats = NDArray[Any]  # one vector, or a matrix with one row per client
 Column = NDArray[np.float64]  # (clients,)
 Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' coefficients for them
@@ -118,9 +116,9 @@ def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> It
         yield slice(end, length), column
 
 
-def weighted_sum(coefficients: Column, rows: Floats, out: Floats | None = None) -> Floats:
+def weighted_sum(coefficients: Column, rows: Floats) -> Floats:
     """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
-    total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
+    total = np.empty(rows.shape[1], dtype=rows.dtype)
 
     def add(first: int) -> None:
         block = np.empty((len(rows), _SUM_BLOCK))
@@ -181,16 +179,3 @@ def compiled_sums() -> Pass | None:
         return squares
 
     return in_c
-
-
-def in_threads(work: Callable[[P], R], items: Sequence[P]) -> list[R]:
-    """Work on several items in parallel: numpy and C release the interpreter's lock. No item may use threads itself."""
-    return [work(item) for item in items] if len(items) < 2 else list(_sum_threads().map(work, items))
-
-
-@cache
-def _sum_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-
-
-os.register_at_fork(after_in_child=_sum_threads.cache_clear)  # threads do not survive a fork

@@ -22,7 +22,7 @@ from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.state_dict import blank_model, model_in_row
-from feddraw.sums import in_threads
+from feddraw.system.threads import in_threads
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked

@@ -61,9 +61,6 @@ class GateVerdict:
         return f"refused: {self.reason}" if self.reason else f"counted: {self.note}" if self.note else "counted"
 
 
-# ---------------------------------------------------------------------------------------------------- one update
-
-
 def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
     """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
     verdict = check_update_contents(update, sent, sends, max_size)
@@ -81,7 +78,8 @@ def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Exten
     )
     if reason:
         return GateVerdict(reason)
-    beside = {name: _vector_length(update.extra[name]) for name in sends}
+    vectors = {name: update.extra[name] for name in sends}
+    beside = {name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()}
     if not (
         np.abs(update.model.buffers).max(initial=0) < HUGE_NORM and all(one < HUGE_NORM for one in beside.values())
     ):
@@ -121,16 +119,12 @@ def _why_labelled_refused(update: Update, sent: Model) -> str:
 def _why_numbers_refused(update: Update, max_size: int) -> str:
     if not (_finite_number(update.size) and 0 < update.size <= max_size):
         return f"size {update.size!s:.20} is not a positive number up to {max_size}"
-    if not _positive_whole(update.steps, MOST_STEPS):
+    if not (isinstance(update.steps, Integral) and 0 < int(update.steps) <= MOST_STEPS):
         return f"{update.steps!s:.20} steps: it has not trained"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
     bad = [name for name, value in update.metrics.items() if not _finite_number(value)]
     return f"{bad[0]!s:.20} is not a finite number" if bad else ""
-
-
-def _positive_whole(value: Any, most: int) -> bool:
-    return isinstance(value, Integral) and 0 < int(value) <= most
 
 
 def _finite_number(value: Any) -> bool:
@@ -156,10 +150,6 @@ def _why_array_refused(name: str, have: Any, shape: tuple[int, ...], dtype: np.d
     return "" if have.dtype == dtype else f"{name} of type {have.dtype} where {dtype} is needed"
 
 
-def _vector_length(vector: Vector) -> float:
-    return math.sqrt(squared_distance(vector, np.zeros_like(vector)))
-
-
 def _first_layer_not_finite(model: Model) -> str:
     params = [entry for entry in model.layout.entries if entry.kind == "param"]
     bad = (entry.name for entry in params if not np.isfinite(model.params[entry.span]).all())
@@ -172,9 +162,6 @@ def _why_batch_norm_refused(model: Model, sent: Model) -> str:
         return "a variance is negative"
     taken = model.counters - sent.counters
     return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
-
-
-# ---------------------------------------------------------------------------------------------------- a round's updates
 
 
 def check_each_update(

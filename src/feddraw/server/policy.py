@@ -70,8 +70,6 @@ class Policy:
             found[name] = share
         return found
 
-    # ------------------------------------------------------------------------------------------ before the first round
-
     def check(self) -> None:
         """Refuse limits that no federation can keep."""
         for name in ("floor", "cap"):
@@ -106,8 +104,6 @@ class Policy:
                 "leave policy's floors, caps and fixed shares out, or choose another method"
             )
 
-    # ------------------------------------------------------------------------------------------ sizes
-
     def limited_sizes(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
         """Of the clients that report too many images: the number that counts, and the setting that limits it."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
@@ -121,8 +117,6 @@ class Policy:
         return {
             client: (size_as_int_if_whole(limits[name]), name) for client, size in sizes.items() if size > limits[name]
         }
-
-    # ------------------------------------------------------------------------------------------ weights
 
     def limits(self, clients: Sequence[str]) -> WeightLimits:
         """The limits for the clients that count in a round."""
