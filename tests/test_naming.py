@@ -23,6 +23,7 @@ from feddraw.data.tables import Sheet
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
+from feddraw.system import csv_cells
 from feddraw.system.reading import read_csv, read_json
 from run_folders import make_run
 
@@ -86,11 +87,11 @@ def test_names_come_back_from_a_ledger_and_none_is_a_formula(tmp_path_factory, p
     assert [(row["client"], row["status"]) for row in read_csv(folder.ledger)] == pairs
     for row in csv.reader(io.StringIO(folder.ledger.read_text(), newline="")):
         for cell in row:
-            assert not re.match(r"[=+\-@\t\r]", cell) or naming._NUMBER.fullmatch(cell), cell
+            assert not re.match(r"[=+\-@\t\r]", cell) or csv_cells._NUMBER.fullmatch(cell), cell
 
 
 def test_a_table_of_results_can_be_read_by_stats(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(naming.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
+    (tmp_path / "t.csv").write_text(csv_cells.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
     sheet = Sheet.of(tmp_path / "t.csv")
     assert sheet.header == ("scenario", "=m")
     assert [fields for _, fields in sheet.rows()] == [["=a", "-b"], ["c", "0.5"]]
@@ -146,7 +147,7 @@ def test_any_names_give_whole_pages_figures_and_explanations(tmp_path_factory, n
     run = make_run(folder / "run", clients=names, scenario="x", rounds=2)
     ledger = RunFolder(run).ledger
     rows = list(csv.reader(io.StringIO(ledger.read_text(), newline="")))
-    ledger.write_text(naming.csv_text(rows), newline="")
+    ledger.write_text(csv_cells.csv_text(rows), newline="")
     out = folder / "page"
     write_report([run], out, replicates=0)
     for figure in (out / "figures").glob("*.svg"):

@@ -17,7 +17,7 @@ from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
 from feddraw.data.label_cells import NO_COLUMN, UNCERTAIN, Column, plain_mark, resolve
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.naming import from_csv_cell
+from feddraw.system.csv_cells import from_csv_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_LINE = 2**20

@@ -15,13 +15,14 @@ from matplotlib.figure import Figure
 from feddraw import naming
 from feddraw.analysis.plots import lay_out, save, styled
 from feddraw.errors import UserError
-from feddraw.naming import csv_text, distinct_slugs
+from feddraw.naming import distinct_slugs
 from feddraw.report import html, latex, markdown, paper_tex
 from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, every_block
 from feddraw.report.evidence import Report, Say, examine
 from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
 from feddraw.results.run_collection import Collection, collect
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.files import make_folder, make_subfolder, refuse_link, sha256_of, write_whole
 from feddraw.system.reading import read_json
 

@@ -28,7 +28,6 @@ from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.data.splits import findings_per_split
 from feddraw.errors import UserError
-from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.outcome_settings import without_execution
@@ -37,6 +36,7 @@ from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.files import append, make_folder, make_subfolder, nearest_place, refuse_link, reporting, write_whole
 from feddraw.system.locks import lock_folder
 from feddraw.system.reading import flat, json_values, read_csv, read_jsonl, read_toml, toml_values

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.naming import csv_text
 from feddraw.results.run_folder import RunFolder
 from feddraw.study.plan import Planned
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.files import make_folder, reporting, write_whole
 from feddraw.system.locks import lock_file
 from feddraw.system.reading import as_written, read_csv, read_json, read_jsonl, read_toml

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.naming import from_csv_cell
+from feddraw.system.csv_cells import from_csv_cell
 
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 MAX_DEPTH = 30  # of tables within tables

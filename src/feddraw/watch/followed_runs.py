@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeVar
 
 from feddraw import naming
 from feddraw.errors import UserError
-from feddraw.naming import from_csv_cell
 from feddraw.results.run_folder import RunFolder
+from feddraw.system.csv_cells import from_csv_cell
 from feddraw.system.locks import locked_inodes
 from feddraw.system.reading import MAX_LOG, parse_json, read_json, read_toml
 
