@@ -54,7 +54,7 @@ ONLY = {
     "standing_shares": {"core"},
     "models": {"errors"},
     "classifier_layer": {"core", "errors"},
-    "methods": {"errors", "core", "schedules", "standing_shares"},
+    "methods": {"errors", "core", "flat_model", "sums", "schedules", "standing_shares"},
     "analysis.metrics": {"errors"},
     "analysis.statistics": {"errors", "old_names"},
     "analysis.palette": set(),

@@ -17,21 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Local,
-    Method,
-    Model,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-    normalize,
-    not_secure,
-)
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of, positive
+from feddraw.flat_model import Model, Vector
 
 Shown = Literal["last", "mean"]
 

@@ -14,24 +14,9 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Column,
-    Facts,
-    LayerPart,
-    Layout,
-    Local,
-    Matrix,
-    Method,
-    Parts,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-)
+from feddraw.core import ONE_SUM, Cohort, Facts, Local, Matrix, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import one_of
+from feddraw.flat_model import LayerPart, Layout, Vector
 from feddraw.schedules import (
     BETA_MAX,
     ETA,
@@ -43,6 +28,7 @@ from feddraw.schedules import (
     reputation,
     weights_and_parts,
 )
+from feddraw.sums import Column
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 

@@ -50,15 +50,20 @@ class AnnealingVariant(DualReputationAnnealing):
             return np.ones(len(cohort.updates))
         if self.signal in ("model", "shuffled", "standardised"):
             return self._rearranged(super().similarity(cohort), cohort.round)
+        if self.signal == "per_step":
+            return self._paced_similarity(cohort, cohort.steps.mean())
+        layer = cohort.model.layout.find(self.layer, self.part)
+        moves = cohort.piece(self.layer, self.part).astype(np.float64) - cohort.model.params[layer]
+        learnt = cohort.learnt(layer)
+        together = moves.mean(axis=0) if learnt is None else _mean_of_learnt_moves(moves, learnt)
+        return cosine_of_learnt(cohort, layer, moves, together)
+
+    def _paced_similarity(self, cohort: Cohort, mean_steps: float) -> NDArray[np.float64]:
+        """With every move as long as after the mean number of steps."""
         layer = cohort.model.layout.find(self.layer, self.part)
         sent = cohort.model.params[layer]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
-        if self.signal == "move":
-            learnt = cohort.learnt(layer)
-            together = moves.mean(axis=0) if learnt is None else _mean_of_learnt_moves(moves, learnt)
-            return cosine_of_learnt(cohort, layer, moves, together)
-        pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
-        return cosine_of_learnt(cohort, layer, sent + pace[:, None] * moves, sent)
+        return cosine_of_learnt(cohort, layer, sent + (mean_steps / cohort.steps)[:, None] * moves, sent)
 
     def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
         if self.signal == "shuffled":
@@ -98,11 +103,7 @@ class PacedVariant(AnnealingVariant):
         return total / len(places), {}, state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        layer = cohort.model.layout.find(self.layer, self.part)
-        sent = cohort.model.params[layer]
-        move = cohort.params[0, layer].astype(np.float64) - sent
-        paced = sent + float(facts.told[0] / cohort.steps[0]) * move
-        similarity = float(cosine_of_learnt(cohort, layer, paced[None], sent)[0])
+        similarity = float(self._paced_similarity(cohort, facts.told[0])[0])
         score, _ = self.scored(float(facts.priors[place]), similarity, facts.round, facts.rounds)
         return math.exp(score - self.scores(facts)[1])
 

@@ -20,23 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import standing_shares
-from feddraw.core import (
-    ONE_SUM,
-    Client,
-    Cohort,
-    Correction,
-    Job,
-    Local,
-    Memory,
-    Method,
-    Model,
-    Server,
-    State,
-    Update,
-    Vector,
-    Weights,
-)
+from feddraw.core import ONE_SUM, Client, Cohort, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
 from feddraw.errors import one_of, positive
+from feddraw.flat_model import Model, Vector
 from feddraw.methods.uniform import Uniform
 
 Shown = Literal["sent", "mean"]

@@ -119,12 +119,16 @@ def _why_labelled_refused(update: Update, sent: Model) -> str:
 def _why_numbers_refused(update: Update, max_size: int) -> str:
     if not (_finite_number(update.size) and 0 < update.size <= max_size):
         return f"size {update.size!s:.20} is not a positive number up to {max_size}"
-    if not (isinstance(update.steps, Integral) and 0 < int(update.steps) <= MOST_STEPS):
+    if not _possible_steps(update.steps):
         return f"{update.steps!s:.20} steps: it has not trained"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
     bad = [name for name, value in update.metrics.items() if not _finite_number(value)]
     return f"{bad[0]!s:.20} is not a finite number" if bad else ""
+
+
+def _possible_steps(value: Any) -> bool:
+    return isinstance(value, Integral) and 0 < int(value) <= MOST_STEPS
 
 
 def _finite_number(value: Any) -> bool:

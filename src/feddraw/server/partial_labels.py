@@ -53,9 +53,7 @@ def _pieces_with_row(
             found.append(piece)
     own = _divided_values(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(
-            piece.values, divided_among_labelling
-        ):  # the weights and the bias of one row
+        if piece.name == name and np.array_equal(piece.values, own):  # the weights and the bias of one row
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
     return [*found, Piece(name, [row], own, source.parts, source.limited)]
