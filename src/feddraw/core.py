@@ -311,7 +311,7 @@ class SummedCohort(Cohort):
         return self.total if same else super().combine(coefficients, segments)
 
 
-def classifier_row_name(output: int) -> str:
+def class_row_name(output: int) -> str:
     """The piece of one of the classifier's outputs, before it is given its finding's name."""
     return f"class {output}"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, classifier_row_name
+from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, class_row_name
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, cosine, weights_and_parts
 
@@ -52,7 +52,7 @@ class AnnealingByClass(DualReputationAnnealing):
             )
             weight[labelling], similarity[labelling] = parts.weight, parts.similarity
             reputation[labelling] = parts.reputation
-        return Piece(classifier_row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
+        return Piece(class_row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
 
 
 def feddraw_by_class(

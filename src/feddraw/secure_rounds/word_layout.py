@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from feddraw.core import Column, Facts, Layout, Method, Piece, Server, Weights, classifier_row_name
+from feddraw.core import Column, Facts, Layout, Method, Piece, Server, Weights, class_row_name
 from feddraw.errors import UserError
 from feddraw.secure_rounds.announcement import LEAST_SHARE, Numbers
 from feddraw.secure_sums.fixed_point import FRACTION_BITS
@@ -75,9 +75,7 @@ def as_weights(own: list[Numbers], layout: Layout, outputs: tuple[int, ...]) -> 
     columns = np.array(own, np.float64).T
     body, *rows = [column / total if (total := column.sum()) else column for column in columns]
     pairs = zip(outputs, rows, strict=True)
-    return Weights(
-        body, pieces=[Piece(classifier_row_name(output), layout.rows_of(output), row) for output, row in pairs]
-    )
+    return Weights(body, pieces=[Piece(class_row_name(output), layout.rows_of(output), row) for output, row in pairs])
 
 
 def check_facts(method: Method, facts: Facts) -> None:

@@ -21,7 +21,7 @@ from feddraw.core import Cohort, Column, Extent, Model, Update, Vector
 from feddraw.errors import UserError, not_negative, one_of
 from feddraw.sums import squared_distance
 
-HUGE_NORM = 1e18  # beyond, a square does not fit into float32: no trained network is there
+HUGE = 1e18  # beyond, a square does not fit into float32: no trained network is there
 MOST_STEPS = 10**9
 MOST_IMAGES = 10**7
 
@@ -66,57 +66,48 @@ def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_s
     verdict = check_update_contents(update, sent, sends, max_size)
     if verdict.reason:
         return verdict
-    return verdict_with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
+    return with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
 
 
 def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
     """The same without the parameters' values, which a server reads only once, when it sums them."""
-    reason = (
-        _why_form_refused(update, sent)
-        or _why_numbers_refused(update, max_size)
-        or _why_extra_refused(update, sent, sends)
-    )
+    reason = _form_refusal(update, sent) or _numbers_refusal(update, max_size) or _extra_refusal(update, sent, sends)
     if reason:
         return GateVerdict(reason)
     vectors = {name: update.extra[name] for name in sends}
     beside = {name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()}
-    if not (
-        np.abs(update.model.buffers).max(initial=0) < HUGE_NORM and all(one < HUGE_NORM for one in beside.values())
-    ):
-        return GateVerdict(f"buffers or extra vectors are not finite, or beyond {HUGE_NORM:g}")
+    if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
+        return GateVerdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
     long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
-    return GateVerdict(_why_batch_norm_refused(update.model, sent), beside={name: beside[name] for name in long})
+    return GateVerdict(_batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long})
 
 
-def verdict_with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
+def with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
     """The verdict with how far the client moved; a refusal where that is no number."""
-    if distance < HUGE_NORM:
+    if distance < HUGE:
         return replace(verdict, distance=distance)
     return GateVerdict(f"parameters are not finite ({_first_layer_not_finite(update.model)})")
 
 
-def _why_form_refused(update: Update, sent: Model) -> str:
+def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        if reason := _why_array_refused(
-            name, getattr(update.model, name), getattr(sent, name).shape, getattr(sent, name).dtype
-        ):
+        own, other = getattr(update.model, name), getattr(sent, name)
+        if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
-    return _why_labelled_refused(update, sent)
+    return _labelled_refusal(update, sent)
 
 
-def _why_labelled_refused(update: Update, sent: Model) -> str:
+def _labelled_refusal(update: Update, sent: Model) -> str:
     """The announcement of which findings the client labels, where there is one."""
     if update.labelled is None:
         return ""
-    reason = _why_array_refused(
-        "the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool)
-    )
+    reason = _array_refusal("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))
     return reason or ("" if update.labelled.any() else "it labels none of the findings")
 
 
-def _why_numbers_refused(update: Update, max_size: int) -> str:
+def _numbers_refusal(update: Update, max_size: int) -> str:
     if not (_finite_number(update.size) and 0 < update.size <= max_size):
         return f"size {update.size!s:.20} is not a positive number up to {max_size}"
     if not _possible_steps(update.steps):
@@ -135,18 +126,18 @@ def _finite_number(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-def _why_extra_refused(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
+def _extra_refusal(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
     for name, extent in sends.items():
         if name not in update.extra:
             return f"no {name} beside the model"
-        if reason := _why_array_refused(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
+        if reason := _array_refusal(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
             return reason
         if extent in ("findings", "groups", "spread") and (update.extra[name] < 0).any():
             return f"{name} with a count below zero"
     return ""
 
 
-def _why_array_refused(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _array_refusal(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
     if not isinstance(have, np.ndarray):
         return f"{name} is no array"
     if have.shape != shape:
@@ -157,10 +148,10 @@ def _why_array_refused(name: str, have: Any, shape: tuple[int, ...], dtype: np.d
 def _first_layer_not_finite(model: Model) -> str:
     params = [entry for entry in model.layout.entries if entry.kind == "param"]
     bad = (entry.name for entry in params if not np.isfinite(model.params[entry.span]).all())
-    return next(bad, f"finite, but beyond {HUGE_NORM:g}")
+    return next(bad, f"finite, but beyond {HUGE:g}")
 
 
-def _why_batch_norm_refused(model: Model, sent: Model) -> str:
+def _batch_norm_refusal(model: Model, sent: Model) -> str:
     """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes up."""
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
@@ -192,15 +183,11 @@ def accept_by_distance(
     `cohort` has the updates that were found sound, `distances` says how far each of them moved.
     """
     moves = zip(cohort.updates, distances.tolist(), strict=True)
-    found = {
-        update.client: verdict_with_distance(update, checked[update.client], distance) for update, distance in moves
-    }
+    found = {update.client: with_distance(update, checked[update.client], distance) for update, distance in moves}
     found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
-    return [_clipped_update(update, cohort.model, found[update.client].keep) for update in accepted], {
-        **checked,
-        **found,
-    }
+    counted = [_clipped_update(update, cohort.model, found[update.client].keep) for update in accepted]
+    return counted, {**checked, **found}
 
 
 def compare_with_median(verdicts: Mapping[int, GateVerdict], gate: Gate) -> dict[int, GateVerdict]:

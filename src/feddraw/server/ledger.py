@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Piece, Update, classifier_row_name
+from feddraw.core import Aggregate, Piece, Update, class_row_name
 from feddraw.server.gate import GateVerdict
 from feddraw.server.policy import policy_remark
 
@@ -136,7 +136,7 @@ def piece_entries(round: int, counted: Sequence[str], aggregate: Aggregate | Non
 
 def pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings, where these are known."""
-    names = {classifier_row_name(number): name for number, name in enumerate(findings)}
+    names = {class_row_name(number): name for number, name in enumerate(findings)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 

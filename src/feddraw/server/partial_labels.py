@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, classifier_row_name
+from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, class_row_name
 
 
 def bound_then_divide(bound: Bound | None) -> Bound:
@@ -33,9 +33,7 @@ def divided_among_labelling(cohort: Cohort, weights: Weights) -> Weights:
     pieces = list(weights.pieces)
     for output in np.flatnonzero(~cohort.labelled.all(axis=0)).tolist():
         for span in cohort.model.layout.rows_of(output):
-            pieces = _pieces_with_row(
-                pieces, weights.values, span, classifier_row_name(output), cohort.labelled[:, output]
-            )
+            pieces = _pieces_with_row(pieces, weights.values, span, class_row_name(output), cohort.labelled[:, output])
     return replace(weights, pieces=pieces)
 
 
