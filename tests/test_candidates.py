@@ -65,9 +65,8 @@ def test_moves_without_bias_find_both_variances():
         moves = noise + tau * rng.standard_normal((5, dims))
         total += variance_equations(sizes, gram(moves, np.zeros(dims)))
     assert solved_rho(total) == pytest.approx(tau**2 / sigma**2, rel=0.1)
-    assert (
-        solved_rho(variance_equations(np.full(4, 7.0), np.eye(4))) == 0
-    )  # equal clients: nothing to solve, nothing to choose
+    alike = variance_equations(np.full(4, 7.0), np.eye(4))
+    assert solved_rho(alike) == 0  # equal clients: nothing to solve, nothing to choose
     only_noise = sum(
         variance_equations(sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims)))
         for _ in range(60)
