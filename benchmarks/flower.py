@@ -31,7 +31,7 @@ from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.records import to_arrays
 from feddraw.methods.fedavg import fedavg
-from feddraw.server.gate import Gate, accept_by_distance, check_each
+from feddraw.server.gate import Gate, accept_by_distance, check_each_update
 from feddraw.training import network_by_name
 
 CLIENTS = 10
@@ -101,7 +101,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     cohort = Cohort(0, 15, sent, updates, CLIENTS)
 
     def gate() -> None:
-        accept_by_distance(cohort, cohort.distances, check_each(updates, sent, {}, CLIENTS, Gate()), Gate())
+        accept_by_distance(cohort, cohort.distances, check_each_update(updates, sent, {}, CLIENTS, Gate()), Gate())
 
     lap("gate", gate)
     summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))

@@ -14,7 +14,7 @@ import tiny
 from feddraw.core import Job
 from feddraw.errors import UserError
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 
 ROUNDS = 2
 
@@ -45,7 +45,7 @@ def test_a_loop_of_ones_own_has_the_bits_of_the_federation(method: str, kind: st
     for round in range(ROUNDS):
         updates = []
         for client in (2, 0, 3, 1):  # the order of arrival does not matter
-            job = Job(round, ROUNDS, client, seed_of(0, round, client), model, broadcast)
+            job = Job(round, ROUNDS, client, client_seed(0, round, client), model, broadcast)
             (one,) = map(tiny.copied, engine.train([job]))
             trained = as_kind(kind, one.model.arrays())
             updates.append(feddraw.ClientUpdate(trained, one.size, tiny.NAMES[client], one.steps, one.extra))

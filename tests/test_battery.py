@@ -16,9 +16,10 @@ import pytest
 
 from bad_updates import BAD, BAD_EXTRAS
 from feddraw import catalog, federation
-from feddraw.core import ASKED, Cohort, Job, Server, brings_training, brings_weighting
+from feddraw.core import ASKED, Cohort, Job, Server
+from feddraw.experiment.method_by_name import brings_training, brings_weighting
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder
 from tiny import NAMES, SIZES, Altered, Canned, bench, copied, initial, same, server_images, shards, train
@@ -129,7 +130,9 @@ class Relabelled:
         self.engine.commit([self.label[client] for client in clients])
 
     def train(self, jobs):
-        own = [replace(job, client=c, seed=seed_of(0, job.round, c)) for job in jobs for c in [self.label[job.client]]]
+        own = [
+            replace(job, client=c, seed=client_seed(0, job.round, c)) for job in jobs for c in [self.label[job.client]]
+        ]
         for job, update in zip(jobs, list(self.engine.train(own)), strict=True):
             yield replace(update, client=job.client)
 
@@ -164,7 +167,7 @@ def test_a_clients_update_does_not_depend_on_who_trained_before_it(name):
     engines = bench(method), bench(method)
     model, state = initial(), method.init(initial())
     for round in range(2):
-        jobs = [Job(round, 2, c, seed_of(0, round, c), model, method.broadcast(state)) for c in range(4)]
+        jobs = [Job(round, 2, c, client_seed(0, round, c), model, method.broadcast(state)) for c in range(4)]
         ahead = [copied(update) for update in engines[0].train(jobs)]
         backwards = [copied(update) for update in engines[1].train(jobs[::-1])][::-1]
         for one, other in zip(ahead, backwards, strict=True):
@@ -344,7 +347,7 @@ def answers():
     """What each client says to everything that may be asked."""
     engine = bench(method_of("fedavg"))
     engine.trainer.asks = tuple(ASKED)
-    jobs = [Job(0, 2, client, seed_of(0, 0, client), initial()) for client in range(len(NAMES))]
+    jobs = [Job(0, 2, client, client_seed(0, 0, client), initial()) for client in range(len(NAMES))]
     return {update.client: copied(update).extra for update in engine.train(jobs)}
 
 
@@ -484,7 +487,7 @@ def test_a_client_whose_statistics_fail_remembers_what_it_knew_before(name, monk
         model.buffers[0] = math.nan
 
     monkeypatch.setattr(engine.trainer.network, "read_into", broken)
-    job = Job(1, 3, 1, seed_of(0, 1, 1), first.next_model, method.broadcast(first.state))
+    job = Job(1, 3, 1, client_seed(0, 1, 1), first.next_model, method.broadcast(first.state))
     (update,) = engine.train([job])
     engine.commit([1])
     assert np.isfinite(update.model.params).all()

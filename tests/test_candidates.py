@@ -11,9 +11,9 @@ import pytest
 from feddraw.core import Measurement, Model, gram
 from feddraw.methods.effects_then_uniform import effects_then_uniform
 from feddraw.methods.fedavg import fedavg
-from feddraw.methods.move_effects import equations, move_effects, solved
+from feddraw.methods.move_effects import move_effects, solved_rho, variance_equations
 from feddraw.methods.power_by_validation import power_by_validation
-from feddraw.methods.random_effects import weights_of
+from feddraw.methods.random_effects import weights_by_rho
 from feddraw.methods.size_until_slow import size_until_slow
 from test_random_effects import RHO, SIZES, three_sites
 from tiny import cohort_of, same, train
@@ -23,7 +23,7 @@ def test_rho_of_the_first_rounds_is_held_and_the_clock_ends_at_equal_weights():
     rule = effects_then_uniform(until=2).weighting
     state = rule.init()
     first, state = rule.weigh(three_sites(round=0), state)
-    assert first.values == pytest.approx(weights_of(np.array(SIZES, float), float(RHO)))
+    assert first.values == pytest.approx(weights_by_rho(np.array(SIZES, float), float(RHO)))
     nothing = three_sites(images=np.zeros(3), round=1)
     assert rule.weigh(nothing, state)[1] == state  # nothing was measured, so nothing is learnt
     alike = three_sites(variances=np.full(3, 1e9), round=1)  # noise explains all: rho is 0
@@ -32,14 +32,14 @@ def test_rho_of_the_first_rounds_is_held_and_the_clock_ends_at_equal_weights():
     later, after = rule.weigh(three_sites(round=7), state)
     assert after == state
     part = 1 - math.exp(-0.2 * 7)
-    expected = part * weights_of(np.array(SIZES, float), float(RHO) / 2) + (1 - part) / 3
+    expected = part * weights_by_rho(np.array(SIZES, float), float(RHO) / 2) + (1 - part) / 3
     assert later.values == pytest.approx(expected)
     assert rule.weigh(three_sites(round=14), state)[0].values == pytest.approx([1 / 3] * 3)
 
 
 def test_clients_stop_measuring_once_rho_is_held():
     rule = effects_then_uniform(until=3).weighting
-    told = [Measurement.received(rule.broadcast({"rho": 0.1, "measured": count})).every for count in (0, 2, 3)]
+    told = [Measurement.from_broadcast(rule.broadcast({"rho": 0.1, "measured": count})).every for count in (0, 2, 3)]
     assert told[:2] == [1, 1]
     assert told[2] > 100_000
     measured = [
@@ -52,7 +52,7 @@ def test_clients_stop_measuring_once_rho_is_held():
 
 def test_the_two_equations_by_hand():
     """Sizes 1 and 3, moves 0 and 2 in one dimension: mean by size 1.5, plain mean 1."""
-    system = equations(np.array([1.0, 3.0]), np.array([[0.0, 0.0], [0.0, 4.0]]))
+    system = variance_equations(np.array([1.0, 3.0]), np.array([[0.0, 0.0], [0.0, 4.0]]))
     assert system.tolist() == [pytest.approx([1, 4 - 10 / 4, 3]), pytest.approx([0.5 * 4 / 3, 1, 2])]
 
 
@@ -63,14 +63,15 @@ def test_moves_without_bias_find_both_variances():
     for _ in range(60):
         noise = rng.standard_normal((5, dims)) * sigma / np.sqrt(sizes)[:, None]
         moves = noise + tau * rng.standard_normal((5, dims))
-        total += equations(sizes, gram(moves, np.zeros(dims)))
-    assert solved(total) == pytest.approx(tau**2 / sigma**2, rel=0.1)
-    assert solved(equations(np.full(4, 7.0), np.eye(4))) == 0  # equal clients: nothing to solve, nothing to choose
+        total += variance_equations(sizes, gram(moves, np.zeros(dims)))
+    assert solved_rho(total) == pytest.approx(tau**2 / sigma**2, rel=0.1)
+    alike = variance_equations(np.full(4, 7.0), np.eye(4))
+    assert solved_rho(alike) == 0  # equal clients: nothing to solve, nothing to choose
     only_noise = sum(
-        equations(sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims)))
+        variance_equations(sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims)))
         for _ in range(60)
     )
-    assert solved(only_noise) < 2e-4
+    assert solved_rho(only_noise) < 2e-4
 
 
 def test_moves_are_taken_per_step_and_only_before_until():

@@ -19,7 +19,7 @@ from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.methods.feddraw import DualReputationAnnealing
 from feddraw.methods.fedprox import Proximal
-from feddraw.methods.scaffold import ControlledServer
+from feddraw.methods.scaffold import ScaffoldServer
 from feddraw.system.file_reading import read_json
 from small import small
 
@@ -75,7 +75,7 @@ def test_a_mixture_takes_the_weighting_of_one_and_the_training_of_the_other() ->
     assert isinstance(method.weighting, DualReputationAnnealing)
     assert method.weighting.beta_max == 2.0
     assert method.local == Proximal(0.5)
-    assert isinstance(make_method(Experiment(method="feddraw+scaffold")).server, ControlledServer)
+    assert isinstance(make_method(Experiment(method="feddraw+scaffold")).server, ScaffoldServer)
 
 
 def test_a_setting_that_both_halves_of_a_mixture_have_may_be_given_apart() -> None:

@@ -17,7 +17,7 @@ from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import LEDGER
-from feddraw.schedules import annealing, compose, softmax
+from feddraw.schedules import gamma_and_beta, softmax, weights_and_parts
 from run_folders import make_run
 
 scores = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8)
@@ -42,7 +42,7 @@ def test_the_split_of_feddraw_is_that_of_its_formula(tmp_path: Path) -> None:
     assert found.from_size is not None
     assert found.from_similarity is not None
     ledger = found.run.ledger
-    parts = compose([100, 100, 100, 500], ledger["similarity"][2], *annealing(2, 6))
+    parts = weights_and_parts([100, 100, 100, 500], ledger["similarity"][2], *gamma_and_beta(2, 6))
     assert parts.weight == pytest.approx(found.shares[2])
     beta = float(parts.beta or 0)
     wanted = split(beta * parts.gamma * parts.prior, beta * (1 - parts.gamma) * parts.similarity)

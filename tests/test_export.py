@@ -160,7 +160,7 @@ def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypat
     def wrong(trained, place):
         return lambda pixels: np.full((len(pixels), len(trained.findings)), 0.5, np.float32)
 
-    monkeypatch.setattr(exporting.tensors, "write", wrong)
+    monkeypatch.setattr(exporting.safetensors_file, "write", wrong)
     with pytest.raises(RunFailed, match="do not use"):
         exporting.export_run(folder / "run", folder / "wrong", formats=["safetensors"])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from feddraw import aggregate
-from feddraw.classifier_layer import candidates, choose
+from feddraw.classifier_layer import candidate_classifiers, choose_classifier
 from feddraw.core import Cohort, Entry, Layout, Model, Update
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import initial_model
@@ -21,7 +21,7 @@ from feddraw.experiment.running import run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.results.run_collection import collect
-from feddraw.server.partial_labels import divided
+from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network
 from small import small
@@ -129,16 +129,16 @@ def test_shapes_decide_where_only_one_layer_can_give_the_scores() -> None:
     body = {"conv_weight": (8, 1, 3, 3), "norm_weight": (8,), "norm_bias": (8,)}
     fc = {"fc_weight": (5, 8), "fc_bias": (5,)}
     aux = {"aux_weight": (3, 8), "aux_bias": (3,)}
-    assert choose(params(**body, **fc)) == "fc"
-    assert choose(params(**body, **fc, **aux), outputs=5) == "fc"
+    assert choose_classifier(params(**body, **fc)) == "fc"
+    assert choose_classifier(params(**body, **fc, **aux), outputs=5) == "fc"
     with pytest.raises(UserError, match="it may be fc, aux"):
-        choose(params(**body, **fc, **aux))
+        choose_classifier(params(**body, **fc, **aux))
     with pytest.raises(UserError, match=r"no layer has 4 output\(s\).*fc with 5"):
-        choose(params(**body, **fc), outputs=4)
+        choose_classifier(params(**body, **fc), outputs=4)
     hidden = {"a_weight": (6, 8), "a_bias": (6,), "b_weight": (5, 6), "b_bias": (5,)}
-    assert choose(params(**body, **hidden)) == "b"
+    assert choose_classifier(params(**body, **hidden)) == "b"
     singles = {f"{name}_weight": (1, 8) for name in "xyz"}
-    assert candidates(params(**body, **singles), 3) == [("x", "y", "z")]
+    assert candidate_classifiers(params(**body, **singles), 3) == [("x", "y", "z")]
 
 
 def test_a_loop_of_ones_own_is_asked_for_the_classifier_too() -> None:
@@ -204,7 +204,7 @@ def test_rows_that_a_client_does_not_label_are_left_out_in_the_right_layer() -> 
     ]
     cohort = Cohort(0, 4, several(np.ones(18)), updates, 2)
     weights = feddraw().weighting.weigh(cohort, {})[0]
-    (piece,) = divided(cohort, weights).pieces
+    (piece,) = divided_among_labelling(cohort, weights).pieces
     assert piece.name == "class 2"
     assert piece.spans == [slice(0, 3), slice(3, 4)]
     assert piece.values.tolist() == [0.0, 1.0]

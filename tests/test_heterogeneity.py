@@ -17,7 +17,7 @@ from feddraw.core import Measurement
 from feddraw.errors import UserError
 from feddraw.experiment.heterogeneity import HeterogeneityOptions, compared_parameters, measure_heterogeneity
 from feddraw.experiment.running import run
-from feddraw.methods.random_effects import Sums, distances, estimate, random_effects
+from feddraw.methods.random_effects import EffectSums, distances_by_variance, estimate_effects, random_effects
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from small import small
@@ -48,9 +48,9 @@ def test_scalar_products_give_what_the_gradients_give():
     assert images.tolist() == [40, 24, 72]
     assert np.allclose(products, means @ means.T)
     assert spreads == pytest.approx(variances)
-    found = estimate(Sums.of(images, means @ means.T, np.array(variances)))
+    found = estimate_effects(EffectSums.of(images, means @ means.T, np.array(variances)))
     assert compared(batches, "all", 0, 0).q == pytest.approx(found.q)
-    assert intervals(batches, "all", 0, 0)[:, 0] == pytest.approx(distances(images, products, spreads))
+    assert intervals(batches, "all", 0, 0)[:, 0] == pytest.approx(distances_by_variance(images, products, spreads))
 
 
 def test_p_is_even_where_sites_are_alike_and_small_where_they_are_not():

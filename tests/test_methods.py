@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from feddraw import catalog
-from feddraw.core import Job, Method, Model, Server, brings_weighting
+from feddraw.core import Job, Method, Model, Server
 from feddraw.errors import UserError
+from feddraw.experiment.method_by_name import brings_weighting
 from feddraw.experiment.settings import make_method
-from feddraw.federation import federate, seed_of
-from feddraw.methods.fedadp import AdaptiveAngle, fedadp, gompertz
+from feddraw.federation import client_seed, federate
+from feddraw.methods.fedadp import FedAdpWeighting, fedadp, gompertz
 from feddraw.methods.fedavg import BySize, fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddyn import DynamicallyRegularized, feddyn
 from feddraw.methods.fednova import accumulation, fednova
 from feddraw.methods.fedprox import fedprox
-from feddraw.methods.moon import contrast, moon
+from feddraw.methods.moon import contrastive_term, moon
 from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
@@ -495,7 +496,7 @@ def test_moon_has_no_term_in_the_first_round_but_in_the_second():
 def test_moon_when_last_and_received_agree_is_log_two_without_gradient():
     features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     reference = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
-    value = contrast(features, reference, reference, 0.5)
+    value = contrastive_term(features, reference, reference, 0.5)
     (gradient,) = torch.autograd.grad(value, features)
     assert value.item() == pytest.approx(math.log(2))
     assert gradient.numpy() == pytest.approx(np.zeros((7, 5)), abs=1e-8)
@@ -503,27 +504,27 @@ def test_moon_when_last_and_received_agree_is_log_two_without_gradient():
 
 def test_moon_golden_numbers():
     z = torch.tensor([[3.0, 4.0]])
-    assert contrast(z, 2 * z, -z, 0.5).item() == pytest.approx(0.018150, abs=1e-6)
-    assert contrast(z, -z, 2 * z, 0.5).item() == pytest.approx(4.018150, abs=1e-6)
+    assert contrastive_term(z, 2 * z, -z, 0.5).item() == pytest.approx(0.018150, abs=1e-6)
+    assert contrastive_term(z, -z, 2 * z, 0.5).item() == pytest.approx(4.018150, abs=1e-6)
 
 
 def test_moon_does_not_overflow_at_a_small_temperature():
     z = torch.tensor([[3.0, 4.0]])
-    assert contrast(z, -z, z, 1e-3).item() == pytest.approx(2000)
-    assert contrast(z, z, -z, 1e-3).item() == 0
+    assert contrastive_term(z, -z, z, 1e-3).item() == pytest.approx(2000)
+    assert contrastive_term(z, z, -z, 1e-3).item() == 0
 
 
 def test_moons_gradient_is_orthogonal_to_the_features():
     generator = torch.Generator().manual_seed(0)
     features, received, last = (torch.randn(7, 5, generator=generator) for _ in range(3))
     features.requires_grad_()
-    (gradient,) = torch.autograd.grad(contrast(features, received, last, 0.5), features)
+    (gradient,) = torch.autograd.grad(contrastive_term(features, received, last, 0.5), features)
     assert gradient.norm() > 0.01
     assert (gradient * features).sum(dim=1).detach().numpy() == pytest.approx(np.zeros(7), abs=1e-7)
 
 
 def job_for(client, model, round=0, rounds=3, broadcast=None):
-    return Job(round, rounds, client, seed_of(0, round, client), model, broadcast or {})
+    return Job(round, rounds, client, client_seed(0, round, client), model, broadcast or {})
 
 
 def test_moons_references_are_in_evaluation_mode_and_their_statistics_do_not_move():
@@ -645,21 +646,21 @@ def at_angles(*angles):
 
 def test_fedadp_with_equal_angles_weighs_by_size():
     cohort = cohort_of([[1, 2], [2, 4], [0.5, 1]], [30, 50, 20])
-    weights, _ = AdaptiveAngle().weigh(cohort, AdaptiveAngle().init())
+    weights, _ = FedAdpWeighting().weigh(cohort, FedAdpWeighting().init())
     assert weights.values == pytest.approx([0.3, 0.5, 0.2])
     symmetric = cohort_of(at_angles(0.7, -0.7), [5, 5])
-    assert AdaptiveAngle().weigh(symmetric, AdaptiveAngle().init())[0].values == pytest.approx([0.5, 0.5])
+    assert FedAdpWeighting().weigh(symmetric, FedAdpWeighting().init())[0].values == pytest.approx([0.5, 0.5])
 
 
 def test_fedadp_golden_weights():
     """n = (3, 1), smoothed angles 0 and a right angle; after so many rounds one more does not change a mean."""
     state = {"angle": {"0": 0.0, "1": math.pi / 2}, "rounds": {"0": 10**15, "1": 10**15}}
-    weights, _ = AdaptiveAngle().weigh(cohort_of([[1, 0], [0, 1]], [3, 1]), state)
+    weights, _ = FedAdpWeighting().weigh(cohort_of([[1, 0], [0, 1]], [3, 1]), state)
     assert weights.values == pytest.approx([0.997037, 0.002963], abs=1e-6)
 
 
 def test_fedadps_angle_is_the_mean_over_the_clients_own_rounds():
-    rule = AdaptiveAngle()
+    rule = FedAdpWeighting()
     _, state = rule.weigh(cohort_of(at_angles(0.4, -0.4), [1, 1]), rule.init())
     assert state["angle"] == {"0": pytest.approx(0.4), "1": pytest.approx(0.4)}
     three = at_angles(0.8, -0.8)
@@ -673,18 +674,20 @@ def test_fedadps_angle_is_the_mean_over_the_clients_own_rounds():
 
 def test_fedadp_does_not_depend_on_the_length_of_the_moves():
     moves = RNG.normal(size=(4, 9))
-    short, long = (AdaptiveAngle().weigh(cohort_of(moves * s, SIZES), AdaptiveAngle().init())[0] for s in (1e-5, 10))
+    short, long = (
+        FedAdpWeighting().weigh(cohort_of(moves * s, SIZES), FedAdpWeighting().init())[0] for s in (1e-5, 10)
+    )
     assert short.values == pytest.approx(long.values, rel=1e-5)
 
 
 def test_in_a_round_where_nobody_moves_fedadp_weighs_by_size():
-    weights, state = AdaptiveAngle().weigh(cohort_of(np.zeros((2, 3)), [3, 1]), AdaptiveAngle().init())
+    weights, state = FedAdpWeighting().weigh(cohort_of(np.zeros((2, 3)), [3, 1]), FedAdpWeighting().init())
     assert weights.values == pytest.approx([0.75, 0.25])
     assert state["angle"] == {"0": 0, "1": 0}
 
 
 def test_fedadp_survives_opposite_moves_that_cancel():
-    weights, _ = AdaptiveAngle().weigh(cohort_of([[1, 0], [-1, 0]], [1, 1]), AdaptiveAngle().init())
+    weights, _ = FedAdpWeighting().weigh(cohort_of([[1, 0], [-1, 0]], [1, 1]), FedAdpWeighting().init())
     assert weights.values == pytest.approx([0.5, 0.5])
 
 

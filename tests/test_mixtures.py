@@ -71,9 +71,9 @@ def test_a_setting_can_make_a_pair_meaningful() -> None:
 
 
 def test_rules_that_do_not_fit_cannot_be_put_together_in_python_either() -> None:
-    with pytest.raises(UserError, match="the weights of LearntOnProxy need the server rule Sum, not Server"):
+    with pytest.raises(UserError, match="the weights of FedLawWeighting need the server rule LdawaServer, not Server"):
         Method(Local(), fedlaw().weighting, Server())
-    with pytest.raises(UserError, match="the server rule Middle takes no weights"):
+    with pytest.raises(UserError, match="the server rule TrimmedMean takes no weights"):
         Method(Local(), feddraw().weighting, median().server)
 
 

@@ -23,6 +23,7 @@ from feddraw.data.tables import Sheet
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
+from feddraw.system import csv_cells
 from feddraw.system.file_reading import read_csv, read_json
 from run_folders import make_run
 
@@ -86,11 +87,11 @@ def test_names_come_back_from_a_ledger_and_none_is_a_formula(tmp_path_factory, p
     assert [(row["client"], row["status"]) for row in read_csv(folder.ledger)] == pairs
     for row in csv.reader(io.StringIO(folder.ledger.read_text(), newline="")):
         for cell in row:
-            assert not re.match(r"[=+\-@\t\r]", cell) or naming._NUMBER.fullmatch(cell), cell
+            assert not re.match(r"[=+\-@\t\r]", cell) or csv_cells._NUMBER.fullmatch(cell), cell
 
 
 def test_a_table_of_results_can_be_read_by_stats(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(naming.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
+    (tmp_path / "t.csv").write_text(csv_cells.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
     sheet = Sheet.of(tmp_path / "t.csv")
     assert sheet.header == ("scenario", "=m")
     assert [fields for _, fields in sheet.rows()] == [["=a", "-b"], ["c", "0.5"]]
@@ -114,14 +115,14 @@ def test_a_slug_is_a_plain_file_name(name: str) -> None:
     found = naming.slug(name)
     assert re.fullmatch(r"[a-z0-9.+-]{1,80}", found)
     assert not found.startswith((".", "-"))
-    assert "/" not in naming.folder(name)
-    assert len(naming.folder(name)) <= 60
+    assert "/" not in naming.folder_name(name)
+    assert len(naming.folder_name(name)) <= 60
 
 
 def test_scripts_other_than_latin_do_not_share_a_file(tmp_path: Path) -> None:
     assert naming.slug("北") != naming.slug("南")
     assert naming.slug("CHM-2") == "chm-2"
-    assert list(naming.distinct(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
+    assert list(naming.distinct_slugs(["a", "a-2", "a", "a"])) == ["a", "a-2", "a-3", "a-4"]
     for scenario, sizes in {"北": (100, 200), "南": (300, 400), "a b": (500, 600), "A-B": (700, 800)}.items():
         make_run(tmp_path / "runs" / scenario, scenario=scenario, sizes=sizes)
     write_report([tmp_path / "runs"], tmp_path / "page", replicates=0)
@@ -146,7 +147,7 @@ def test_any_names_give_whole_pages_figures_and_explanations(tmp_path_factory, n
     run = make_run(folder / "run", clients=names, scenario="x", rounds=2)
     ledger = RunFolder(run).ledger
     rows = list(csv.reader(io.StringIO(ledger.read_text(), newline="")))
-    ledger.write_text(naming.csv_text(rows), newline="")
+    ledger.write_text(csv_cells.csv_text(rows), newline="")
     out = folder / "page"
     write_report([run], out, replicates=0)
     for figure in (out / "figures").glob("*.svg"):

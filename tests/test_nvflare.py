@@ -13,7 +13,7 @@ import tiny
 from feddraw import catalog
 from feddraw.core import Job
 from feddraw.errors import RunFailed, UserError
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.methods.feddraw import feddraw
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed")
@@ -57,7 +57,7 @@ def test_the_aggregator_gives_the_model_and_the_ledger_of_the_loop(tmp_path: Pat
     for round in range(2):
         aggregator.reset_stats()
         for client in (2, 0, 3, 1):  # not in order
-            job = Job(round, 2, client, seed_of(0, round, client), model)
+            job = Job(round, 2, client, client_seed(0, round, client), model)
             (update,) = map(tiny.copied, bench.train([job]))
             meta = {
                 "client_name": tiny.NAMES[client],

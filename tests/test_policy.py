@@ -25,7 +25,7 @@ from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder, policy_of
-from feddraw.server.policy import Policy, project, why_not
+from feddraw.server.policy import Policy, nearest_within_limits, why_no_policy
 from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import Altered, bench, same, server_images, train
@@ -58,7 +58,7 @@ def problems(draw):
 def test_the_projection_keeps_its_optimality_conditions(problem):
     """Karush, Kuhn and Tucker: one shift for all that are free, none smaller at a cap, none larger at a floor."""
     point, lower, upper = problem
-    found = project(point, lower, upper)
+    found = nearest_within_limits(point, lower, upper)
     assert found.sum() == pytest.approx(1, abs=1e-9)
     assert (found >= lower).all()
     assert (found <= upper).all()
@@ -84,12 +84,12 @@ def test_the_projection_is_that_of_a_general_solver(seed):
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 500},
     ).x
-    assert project(point, lower, upper) == pytest.approx(expected, abs=1e-6)
+    assert nearest_within_limits(point, lower, upper) == pytest.approx(expected, abs=1e-6)
 
 
 def test_weights_within_the_limits_keep_their_bits():
     weights = np.array([0.1, 0.2, 0.7])
-    assert project(weights, np.zeros(3), np.ones(3)) is weights
+    assert nearest_within_limits(weights, np.zeros(3), np.ones(3)) is weights
 
 
 # ---------------------------------------------------------------------------------------------------- every method
@@ -102,7 +102,7 @@ def told(policy, name="feddraw", rounds=3, change=None, **options):
 
 
 def test_the_methods_that_refuse_a_policy_are_these():
-    assert {name for name, method in METHODS.items() if why_not(method)} == REFUSED
+    assert {name for name, method in METHODS.items() if why_no_policy(method)} == REFUSED
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -9,13 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddraw.core import MEANS, Measurement, gram
+from feddraw.core import GRADIENT_MEANS, Measurement, gram
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.methods.fedavg import fedavg
-from feddraw.methods.random_effects import Sums, distances, estimate, random_effects, weights_of
+from feddraw.methods.random_effects import (
+    EffectSums,
+    distances_by_variance,
+    estimate_effects,
+    random_effects,
+    weights_by_rho,
+)
 from feddraw.methods.uniform import uniform
 from feddraw.results.recorded_run import read_run
 from feddraw.server.policy import Policy
@@ -51,9 +57,9 @@ def measuring(**settings):
 def test_three_sites_by_hand():
     """S² = 110/60, |sum N g|² = 500, sum N |g|² = 30, so Q = (30 - 500/60) / S² and E Q = 6 / S² - 1."""
     products = gram(GRADIENTS, np.zeros(2, np.float32))
-    sums = Sums.of(IMAGES, products, VARIANCES)
-    assert sums == Sums(3, 60, 1400, 500, 30, 6, 110)
-    found = estimate(sums)
+    sums = EffectSums.of(IMAGES, products, VARIANCES)
+    assert sums == EffectSums(3, 60, 1400, 500, 30, 6, 110)
+    found = estimate_effects(sums)
     assert found.variance == pytest.approx(11 / 6)
     assert found.q == pytest.approx(130 / 11)
     assert found.expected == pytest.approx(25 / 11)
@@ -61,7 +67,7 @@ def test_three_sites_by_hand():
     assert found.rho * found.variance == pytest.approx(21 / 44)  # tau²
     assert found.i_squared == pytest.approx(1 - 25 / 130)
     # the third: |(1/3, 2/3)|² = 5/9, less 1/30 + 2/90 + 12/180, over S²
-    assert distances(IMAGES, products, VARIANCES)[2] == pytest.approx(13 / 55)
+    assert distances_by_variance(IMAGES, products, VARIANCES)[2] == pytest.approx(13 / 55)
 
 
 def test_weights_and_ledger_of_three_sites_by_hand():
@@ -133,10 +139,12 @@ def simulated(sites, batches, sizes, spreads, repeats=1500, d=60, m=8, apart=0.0
         b = own + spreads[i] * rng.normal(size=(repeats, count[i], d)) / np.sqrt(m * d)
         means[:, i] = b.mean(axis=1)
         variances[:, i] = m * ((b - means[:, i : i + 1]) ** 2).sum(axis=(1, 2)) / (count[i] - 1)
-    found = [estimate(Sums.of(1.0 * m * count, g @ g.T, s)) for g, s in zip(means, variances, strict=True)]
+    found = [
+        estimate_effects(EffectSums.of(1.0 * m * count, g @ g.T, s)) for g, s in zip(means, variances, strict=True)
+    ]
     excess = np.array([one.excess for one in found])
     naive = np.array([one.q - (sites - 1) for one in found])
-    return excess, naive, weights_of(np.array(sizes, float), max(0.0, excess.mean()))
+    return excess, naive, weights_by_rho(np.array(sizes, float), max(0.0, excess.mean()))
 
 
 def test_sites_alike_with_unequal_spreads_give_no_tau_and_the_weights_of_fedavg():
@@ -328,5 +336,5 @@ def test_what_was_not_measured_does_not_travel():
     sends = measuring().sends
     spread = vectors_to_arrays({"gradient spread": np.zeros(2, np.float32)})
     found = extras(spread, sends, initial().layout)
-    assert not found[MEANS[1]].any()
-    assert len(found[MEANS[1]]) == initial().layout.extent("classifier")
+    assert not found[GRADIENT_MEANS[1]].any()
+    assert len(found[GRADIENT_MEANS[1]]) == initial().layout.extent("classifier")

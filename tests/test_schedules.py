@@ -14,18 +14,18 @@ from scipy.spatial.distance import cosine as distance
 import feddraw
 from feddraw.errors import UserError
 from feddraw.schedules import (
-    _BLOCK,
+    _COSINE_BLOCK,
     BETA_MAX,
     ETA,
     LAM,
     READINGS,
-    annealing,
     beta,
-    compose,
     cosine,
     gamma,
+    gamma_and_beta,
     size_prior,
     softmax,
+    weights_and_parts,
 )
 
 CHX1 = [20_000, 5_000, 5_000, 5_000]
@@ -202,7 +202,7 @@ def test_softmax_never_overflows(scores, strength):
     assert found[scores.argmax()] == found.max()
 
 
-@pytest.mark.parametrize("length", [1, 5, _BLOCK - 1, _BLOCK, 2 * _BLOCK + 7])
+@pytest.mark.parametrize("length", [1, 5, _COSINE_BLOCK - 1, _COSINE_BLOCK, 2 * _COSINE_BLOCK + 7])
 def test_cosine_of_float32_vectors_has_float64_precision_over_many_blocks(length):
     rng = np.random.default_rng(length)
     reference = rng.normal(size=length).astype(np.float32)
@@ -230,7 +230,7 @@ def test_a_vector_without_length_has_similarity_zero():
 @unhurried
 @given(clients, times)
 def test_the_parts_explain_the_weights(who, when):
-    parts = compose(*who, *annealing(*when))
+    parts = weights_and_parts(*who, *gamma_and_beta(*when))
     assert parts.prior.sum() == pytest.approx(1)
     assert parts.reputation == pytest.approx(parts.gamma * parts.prior + (1 - parts.gamma) * parts.similarity)
     if parts.beta is None:

@@ -18,7 +18,7 @@ from feddraw.system.file_reading import read_json
 from small import small
 
 COLUMNS = (1 << 19) + 12_345  # more than one thread's part, and an end that fits no block
-compiled = pytest.mark.skipif(sums.compiled() is None, reason="no C compiler here")
+compiled = pytest.mark.skipif(sums.compiled_sums() is None, reason="no C compiler here")
 
 
 def some(clients, columns=COLUMNS, seed=0):
@@ -35,7 +35,7 @@ def test_sums_and_distances_are_those_of_float64(clients, floor, monkeypatch):
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
     rows, sent, weights = some(clients, COLUMNS if clients < 100 else 40_000)
     out = np.empty_like(sent)
-    squares = sums.fused(rows, sent, weights, out)
+    squares = sums.sum_moves(rows, sent, weights, out)
     moves = rows.astype(np.float64) - sent
     exact = sent + weights @ moves
     assert np.abs(out - exact).max() < 1e-6 * np.abs(exact).max()
@@ -50,9 +50,9 @@ def test_sums_and_distances_are_those_of_float64(clients, floor, monkeypatch):
 def test_sums_and_squares_have_the_same_bits_from_c_and_from_numpy(clients, columns, monkeypatch):
     rows, sent, weights = some(clients, columns + 1)
     slow, fast = np.empty_like(sent), np.empty_like(sent)
-    far = sums.fused(rows[:, 1:], sent[1:], weights, slow[1:])  # a view whose rows do not touch
+    far = sums.sum_moves(rows[:, 1:], sent[1:], weights, slow[1:])  # a view whose rows do not touch
     monkeypatch.setattr(sums, "WORTH_COMPILING", 0)
-    assert np.array_equal(sums.fused(rows[:, 1:], sent[1:], weights, fast[1:]), far)
+    assert np.array_equal(sums.sum_moves(rows[:, 1:], sent[1:], weights, fast[1:]), far)
     assert np.array_equal(slow[1:], fast[1:])
 
 
@@ -63,9 +63,9 @@ def test_bits_are_the_same_also_for_moves_whose_squares_are_hardly_numbers(scale
     sent = np.zeros(30_001, np.float32)
     rows = (scale * rng.normal(size=(7, len(sent)))).astype(np.float32)  # denormals at the one end, 1e36 at the other
     slow, fast, weights = np.empty_like(sent), np.empty_like(sent), rng.dirichlet(np.ones(7))
-    far = sums.fused(rows, sent, weights, slow)
+    far = sums.sum_moves(rows, sent, weights, slow)
     monkeypatch.setattr(sums, "WORTH_COMPILING", 0)
-    assert np.array_equal(sums.fused(rows, sent, weights, fast), far)
+    assert np.array_equal(sums.sum_moves(rows, sent, weights, fast), far)
     assert np.array_equal(slow, fast)
 
 
@@ -75,7 +75,7 @@ def test_squares_are_added_in_the_order_that_is_written_down(columns, floor, mon
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
     rows, sent, weights = some(3, columns)
     moves = rows - sent
-    for move, square in zip(moves, sums.fused(rows, sent, weights), strict=True):
+    for move, square in zip(moves, sums.sum_moves(rows, sent, weights), strict=True):
         total = 0.0
         for start in range(0, columns, sums.BLOCK):
             lanes = np.zeros(sums.LANES, np.float32)
@@ -96,7 +96,7 @@ def test_scalar_products_of_moves_are_those_of_float64_also_beyond_a_block():
 
 def test_a_length_has_the_same_bits_alone_and_among_others():
     rows, sent, weights = some(3, 10 * (1 << 19) + 77)  # more threads' parts than numpy adds one by one
-    together = sums.fused(rows, sent, weights)
+    together = sums.sum_moves(rows, sent, weights)
     assert [sums.squared_distance(row, sent) for row in rows] == together.tolist()
 
 
@@ -105,9 +105,9 @@ def test_bits_do_not_depend_on_threads(floor, monkeypatch):
     monkeypatch.setattr(sums, "WORTH_COMPILING", floor)
     rows, sent, weights = some(6, 2 * COLUMNS)
     several, one = np.empty_like(sent), np.empty_like(sent)
-    far = sums.fused(rows, sent, weights, several)
+    far = sums.sum_moves(rows, sent, weights, several)
     monkeypatch.setattr(sums, "in_threads", lambda work, pieces: [work(piece) for piece in pieces])
-    assert np.array_equal(sums.fused(rows, sent, weights, one), far)
+    assert np.array_equal(sums.sum_moves(rows, sent, weights, one), far)
     assert np.array_equal(several, one)
 
 
@@ -180,5 +180,5 @@ def test_the_record_says_why_sums_are_numpys(monkeypatch):
     monkeypatch.setattr(sums.shutil, "which", lambda _: None)
     assert sums.summed_by(sums.WORTH_COMPILING) == "numpy: no C compiler"
     monkeypatch.setattr(sums.shutil, "which", lambda _: "/bin/false")
-    monkeypatch.setattr(sums, "compiled", sums.compiled.__wrapped__)  # what was compiled before is kept elsewhere
+    monkeypatch.setattr(sums, "compiled_sums", sums.compiled_sums.__wrapped__)  # what was compiled is kept elsewhere
     assert sums.summed_by(sums.WORTH_COMPILING) == "numpy: cc cannot compile sums.c"

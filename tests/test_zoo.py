@@ -20,14 +20,14 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.methods.afl import onto_simplex
-from feddraw.methods.fairfed import gap
-from feddraw.methods.fedawa import slope
-from feddraw.methods.feddisco import METRICS, discrepancy
-from feddraw.methods.feddraw_adaptive import steadiness
-from feddraw.methods.fedmgda import shortest
-from feddraw.methods.fedsim import k_means, principal
+from feddraw.methods.fairfed import sensitivity_gap
+from feddraw.methods.fedawa import fedawa_slope
+from feddraw.methods.feddisco import DISCREPANCIES, discrepancy
+from feddraw.methods.feddraw_adaptive import similarity_steadiness
+from feddraw.methods.fedmgda import shortest_combination
+from feddraw.methods.fedsim import k_means, principal_coordinates
 from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
@@ -217,7 +217,7 @@ def test_fedsim_groups_weigh_the_same_and_clients_in_them_by_size():
 def test_fedsims_coordinates_keep_distances_and_drop_what_hardly_varies():
     points = RNG.normal(size=(6, 40))
     points[:, 0] *= 100
-    found = principal(gram(points, np.zeros(40)))
+    found = principal_coordinates(gram(points, np.zeros(40)))
     assert found.shape[1] == 1
     assert np.abs(np.corrcoef(found[:, 0], points[:, 0])[0, 1]) > 0.999
 
@@ -257,12 +257,12 @@ def test_feddiscos_discrepancies():
     assert discrepancy(counts, "cosine") == pytest.approx(
         1 - mix @ np.ones(3) / np.linalg.norm(mix, axis=1) / 3**0.5, abs=1e-9
     )
-    for metric in METRICS:
+    for metric in DISCREPANCIES:
         assert discrepancy(counts, metric)[2] == pytest.approx(0, abs=1e-9)
         assert np.isfinite(discrepancy(np.array([[0.0, 0, 0], [1, 0, 0]]), metric)).all()
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", DISCREPANCIES)
 def test_a_client_without_findings_has_the_largest_discrepancy(metric):
     """It was called perfectly even under KL, which gave it .857 of the weight."""
     found = discrepancy(np.array([[0.0, 0, 0], [0, 7, 0], [5, 1, 1], [2, 2, 2]]), metric)
@@ -367,7 +367,7 @@ def test_fedmgda_two_clients_and_the_box_around_the_sizes():
 
 def test_fedmgdas_lambda_is_the_shortest_combination():
     moves = RNG.normal(size=(4, 3))
-    best = shortest(moves @ moves.T, np.full(4, 0.25), 0.2)
+    best = shortest_combination(moves @ moves.T, np.full(4, 0.25), 0.2)
     for _ in range(200):
         other = np.clip(best + RNG.normal(size=4) * 0.05, 0.05, 0.45)
         other /= other.sum()
@@ -390,7 +390,7 @@ def test_fedawas_slope_is_the_derivative_of_its_objective():
         return s @ np.linalg.norm(moves - s @ moves, axis=1) + s @ (1 - similarity)
 
     numeric = [(objective(logits + e) - objective(logits - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
-    assert slope(softmax(logits, 1.0), moves @ moves.T, similarity) == pytest.approx(numeric, abs=1e-6)
+    assert fedawa_slope(softmax(logits, 1.0), moves @ moves.T, similarity) == pytest.approx(numeric, abs=1e-6)
 
 
 def test_fedawa_begins_with_shares_as_logits_and_moves_by_its_rate():
@@ -552,7 +552,7 @@ def test_fairfed_takes_weight_from_the_client_whose_gap_is_unlike_the_global_one
     away = np.abs(gaps - (16 / 30 - 24 / 30))
     expected = np.array([0.25, 0.25, 0.5]) - (away - away.mean())
     found, state = weigh("fairfed", cohort)
-    assert gap(np.array(other, float)) == pytest.approx(-0.8)
+    assert sensitivity_gap(np.array(other, float)) == pytest.approx(-0.8)
     assert found.values == pytest.approx(np.maximum(0, expected) / np.maximum(0, expected).sum())
     again, _ = weigh("fairfed", cohort, state)
     twice = np.maximum(0, expected - (away - away.mean()))
@@ -601,7 +601,7 @@ def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
 
 def test_a_client_answers_what_is_asked_and_nothing_else():
     engine = bench(method("fedavg"))
-    job = Job(0, 2, 1, seed_of(0, 0, 1), initial())
+    job = Job(0, 2, 1, client_seed(0, 0, 1), initial())
     plain = copied(next(engine.train([job])))
     asking = bench(method("fedavg"))
     asking.trainer.asks = tuple(ASKED)
@@ -746,10 +746,10 @@ def test_a_signal_that_turns_round_leaves_the_trust_with_size():
 
 
 def test_steadiness():
-    assert steadiness([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
-    assert steadiness([1, 2, 3], [3, 2, 1]) == 0
-    assert steadiness([1, 1], [5, 7]) == 1
-    assert steadiness([], []) == 1
+    assert similarity_steadiness([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
+    assert similarity_steadiness([1, 2, 3], [3, 2, 1]) == 0
+    assert similarity_steadiness([1, 1], [5, 7]) == 1
+    assert similarity_steadiness([], []) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- FedDRAW by class

@@ -16,7 +16,7 @@ from feddraw.core import Cohort, Entry, Job, Layout, Memory, Method, Model, Upda
 from feddraw.engines.serial import Serial
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.federation import federate
-from feddraw.server.gate import Gate, accept_by_distance, check_each
+from feddraw.server.gate import Gate, accept_by_distance, check_each_update
 from feddraw.server.round import RoundResult
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
@@ -68,7 +68,7 @@ def bench(method: Method, rows: Sequence[np.ndarray] | None = None, training: Tr
 
 def through_gate(updates: Sequence[Update], sent: Model, clients: int, gate: Gate) -> Any:
     """The updates that count, and what the gate found about each client's."""
-    checked = check_each(updates, sent, {}, clients, gate)
+    checked = check_each_update(updates, sent, {}, clients, gate)
     cohort = Cohort(0, 1, sent, [update for update in updates if not checked[update.client].reason], clients)
     return accept_by_distance(cohort, cohort.distances, checked, gate)
 

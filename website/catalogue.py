@@ -7,8 +7,7 @@ from pathlib import Path
 
 from feddraw import catalog
 from feddraw.cli.listing import needs_of, place_in_mixture
-from feddraw.core import brings_training, brings_weighting
-from feddraw.experiment.method_by_name import method_defaults, without_required
+from feddraw.experiment.method_by_name import brings_training, brings_weighting, method_defaults, without_required
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -119,7 +118,7 @@ def entry(name: str) -> str:
     about = inspect.getdoc(inspect.getmodule(function)) or ""
     settings = without_required(method_defaults(function))
     rows = {
-        "in short": catalog.about("methods", name),
+        "in short": catalog.first_doc_line("methods", name),
         "looks at": needs_of(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",

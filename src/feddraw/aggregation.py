@@ -26,12 +26,19 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import array_of, flatten, layout_of_arrays, like, looks_at_classifier, plain
+from feddraw.server.state_dict import (
+    as_numpy,
+    flatten_state_dict,
+    layout_of_arrays,
+    looks_at_classifier,
+    plain_arrays,
+    state_dict_like,
+)
 from feddraw.system.file_writing import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
 
-EXTENTS: Mapping[Extent, str] = {
+EXTENTS_IN_WORDS: Mapping[Extent, str] = {
     "params": "a state dict of its parameters, or one vector of them",
     "model": "one vector of its parameters and floating buffers",
     "number": "a number",
@@ -118,38 +125,38 @@ def aggregate(
     findings; left out, it is found by its shape and by `outputs`, the number of findings, and asked for where that does
     not decide. An update that is broken is refused by name in the ledger, and the others count.
     """
-    rule, name = rule_of(method)
+    rule, name = method_and_label(method)
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_with_name(update, index) for index, update in enumerate(updates)]
-    require(rule, name, given)
-    _check_round(round, rounds, name, state)
-    names = _all_clients(given, state, clients)
-    arrays = plain(sent)
+    given = [_named_client_update(update, index) for index, update in enumerate(updates)]
+    check_updates_suffice(rule, name, given)
+    _check_round_follows(round, rounds, name, state)
+    names = _all_client_names(given, state, clients)
+    arrays = plain_arrays(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
     looked_at = bool(by_finding) or looks_at_classifier(rule)
     layout = layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.weighting.check(layout)
-    model = flatten(arrays, layout)
+    model = flatten_state_dict(arrays, layout)
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
-    readable = [update for one in given if (update := _update(one, names, layout, rule, refused)) is not None]
+    readable = [update for one in given if (update := _update_of_client(one, names, layout, rule, refused)) is not None]
     result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
     ledger = tuple(
         replace(entry, status=f"refused: {refused[entry.client]}") if entry.client in refused else entry
         for entry in result.ledger
     )
     return AggregationResult(
-        like(result.model, sent),
-        like(result.next_model, sent),
+        state_dict_like(result.model, sent),
+        state_dict_like(result.next_model, sent),
         ledger,
         AggregationState(name, names, round + 1, result.state),
         rule.broadcast(result.state),
     )
 
 
-def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
+def method_and_label(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
@@ -160,7 +167,7 @@ def rule_of(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _with_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
+def _named_client_update(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):
@@ -168,7 +175,7 @@ def _with_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> Cl
     return ClientUpdate(update[0], update[1], f"C{index + 1}")
 
 
-def require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
+def check_updates_suffice(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
     if rule.centralised or not rule.local.starts_from_sent:
@@ -184,7 +191,7 @@ def require(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
         if not any(extra in update.extra for update in updates):
             whose = "asks every client for" if extra in ASKED else "changes local training, and its clients send"
             raise UserError(
-                f"{name} {whose} '{extra}' ({EXTENTS[extent]}): give it as "
+                f"{name} {whose} '{extra}' ({EXTENTS_IN_WORDS[extent]}): give it as "
                 f"ClientUpdate(model, size, extra={{'{extra}': …}}), or choose another method"
             )
     if _looks_at_steps(rule) and all(update.steps is None for update in updates):
@@ -197,7 +204,7 @@ def _looks_at_steps(rule: Method) -> bool:
     return "steps" in rule.weighting.needs.split(", ")
 
 
-def _check_round(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
+def _check_round_follows(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is None:
@@ -208,7 +215,7 @@ def _check_round(round: int, rounds: int, name: str, state: AggregationState | N
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 
-def _all_clients(
+def _all_client_names(
     updates: Sequence[ClientUpdate], state: AggregationState | None, clients: Sequence[str] | None
 ) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first."""
@@ -217,7 +224,7 @@ def _all_clients(
     if clients is None:
         if not known and not answered:
             raise UserError("no updates: give at least one, or the names of the clients that should have sent one")
-        return (*known, *sorted(answered - set(known), key=_natural))
+        return (*known, *sorted(answered - set(known), key=_natural_order))
     names = tuple(map(str, clients))
     if len(set(names)) != len(names):
         raise UserError("two clients have the same name")
@@ -228,19 +235,19 @@ def _all_clients(
     return names
 
 
-def _natural(name: str) -> list[str | int]:
+def _natural_order(name: str) -> list[str | int]:
     """C2 before C10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _update(
+def _update_of_client(
     given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
 ) -> Update | None:
     """A client's update as the server sees it, or nothing if it is none, and why."""
     try:
-        model: Model = flatten(plain(given.model), layout)
+        model: Model = flatten_state_dict(plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]
-        extra = {name: _vector(given.extra[name], layout) for name in wanted}
+        extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         refused[given.client] = in_one_line(error)
         return None
@@ -252,9 +259,9 @@ def _update(
     return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled)
 
 
-def _vector(value: Any, layout: Layout) -> Vector:
+def _extra_vector(value: Any, layout: Layout) -> Vector:
     """What goes up beside a model as one vector, from a number, an array or a state dict of parameters."""
     if isinstance(value, Mapping):
-        arrays = plain(value)
+        arrays = plain_arrays(value)
         value = np.concatenate([arrays[entry.name].ravel() for entry in layout.entries if entry.kind == "param"])
-    return np.ascontiguousarray(array_of(value), np.float32).ravel()
+    return np.ascontiguousarray(as_numpy(value), np.float32).ravel()

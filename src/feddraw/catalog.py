@@ -18,7 +18,7 @@ from typing import Any
 from feddraw.errors import UserError, unknown
 
 # What stands in a room above the others of its kind, because it needs more than they do.
-ELSEWHERE = {("engines", "flower"): "feddraw.flower.engine"}
+IN_OTHER_ROOMS = {("engines", "flower"): "feddraw.flower.engine"}
 
 
 @cache
@@ -26,30 +26,30 @@ def names(kind: str) -> tuple[str, ...]:
     """Every file of a kind."""
     package = importlib.import_module(f"feddraw.{kind}")
     there = [module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")]
-    return tuple(sorted([*there, *(name for other, name in ELSEWHERE if other == kind)]))
+    return tuple(sorted([*there, *(name for other, name in IN_OTHER_ROOMS if other == kind)]))
 
 
-def _place(kind: str, name: str) -> str:
-    return ELSEWHERE.get((kind, name), f"feddraw.{kind}.{name}")
+def _module_of(kind: str, name: str) -> str:
+    return IN_OTHER_ROOMS.get((kind, name), f"feddraw.{kind}.{name}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
     """The function behind a name."""
     if ":" in name:
-        return outside(name)
+        return own_function(name)
     if name not in names(kind):
         raise unknown(kind, name, names(kind))
-    function: Callable[..., Any] = getattr(importlib.import_module(_place(kind, name)), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(_module_of(kind, name)), name)
     return function
 
 
-def functions(kind: str) -> dict[str, Callable[..., Any]]:
+def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:
     """Each file of a kind that has a function of its own name, with that function."""
-    modules = {name: importlib.import_module(_place(kind, name)) for name in names(kind)}
+    modules = {name: importlib.import_module(_module_of(kind, name)) for name in names(kind)}
     return {name: getattr(module, name) for name, module in modules.items() if callable(getattr(module, name, None))}
 
 
-def about(kind: str, name: str) -> str:
+def first_doc_line(kind: str, name: str) -> str:
     """The first line of what a file's function says about itself."""
     return (inspect.getdoc(find(kind, name)) or "").partition("\n")[0]
 
@@ -61,7 +61,7 @@ def installed(package: str) -> bool:
     return any(finder.find_spec(package, elsewhere if finder is PathFinder else None) for finder in sys.meta_path)
 
 
-def outside(name: str) -> Callable[..., Any]:
+def own_function(name: str) -> Callable[..., Any]:
     """Somebody's own `package.module:function`, also from the folder where the command is typed.
 
     The name was typed or is trusted (`Experiment.trusted`). Only then is the current folder on the path, and last:
@@ -84,13 +84,13 @@ def outside(name: str) -> Callable[..., Any]:
     return function
 
 
-def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any) -> Any:
+def call_with_settings(function: Callable[..., Any], settings: Mapping[str, Any], what: str, **given: Any) -> Any:
     """Call with settings from a file or the command line."""
     parameters = inspect.signature(function).parameters
     named = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     passed_on = settings.keys() - named.keys() if len(named) < len(parameters) else set()  # to what it calls
     own = {name: value for name, value in settings.items() if name not in passed_on}
-    check(own, {name: default for name, default in named.items() if name not in given}, what)
+    check_setting_types(own, {name: default for name, default in named.items() if name not in given}, what)
     try:
         bound = inspect.signature(function).bind(**given, **settings)
     except TypeError as error:
@@ -100,17 +100,17 @@ def call(function: Callable[..., Any], settings: Mapping[str, Any], what: str, *
     return function(*bound.args, **bound.kwargs)
 
 
-def check(settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
+def check_setting_types(settings: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> None:
     """Refuse names that are not among the defaults, and values of another type than theirs."""
     for name, value in settings.items():
         if name not in defaults:
             raise UserError(f"{what} has no setting '{name}'" + (f": it has {', '.join(defaults)}" if defaults else ""))
-        if not _fits(value, defaults[name]):
+        if not _fits_default(value, defaults[name]):
             full = f"{what}.{name}" if what else name
-            raise UserError(f"{full} must be {_kind(defaults[name])}, not {value!r}")
+            raise UserError(f"{full} must be {_type_in_words(defaults[name])}, not {value!r}")
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _fits_default(value: Any, default: Any) -> bool:
     if default is inspect.Parameter.empty or default is None:
         return True
     if isinstance(value, bool) or isinstance(default, bool):
@@ -120,6 +120,6 @@ def _fits(value: Any, default: Any) -> bool:
     return isinstance(value, type(default))
 
 
-def _kind(default: Any) -> str:
+def _type_in_words(default: Any) -> str:
     kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     return kinds.get(type(default), f"like {default!r}")

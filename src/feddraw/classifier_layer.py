@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feddraw.core import Entry, Heads, within
+from feddraw.core import Entry, Heads, in_layer
 from feddraw.errors import UserError, unknown
 
-MOST_NAMED = 6  # candidates in a message
+MOST_LAYERS_NAMED = 6  # candidates in a message
 
 
 @dataclass(frozen=True)
-class Layer:
+class ScoringLayer:
     """A layer that may give scores: a matrix, or a kernel of one pixel."""
 
     name: str
@@ -26,22 +26,24 @@ class Layer:
     biased: bool
 
 
-def choose(params: Sequence[Entry], named: str | Sequence[str] = "", outputs: int = 0) -> Heads:
+def choose_classifier(params: Sequence[Entry], named: str | Sequence[str] = "", outputs: int = 0) -> Heads:
     """The classifier of a network with these parameters: as named, or found; `outputs` is 0 where it is not known."""
     if not params:
         raise UserError("the network has no parameters, so there is nothing to train")
     if named:
-        return _checked(params, (named,) if isinstance(named, str) else tuple(named), outputs)
-    found = candidates(params, outputs)
+        return _checked_classifier(params, (named,) if isinstance(named, str) else tuple(named), outputs)
+    found = candidate_classifiers(params, outputs)
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(
-            f"the classifier cannot be told: it may be {_listed(found)}. Name the layer that gives the findings' "
-            "scores: classifier = NAME, or a list of layers in the order of the findings"
+            f"the classifier cannot be told: it may be {_listed_layers(found)}. Name the layer that gives the "
+            "findings' scores: classifier = NAME, or a list of layers in the order of the findings"
         )
     if outputs:
-        there = _listed([f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]) or "no layer at all"
+        there = (
+            _listed_layers([f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]) or "no layer at all"
+        )
         raise UserError(
             f"no layer has {outputs} output(s), one for each finding (there is {there}): name the layer that gives "
             "the findings' scores: classifier = NAME, or a list of layers in the order of the findings"
@@ -49,30 +51,30 @@ def choose(params: Sequence[Entry], named: str | Sequence[str] = "", outputs: in
     return layer_of(params[-1])  # a network without a matrix
 
 
-def likely(params: Sequence[Entry], outputs: int = 0) -> Heads:
+def likely_classifier(params: Sequence[Entry], outputs: int = 0) -> Heads:
     """For methods that never look at the classifier: what is most likely it, without asking."""
-    if found := candidates(params, outputs):
+    if found := candidate_classifiers(params, outputs):
         return found[-1]
     layers = scoring_layers(params)
     biased = [one for one in layers if one.biased]
     return (biased or layers)[-1].name if layers else layer_of(params[-1])
 
 
-def candidates(params: Sequence[Entry], outputs: int = 0) -> list[Heads]:
+def candidate_classifiers(params: Sequence[Entry], outputs: int = 0) -> list[Heads]:
     """The layers, or several layers together, that may be the classifier; one where it is clear."""
     layers = scoring_layers(params)
     if outputs:
-        fitting = _ends([one for one in layers if one.rows == outputs])
+        fitting = _last_scoring_layers([one for one in layers if one.rows == outputs])
         if fitting:
             return [one.name for one in fitting]
-        parts = _ends(_tail(params, layers))
+        parts = _last_scoring_layers(_scoring_tail(params, layers))
         joint = [one for one in layers if one.rows == 1] if sum(one.rows for one in parts) != outputs else parts
         return [tuple(one.name for one in joint)] if sum(one.rows for one in joint) == outputs else []
-    ends = _ends(_tail(params, layers) or layers)
+    ends = _last_scoring_layers(_scoring_tail(params, layers) or layers)
     return [one.name for one in ([one for one in ends if one.biased] or ends)]
 
 
-def scoring_layers(params: Sequence[Entry]) -> list[Layer]:
+def scoring_layers(params: Sequence[Entry]) -> list[ScoringLayer]:
     """All layers that map features to numbers, one by one, in the network's order."""
     shapes = {entry.name: entry.shape for entry in params}
     found = []
@@ -82,11 +84,11 @@ def scoring_layers(params: Sequence[Entry]) -> list[Layer]:
         matrix = len(entry.shape) >= 2 and math.prod(entry.shape[2:]) == 1
         if matrix and (leaf == "weight" or (len(own) == 1 and f"{layer}.weight" not in shapes)):
             biased = shapes.get(f"{entry.name.removesuffix('weight')}bias") == entry.shape[:1]
-            found.append(Layer(layer, entry.shape[0], entry.shape[1], biased))
+            found.append(ScoringLayer(layer, entry.shape[0], entry.shape[1], biased))
     return found
 
 
-def _tail(params: Sequence[Entry], layers: Sequence[Layer]) -> list[Layer]:
+def _scoring_tail(params: Sequence[Entry], layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
     """The scoring layers after the last that is none: kernels and norms are the body's."""
     names = {one.name for one in layers}
     body = [number for number, entry in enumerate(params) if layer_of(entry) not in names]
@@ -94,36 +96,36 @@ def _tail(params: Sequence[Entry], layers: Sequence[Layer]) -> list[Layer]:
     return [one for one in layers if one.name in after]
 
 
-def _ends(layers: Sequence[Layer]) -> list[Layer]:
+def _last_scoring_layers(layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
     """Without those whose outputs are as many as a later one's inputs: they come before it."""
     return [one for i, one in enumerate(layers) if all(later.columns != one.rows for later in layers[i + 1 :])]
 
 
-def _checked(params: Sequence[Entry], names: tuple[str, ...], outputs: int) -> Heads:
+def _checked_classifier(params: Sequence[Entry], names: tuple[str, ...], outputs: int) -> Heads:
     rows = 0
     for name in names:
-        own = [entry for entry in params if within(entry.name, name)]
+        own = [entry for entry in params if in_layer(entry.name, name)]
         if not own:
             raise unknown("layers", name, {layer_of(entry) for entry in params})
         rows += own[0].shape[0] if own[0].shape else 1
     if outputs and rows != outputs:
-        fitting = candidates(params, outputs)
-        hint = f": did you mean {_listed(fitting)}?" if fitting else ""
-        raise UserError(f"the classifier {_listed(names)} has {rows} output(s) for {outputs} finding(s){hint}")
+        fitting = candidate_classifiers(params, outputs)
+        hint = f": did you mean {_listed_layers(fitting)}?" if fitting else ""
+        raise UserError(f"the classifier {_listed_layers(names)} has {rows} output(s) for {outputs} finding(s){hint}")
     return names[0] if len(names) == 1 else names
 
 
-def described(heads: Heads, outputs: int) -> str:
+def classifier_in_words(heads: Heads, outputs: int) -> str:
     """For people: `head, 5 outputs`."""
     names = (heads,) if isinstance(heads, str) else heads
-    return f"{_listed(names)}, {outputs} output{'s' * (outputs != 1)}"
+    return f"{_listed_layers(names)}, {outputs} output{'s' * (outputs != 1)}"
 
 
 def layer_of(entry: Entry) -> str:
     return entry.name.rpartition(".")[0] or entry.name
 
 
-def _listed(names: Sequence[Heads]) -> str:
-    shown = [name if isinstance(name, str) else " + ".join(name) for name in names[:MOST_NAMED]]
+def _listed_layers(names: Sequence[Heads]) -> str:
+    shown = [name if isinstance(name, str) else " + ".join(name) for name in names[:MOST_LAYERS_NAMED]]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more

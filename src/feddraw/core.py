@@ -1,4 +1,4 @@
-"""The central types: a model as flat vectors, what travels to a client and back, and the three rules of a method.
+"""The central types: what travels to a client and back, the updates of a round, and the three rules of a method.
 
 A method is a `Local` rule (what a client changes in its training), a `Weighting` (how much each client counts) and a
 `Server` rule (how the global model moves). Rules are frozen dataclasses, their fields are the hyperparameters, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -17,26 +17,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.errors import UserError, unknown
-from feddraw.sums import fused, in_threads, squared_distance
+from feddraw.errors import UserError
+from feddraw.flat_model import GROUP_COUNTS as GROUP_COUNTS
+from feddraw.flat_model import SPREAD as SPREAD
+from feddraw.flat_model import Entry as Entry
+from feddraw.flat_model import Extent as Extent
+from feddraw.flat_model import Heads as Heads
+from feddraw.flat_model import Kind as Kind
+from feddraw.flat_model import LayerPart as LayerPart
+from feddraw.flat_model import Layout as Layout
+from feddraw.flat_model import Model as Model
+from feddraw.flat_model import Vector as Vector
+from feddraw.flat_model import empty_model as empty_model
+from feddraw.flat_model import in_layer as in_layer
+from feddraw.sums import Column as Column
+from feddraw.sums import Segment as Segment
+from feddraw.sums import all_segments as all_segments
+from feddraw.sums import gram as gram
+from feddraw.sums import squared_distance, sum_moves
+from feddraw.sums import weighted_sum as weighted_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Vector = NDArray[Any]  # floating, (d,)
 Matrix = NDArray[Any]  # floating, (clients, d)
-Column = NDArray[np.float64]  # (clients,)
-Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' coefficients for them
 Parts = Mapping[str, NDArray[np.float64] | float | None]  # what explains a weight, by its name in the ledger
 State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be written to a checkpoint
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
-Heads = str | tuple[str, ...]  # the classifier: one layer, or several in the order of their findings
-
-# A vector as long as the parameters, as a whole model (parameters, then floating buffers), a single number, one number
-# per finding, the counts of `GROUP_COUNTS`, as long as the classifier's parameters, or the two numbers of `SPREAD`.
-Extent = Literal["params", "model", "number", "findings", "groups", "classifier", "spread"]
-Kind = Literal["param", "buffer", "counter"]
-LayerPart = Literal["both", "weight", "bias"]
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
 Asked = Literal[
@@ -61,11 +68,7 @@ ASKED: Mapping[Asked, Extent] = {
     "classifier gradient mean": "classifier",  # the same for the classifier's parameters only
     "gradient spread": "spread",  # of those batches; zeros from a client that is too small to measure
 }
-MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
-SPREAD = ("images measured", "variance")  # of one image's gradient, summed over the parameters
-# Per finding: positive images of each of two groups, then those of them that are called positive; then all labels and
-# those that are called right.
-GROUP_COUNTS = ("positive 0", "positive 1", "found 0", "found 1")
+GRADIENT_MEANS: tuple[Asked, ...] = ("gradient mean", "classifier gradient mean")  # zeros where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -85,169 +88,6 @@ ONE_SUM, TWO_SUMS = Secure(1), Secure(2)
 def not_secure(why: str) -> Secure:
     """A rule that needs more than sums, and why."""
     return Secure(0, why)
-
-
-_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
-_SUM_BLOCK = 1 << 15
-_STRETCH = 1 << 16  # columns for one thread at a time
-
-
-# ---------------------------------------------------------------------------------------------------- the model
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One named tensor of a network and where it lies in the flat vector of its kind."""
-
-    name: str
-    kind: Kind
-    shape: tuple[int, ...]
-    start: int
-    dtype: str = "float32"
-
-    @cached_property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @cached_property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.size)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What the flat vectors of a model mean: the order of its tensors and which layer is the classifier.
-
-    Frozen tensors are in no vector: they are the same in every model of a run, and part of its state dict only.
-    """
-
-    entries: tuple[Entry, ...]
-    classifier: Heads
-    frozen: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
-
-    @staticmethod
-    def of(tensors: Iterable[tuple[str, Kind, tuple[int, ...], str]], classifier: Heads) -> Layout:
-        """From name, kind, shape and type of each tensor in the network's order; each kind is counted from zero."""
-        entries, ends = [], {"param": 0, "buffer": 0, "counter": 0}
-        for name, kind, shape, dtype in tensors:
-            entries.append(Entry(name, kind, shape, ends[kind], dtype))
-            ends[kind] += entries[-1].size
-        return Layout(tuple(entries), classifier)
-
-    @cached_property
-    def variances(self) -> NDArray[np.bool_]:
-        """Which of the buffers are batch norm's variances."""
-        kinds = [np.full(e.size, e.name.endswith("running_var")) for e in self.entries if e.kind == "buffer"]
-        return np.concatenate([np.zeros(0, bool), *kinds])
-
-    def length(self, kind: str) -> int:
-        return sum(entry.size for entry in self.entries if entry.kind == kind)
-
-    def extent(self, extent: Extent) -> int:
-        params, outputs = self.length("param"), self.outputs
-        lengths = {"params": params, "model": params + self.length("buffer"), "number": 1, "findings": outputs}
-        lengths |= {"groups": len(GROUP_COUNTS) * outputs + 2, "spread": len(SPREAD)}
-        return self.count("classifier") if extent == "classifier" else lengths[extent]
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The classifier's layers, in the order of their findings."""
-        return (self.classifier,) if isinstance(self.classifier, str) else self.classifier
-
-    def in_classifier(self, name: str) -> bool:
-        """Whether a tensor belongs to the classifier."""
-        return any(within(name, head) for head in self.heads)
-
-    @property
-    def outputs(self) -> int:
-        """How many outputs the classifier has."""
-        return sum(self._rows(head) for head in self.heads)
-
-    def _rows(self, head: str) -> int:
-        return next((*entry.shape, 1)[0] for entry in self.entries if within(entry.name, head))
-
-    @property
-    def batch_norm(self) -> NDArray[np.bool_]:
-        """Which elements of a joined model belong to a layer with running statistics, whatever its name."""
-        layers = {entry.name.rpartition(".")[0] for entry in self.entries if entry.kind == "buffer"}
-        chosen = np.zeros(self.extent("model"), bool)
-        for entry in self.entries:
-            if entry.kind != "counter" and entry.name.rpartition(".")[0] in layers:
-                start = entry.start + (self.length("param") if entry.kind == "buffer" else 0)
-                chosen[start : start + entry.size] = True
-        return chosen
-
-    def rows_of(self, output: int) -> list[slice]:
-        """Where the parameters of one of the classifier's outputs are: its row of weights and its bias."""
-        for head in self.heads:
-            rows = self._rows(head)
-            if output < rows:
-                entries = [e for e in self.entries if e.kind == "param" and within(e.name, head)]
-                lengths = [(entry.start, entry.size // rows) for entry in entries if entry.shape[:1] == (rows,)]
-                return [slice(start + output * length, start + (output + 1) * length) for start, length in lengths]
-            output -= rows
-        raise UserError(f"the classifier has {self.outputs} outputs, and none after them")
-
-    def count(self, layer: str) -> int:
-        """How many parameters a layer has."""
-        where = self.find(layer)
-        return where.stop - where.start if isinstance(where, slice) else len(where)
-
-    def find(self, layer: str = "classifier", part: LayerPart = "both") -> slice | NDArray[np.intp]:
-        """Where a layer's parameters are: `classifier`, `all`, or any layer by its name in the network."""
-        prefixes = self.heads if layer == "classifier" else (layer,)
-        params = [entry for entry in self.entries if entry.kind == "param"]
-        chosen = [e for e in params if layer == "all" or any(within(e.name, prefix) for prefix in prefixes)]
-        if not chosen:
-            raise unknown("layers", layer, {"classifier", "all", *(e.name.rpartition(".")[0] for e in params)})
-        chosen = [e for e in chosen if part == "both" or e.name.rpartition(".")[2] == part]
-        if not chosen:
-            raise UserError(f"layer '{layer}' has no {part}")
-        start, stop = chosen[0].start, chosen[-1].span.stop
-        if sum(e.size for e in chosen) == stop - start:
-            return slice(start, stop)
-        return np.concatenate([np.arange(e.span.start, e.span.stop) for e in chosen])
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A network's state as three vectors, because the three kinds are treated differently.
-
-    Parameters are what a method moves. Floating buffers (batch-norm statistics) are only ever averaged: a server step
-    beyond the clients' values could make a variance negative. Counters are integers and keep their maximum.
-    """
-
-    params: Vector
-    buffers: Vector
-    counters: NDArray[np.int64]
-    layout: Layout
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Name to array, in the network's order, then what is frozen: a state dict in numpy."""
-        vectors = {"param": self.params, "buffer": self.buffers, "counter": self.counters}
-        found = {e.name: vectors[e.kind][e.span].reshape(e.shape).astype(e.dtype) for e in self.layout.entries}
-        return found | dict(self.layout.frozen)
-
-    def joined(self) -> Vector:
-        """Parameters, then floating buffers: a whole model as a client remembers it."""
-        return np.concatenate([self.params, self.buffers])
-
-    def with_joined(self, vector: Vector) -> Model:
-        """The same network with what `joined` gave."""
-        split = len(self.params)
-        return Model(vector[:split], vector[split:], self.counters, self.layout)
-
-
-def within(name: str, layer: str) -> bool:
-    """Whether a tensor is a layer's, or of a layer inside it."""
-    return name == layer or name.startswith(f"{layer}.")
-
-
-def empty_model(layout: Layout, rows: int | None = None, dtype: Any = np.float32) -> Model:
-    """Memory for one model, or for one per row."""
-    shape = () if rows is None else (rows,)
-    params, buffers = (np.empty((*shape, layout.length(kind)), dtype) for kind in ("param", "buffer"))
-    return Model(params, buffers, np.empty((*shape, layout.length("counter")), np.int64), layout)
 
 
 # ---------------------------------------------------------------------------------------------------- what travels
@@ -275,17 +115,17 @@ class Measurement:
     every: int = 1  # rounds: it is done in rounds 0, every, 2 every, …
     evaluation: bool = False  # batch norm by its running statistics; left out: as in training
 
-    NAME: ClassVar[str] = "measurement"  # among what is sent beside the model
+    BROADCAST_NAME: ClassVar[str] = "measurement"  # among what is sent beside the model
 
-    def sent(self) -> dict[str, Vector]:
+    def as_broadcast(self) -> dict[str, Vector]:
         """As it goes out beside the model, so that all clients measure alike whatever they were built with."""
         numbers = (self.batches, self.batch_size, self.every, self.evaluation)
-        return {self.NAME: np.array(numbers, np.float32)}
+        return {self.BROADCAST_NAME: np.array(numbers, np.float32)}
 
     @staticmethod
-    def received(broadcast: Mapping[str, Vector]) -> Measurement:
-        """What `sent` gave; the default where nothing was sent."""
-        numbers = broadcast.get(Measurement.NAME)
+    def from_broadcast(broadcast: Mapping[str, Vector]) -> Measurement:
+        """What `as_broadcast` gave; the default where nothing was sent."""
+        numbers = broadcast.get(Measurement.BROADCAST_NAME)
         if numbers is None:
             return Measurement()
         if numbers.shape != (4,) or not (np.isfinite(numbers).all() and (numbers[:3] >= 1).all()):
@@ -332,11 +172,11 @@ class Cohort:
     @cached_property
     def params(self) -> Matrix:
         """(clients, d); no copy where the updates lie in one matrix already, as the engines leave them."""
-        return _stack([update.model.params for update in self.updates])
+        return _stack_client_rows([update.model.params for update in self.updates])
 
     @cached_property
     def buffers(self) -> Matrix:
-        return _stack([update.model.buffers for update in self.updates])
+        return _stack_client_rows([update.model.buffers for update in self.updates])
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -380,7 +220,7 @@ class Cohort:
         return np.asarray(self.params[:, self.model.layout.find(layer, part)])
 
     def extra(self, name: str) -> Matrix:
-        return _stack([update.extra[name] for update in self.updates])
+        return _stack_client_rows([update.extra[name] for update in self.updates])
 
     def number(self, name: str) -> NDArray[np.float64]:
         """(clients,): what each sent as a single number."""
@@ -415,7 +255,7 @@ class Cohort:
         """As `combine`, and how far each client moved, in one pass over the memory."""
         sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
         for span, column in all_segments(len(total), coefficients, segments):
-            squares += fused(self.params[:, span], sent[span], column, out=total[span])
+            squares += sum_moves(self.params[:, span], sent[span], column, out=total[span])
             if np.count_nonzero(column) == 1 and column.max() == 1.0:  # one client is all: its model to the bit
                 total[span] = self.params[int(column.argmax()), span]
         return total, np.sqrt(squares)
@@ -471,12 +311,12 @@ class SummedCohort(Cohort):
         return self.total if same else super().combine(coefficients, segments)
 
 
-def row_name(output: int) -> str:
+def class_row_name(output: int) -> str:
     """The piece of one of the classifier's outputs, before it is given its finding's name."""
     return f"class {output}"
 
 
-def _stack(rows: Sequence[Vector]) -> Matrix:
+def _stack_client_rows(rows: Sequence[Vector]) -> Matrix:
     if len(rows) == 1:  # of a stream: no copy each time
         return rows[0][None]
     base = rows[0].base
@@ -485,43 +325,6 @@ def _stack(rows: Sequence[Vector]) -> Matrix:
         if all(own):
             return base
     return np.stack(rows)
-
-
-def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
-    """The whole vector in order: the segments, and the slices between them with the coefficients of the rest."""
-    end = 0
-    for span, own in sorted(segments, key=lambda segment: segment[0].start):
-        if span.start > end:
-            yield slice(end, span.start), column
-        yield span, own
-        end = span.stop
-    if end < length:
-        yield slice(end, length), column
-
-
-def weighted_sum(coefficients: NDArray[np.float64], rows: Matrix, out: Vector | None = None) -> Vector:
-    """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
-    total = np.empty(rows.shape[1], dtype=rows.dtype) if out is None else out
-
-    def add(first: int) -> None:
-        block = np.empty((len(rows), _SUM_BLOCK))
-        for start in range(first, min(first + _STRETCH, len(total)), _SUM_BLOCK):
-            span = slice(start, min(start + _SUM_BLOCK, len(total)))
-            filled = block[:, : span.stop - start]
-            np.copyto(filled, rows[:, span])
-            total[span] = coefficients @ filled
-
-    in_threads(add, range(0, len(total), _STRETCH))
-    return total
-
-
-def gram(rows: Matrix, origin: Vector) -> NDArray[np.float64]:
-    """(clients, clients): the scalar products of the rows' moves from the origin, summed in float64 block by block."""
-    total = np.zeros((len(rows), len(rows)))
-    for start in range(0, rows.shape[1], _BLOCK):
-        block = rows[:, start : start + _BLOCK].astype(np.float64) - origin[start : start + _BLOCK]
-        total += block @ block.T
-    return total
 
 
 # ---------------------------------------------------------------------------------------------------- the rules
@@ -572,7 +375,7 @@ class Local:
 
     keeps: ClassVar[Mapping[str, Extent]] = {}  # what stays in a client's memory
     sends: ClassVar[Mapping[str, Extent]] = {}  # what goes up beside the model
-    held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `shares`)
+    held: ClassVar[str] = ""  # which of `keeps` the server keeps the mean of, over all clients (see `standing_shares`)
     secure: ClassVar[Secure] = ONE_SUM  # what it sends is masked as the move is
     starts_from_sent: ClassVar[bool] = True  # training depends on the common model, so weights make a difference
 
@@ -596,7 +399,7 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
-class Limited:
+class LimitedWeights:
     """What a policy made of a rule's weights."""
 
     before: NDArray[np.float64]  # (clients,)
@@ -612,7 +415,7 @@ class Piece:
     spans: Sequence[slice]  # in the vector of parameters
     values: NDArray[np.float64]  # (clients,)
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    limited: Limited | None = None  # where a policy is in force
+    limited: LimitedWeights | None = None  # where a policy is in force
 
 
 @dataclass(frozen=True, eq=False)
@@ -622,7 +425,7 @@ class Weights:
     values: NDArray[np.float64]  # (clients,)
     parts: Parts = field(default_factory=dict)
     pieces: Sequence[Piece] = ()  # parameters that have weights of their own
-    limited: Limited | None = None  # where a policy is in force
+    limited: LimitedWeights | None = None  # where a policy is in force
 
     @property
     def segments(self) -> list[Segment]:
@@ -815,7 +618,7 @@ class Method:
         for rule in (self.weighting, self.server, self.local):
             if not rule.secure.sums:
                 return rule.secure
-            if not _says_secure(rule):
+            if not _declares_secure(rule):
                 return not_secure(f"{type(rule).__name__} does not declare how it works under them")
         if "held" in self.asks:
             return not_secure("under unequal weights the server needs what each client remembers by its own share")
@@ -853,7 +656,7 @@ class Method:
         return self.server.shown(model, state["server"])
 
 
-def _says_secure(rule: Weighting | Server | Local) -> bool:
+def _declares_secure(rule: Weighting | Server | Local) -> bool:
     """Whether a rule, or one that it is made from, declares `secure`: what the plain ones can, others may not."""
     own = [kind for kind in type(rule).__mro__ if kind not in (Weighting, Server, Local)]
     return type(rule) in (Server, Local) or any("secure" in vars(kind) for kind in own)
@@ -866,30 +669,6 @@ def misfit(weighting: Weighting, server: Server) -> str:
         return f"the weights of {given} need the server rule {weighting.made_for.__name__}, not {taken}"
     if not server.takes_weights and not weighting.common:
         return f"the server rule {taken} takes no weights, so {given} would change nothing"
-    return ""
-
-
-def brings_weighting(method: Method) -> str:
-    """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it can."""
-    if method.centralised:
-        return "trains in one place, so there are no clients to weigh"
-    if method.weighting.common and not method.only_weighs:
-        return "has no weighting of its own, and the first half gives nothing else: take fedavg or uniform for it"
-    if method.weighting.made_for is not None:
-        return "has weights that only fit its own server rule, and the server rule comes from the second half"
-    return ""
-
-
-def brings_training(method: Method) -> str:
-    """Why a method cannot be the second half of a mixture, which gives its local and server rules; empty if it can."""
-    if method.centralised:
-        return "trains in one place, so there are no clients to weigh"
-    if not method.local.starts_from_sent:
-        return "never trains on the common model, so weights would change nothing"
-    if not method.server.takes_weights:
-        return "has a server rule that takes no weights, so the first half would change nothing"
-    if method.only_weighs:
-        return "is a weighting only, and the second half gives everything else: nothing of it would be left"
     return ""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OnUpdate = Callable[[int, Update], None]  # called with the round and each update as it comes
 
 
-def seed_of(run: int, round: int, client: int) -> int:
+def client_seed(run: int, round: int, client: int) -> int:
     """The seed of one client's work in one round: the same for every method and under every engine."""
     return int(np.random.SeedSequence([run, round, client]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -58,10 +58,10 @@ def federate(
         began = time.perf_counter()
         broadcast = method.broadcast(state)
         asked = dict.fromkeys(range(len(clients)), 1.0) if efforts is None else efforts(round)
-        jobs = [Job(round, rounds, i, seed_of(seed, round, i), model, broadcast, asked[i]) for i in asked]
+        jobs = [Job(round, rounds, i, client_seed(seed, round, i), model, broadcast, asked[i]) for i in asked]
         took: dict[str, float] = {}
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
-        coming = _noted(arriving, clients, took, round, on_update)
+        coming = _report_updates(arriving, clients, took, round, on_update)
         this = (round, rounds, model, method, state)
         if secure_rounds is not None:
             result = secure_rounds.round(*this, coming, asked, gate, policy)
@@ -80,7 +80,7 @@ def federate(
         yield replace(result, seconds=seconds, client_seconds=took)
 
 
-def _noted(
+def _report_updates(
     updates: Iterable[Update], clients: Sequence[str], took: dict[str, float], round: int, on_update: OnUpdate | None
 ) -> Iterator[Update]:
     """The updates as they come, each reported; how long its client worked goes into `took`."""

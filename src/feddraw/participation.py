@@ -42,50 +42,50 @@ class Participation:
                 raise UserError(f"participation.{name} must be a share {'from' if lowest else 'above'} 0 to 1: {value}")
         if (self.sampler == "plan") != bool(self.plan.strip()):
             raise UserError('participation.plan and participation.sampler = "plan" go together: set both or none')
-        joins, leaves = _rounds_of("joins", self.joins), _rounds_of("leaves", self.leaves)
-        for client in chain(*_turns(self.plan), joins, leaves):
+        joins, leaves = _rounds_by_client("joins", self.joins), _rounds_by_client("leaves", self.leaves)
+        for client in chain(*_turns_of_plan(self.plan), joins, leaves):
             if client not in clients:
                 raise unknown("clients", client, clients)
         for round in range(rounds):
-            if not self._there(clients, round):
+            if not self._clients_there(clients, round):
                 raise UserError(f"no client takes part in round {round}: change participation.plan, joins or leaves")
 
-    def _there(self, clients: Sequence[str], round: int) -> list[int]:
+    def _clients_there(self, clients: Sequence[str], round: int) -> list[int]:
         """Clients that could be asked: those that have joined and not left, in a plan those whose turn it is."""
-        joins, leaves = _rounds_of("joins", self.joins), _rounds_of("leaves", self.leaves)
-        turns = _turns(self.plan)
+        joins, leaves = _rounds_by_client("joins", self.joins), _rounds_by_client("leaves", self.leaves)
+        turns = _turns_of_plan(self.plan)
         turn = set(turns[round % len(turns)] if turns else clients)
         there = [name in turn and joins.get(name, 0) <= round < leaves.get(name, math.inf) for name in clients]
         return [client for client, present in enumerate(there) if present]
 
     def efforts(self, seed: int, round: int, clients: Sequence[str], sizes: Sequence[int]) -> dict[int, float]:
         """The clients asked in a round, and the share of its steps that each will take."""
-        asked = there = self._there(clients, round)
-        chance, pace = _chances(seed, round, len(clients))
+        asked = there = self._clients_there(clients, round)
+        chance, pace = _client_chances(seed, round, len(clients))
         if self.sampler in ("uniform", "by_size"):
             weights = np.asarray(sizes, np.float64) if self.sampler == "by_size" else np.ones(len(clients))
             keys = np.log(chance) / weights  # the largest are a draw without replacement, by these weights
-            asked = sorted(_largest(keys, there, max(1, math.floor(self.fraction * len(there) + 0.5))))
-        slow = set(_largest(pace, asked, math.floor(self.stragglers * len(asked) + 0.5)))
+            asked = sorted(_clients_with_largest(keys, there, max(1, math.floor(self.fraction * len(there) + 0.5))))
+        slow = set(_clients_with_largest(pace, asked, math.floor(self.stragglers * len(asked) + 0.5)))
         return {client: self.effort if client in slow else 1.0 for client in asked}
 
 
-def _chances(seed: int, round: int, clients: int) -> NDArray[np.float64]:
+def _client_chances(seed: int, round: int, clients: int) -> NDArray[np.float64]:
     """(2, clients) in (0, 1)."""
     bits = np.random.PCG64(np.random.SeedSequence([seed, round])).random_raw((2, clients))
     return np.asarray(((bits >> np.uint64(11)) + 0.5) / 2**53)
 
 
-def _largest(keys: NDArray[np.float64], among: Sequence[int], number: int) -> list[int]:
+def _clients_with_largest(keys: NDArray[np.float64], among: Sequence[int], number: int) -> list[int]:
     return sorted(among, key=lambda client: -keys[client])[:number]
 
 
-def _turns(plan: str) -> list[list[str]]:
+def _turns_of_plan(plan: str) -> list[list[str]]:
     turns = [[name.strip() for name in turn.split(",") if name.strip()] for turn in plan.split(";")]
     return turns if plan.strip() else []
 
 
-def _rounds_of(what: str, text: str) -> dict[str, int]:
+def _rounds_by_client(what: str, text: str) -> dict[str, int]:
     """'C4=5, C2=3' as a dict."""
     found = {}
     for item in filter(str.strip, text.split(",")):

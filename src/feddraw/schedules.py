@@ -25,11 +25,11 @@ Some = TypeVar("Some", float, Floats)
 
 ETA, LAM, BETA_MAX, ROUNDS = 0.4, 0.2, 3.0, 15  # the paper's values, the same in all its scenarios; ROUNDS is T
 
-_BLOCK = 1 << 16  # columns at a time: a block of a few clients stays in the processor's cache
+_COSINE_BLOCK = 1 << 16  # columns at a time: a block of a few clients stays in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
-class Anatomy:
+class WeightParts:
     """The weights of one round with every part that explains them."""
 
     prior: Floats  # p, over the clients counted this round
@@ -61,7 +61,7 @@ def beta(
     return beta_max * -math.expm1(-lam * left)
 
 
-def annealing(
+def gamma_and_beta(
     round: float,
     rounds: int,
     eta: float = ETA,
@@ -84,9 +84,9 @@ def cosine(vectors: NDArray[Any], reference: NDArray[Any]) -> Floats:
     dots = np.zeros(len(vectors))
     squares = np.zeros(len(vectors))
     square = 0.0
-    for start in range(0, len(reference), _BLOCK):
-        block = vectors[:, start : start + _BLOCK].astype(np.float64)
-        along = reference[start : start + _BLOCK].astype(np.float64)
+    for start in range(0, len(reference), _COSINE_BLOCK):
+        block = vectors[:, start : start + _COSINE_BLOCK].astype(np.float64)
+        along = reference[start : start + _COSINE_BLOCK].astype(np.float64)
         dots += block @ along
         squares += np.einsum("kd,kd->k", block, block)
         square += float(along @ along)
@@ -101,12 +101,12 @@ def softmax(scores: Floats, beta: float) -> Floats:
     return np.asarray(shifted / shifted.sum())
 
 
-def compose(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float | None) -> Anatomy:
+def weights_and_parts(sizes: ArrayLike, similarities: ArrayLike, gamma: float, beta: float | None) -> WeightParts:
     """The weights, and all that they are made of, for a round's gamma and beta; without a beta, they are the prior."""
     prior = size_prior(sizes)
     similarity = np.asarray(similarities, dtype=np.float64)
     xi = reputation(prior, similarity, gamma)
-    return Anatomy(prior, similarity, gamma, beta, xi, prior if beta is None else softmax(xi, beta))
+    return WeightParts(prior, similarity, gamma, beta, xi, prior if beta is None else softmax(xi, beta))
 
 
 def reputation(prior: Some, similarity: Some, gamma: float) -> Some:
@@ -131,11 +131,11 @@ def weights(
         >>> weights(round=4, rounds=15, sizes=[20000, 5000, 5000, 5000], similarities=[.91, .99, .99, .98]).round(3)
         array([0.263, 0.248, 0.248, 0.242])
     """
-    check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    check_schedule_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     if round not in range(rounds):
         raise UserError(f"round {round} is not among the rounds 0 to {rounds - 1}")
-    counts, values = _clients(sizes, similarities)
-    return compose(counts, values, *annealing(round, rounds, eta, lam, beta_max, reading)).weight
+    counts, values = _sizes_and_similarities(sizes, similarities)
+    return weights_and_parts(counts, values, *gamma_and_beta(round, rounds, eta, lam, beta_max, reading)).weight
 
 
 def schedule(
@@ -153,14 +153,14 @@ def schedule(
 
     `similarities` has one number per client, or one such row per round; left out, all clients are fully similar.
     """
-    check_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
+    check_schedule_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     names = list(clients) if clients is not None else [f"C{i + 1}" for i in range(len(sizes))]
     if len(names) != len(sizes):
         raise UserError(f"{len(names)} names for {len(sizes)} clients: give one per client")
     rows = []
-    for t, similarity in enumerate(_by_round(rounds, similarities)):
-        counts, values = _clients(sizes, similarity)
-        parts = compose(counts, values, *annealing(t, rounds, eta, lam, beta_max, reading))
+    for t, similarity in enumerate(_similarities_by_round(rounds, similarities)):
+        counts, values = _sizes_and_similarities(sizes, similarity)
+        parts = weights_and_parts(counts, values, *gamma_and_beta(t, rounds, eta, lam, beta_max, reading))
         columns = zip(names, sizes, parts.prior, parts.similarity, parts.reputation, parts.weight, strict=True)
         keys = ("client", "size", "prior", "similarity", "reputation", "weight")
         table = [dict(zip(keys, (name, size, *map(float, rest)), strict=True)) for name, size, *rest in columns]
@@ -168,7 +168,7 @@ def schedule(
     return rows
 
 
-def check_settings(*, eta: float, lam: float, beta_max: float, reading: str, rounds: int = 1) -> None:
+def check_schedule_settings(*, eta: float, lam: float, beta_max: float, reading: str, rounds: int = 1) -> None:
     """Refuse what the formulas do not allow."""
     if not isinstance(rounds, int | np.integer) or rounds < 1:
         raise UserError(f"rounds must be a whole number of at least 1, not {rounds}")
@@ -178,7 +178,7 @@ def check_settings(*, eta: float, lam: float, beta_max: float, reading: str, rou
         raise unknown("readings", reading, READINGS)
 
 
-def _by_round(rounds: int, similarities: Any) -> list[Any]:
+def _similarities_by_round(rounds: int, similarities: Any) -> list[Any]:
     if similarities is None or not any(np.ndim(row) for row in similarities):
         return [similarities] * rounds
     if len(similarities) != rounds:
@@ -186,7 +186,7 @@ def _by_round(rounds: int, similarities: Any) -> list[Any]:
     return list(similarities)
 
 
-def _clients(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
+def _sizes_and_similarities(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
     counts = np.asarray(sizes, dtype=np.float64)
     if counts.ndim != 1 or counts.size == 0:
         raise UserError("sizes must be a list with one number per client")

@@ -19,40 +19,50 @@ from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Column, State, Vector, Weights, all_segments, weighted_sum
 
-Changes = Callable[[Column, slice], Vector]  # coefficients, a slice of the parameters: the weighted sum of changes
+WeightedChanges = Callable[
+    [Column, slice], Vector
+]  # coefficients, a slice of the parameters: the weighted sum of changes
 Shares = Mapping[str, float]  # by client, in units of 1/K; one for a client that has not counted yet
 
 
-def initial() -> State:
+def initial_shares() -> State:
     """Before the first round."""
     return {"population": 0, "shares": {}, "pieces": {}}
 
 
-def update_mean(mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: Changes) -> tuple[Vector, State]:
+def update_mean(
+    mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: WeightedChanges
+) -> tuple[Vector, State]:
     """The mean over all clients after a round, and the state for the next one."""
-    everyone, known = cohort.population, initial() | state  # a checkpoint of an older version has no shares
+    everyone, known = cohort.population, initial_shares() | state  # a checkpoint of an older version has no shares
     total = mean * (known["population"] / everyone) if known["population"] else mean.copy()
     held = cohort.extra("held") if "held" in cohort.updates[0].extra else None
     if held is None:  # the clients were not asked, because the weights are even: shares cannot change
-        weights = Weights(_shifted(known["shares"], cohort, weights.values)[0])
-    whole = _shifted(known["shares"], cohort, weights.values)
-    pieces = {p.name: _shifted(known["pieces"].get(p.name, known["shares"]), cohort, p.values) for p in weights.pieces}
+        weights = Weights(_shares_before_and_after(known["shares"], cohort, weights.values)[0])
+    whole = _shares_before_and_after(known["shares"], cohort, weights.values)
+    pieces = {
+        p.name: _shares_before_and_after(known["pieces"].get(p.name, known["shares"]), cohort, p.values)
+        for p in weights.pieces
+    }
     segments = [(span, pieces[piece.name]) for piece in weights.pieces for span in piece.spans]
     for span, (before, after) in all_segments(len(mean), whole, segments):
         total[span] += changes(after / everyone, span)
         if held is not None:
             total[span] += weighted_sum((after - before) / everyone, held[:, span])
-    by_piece = {name: _with(known["pieces"].get(name, known["shares"]), cohort, both) for name, both in pieces.items()}
-    shares = _with(known["shares"], cohort, whole)
+    by_piece = {
+        name: _with_shares_after(known["pieces"].get(name, known["shares"]), cohort, both)
+        for name, both in pieces.items()
+    }
+    shares = _with_shares_after(known["shares"], cohort, whole)
     return total, {"population": everyone, "shares": shares, "pieces": known["pieces"] | by_piece}
 
 
-def _shifted(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
+def _shares_before_and_after(shares: Shares, cohort: Cohort, weights: Column) -> NDArray[np.float64]:
     """(2, clients): the shares of those present before the round and after it. Their sum stays."""
     before = np.array([shares.get(str(client), 1.0) for client in cohort.clients])
     total = weights.sum()  # zero where nobody present labels the piece's finding: then nothing is dealt anew
     return np.stack([before, before.sum() * weights / total if total else before])
 
 
-def _with(shares: Shares, cohort: Cohort, both: NDArray[np.float64]) -> dict[str, float]:
+def _with_shares_after(shares: Shares, cohort: Cohort, both: NDArray[np.float64]) -> dict[str, float]:
     return {**shares, **dict(zip(map(str, cohort.clients), both[1].tolist(), strict=True))}

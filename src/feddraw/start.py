@@ -12,7 +12,7 @@ def main() -> None:
     """Import the command line, then hand over to it."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # and not ignored, as a shell's & wants it
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _stop_at_once)
     _open_missing_streams()
     from feddraw import cli
 
@@ -20,7 +20,7 @@ def main() -> None:
     cli.main()
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _stop_at_once(_number: int, _frame: FrameType | None) -> None:
     """At once: modules that are half imported cannot be left in order."""
     os.write(2, b"feddraw: stopped\n")
     os._exit(130)

@@ -2,7 +2,7 @@
 
    Up to HAND clients are summed in float32, some at a time, and hands in float64. The order is that of the clients for
    every parameter. Squares are summed by lane in float32 within a block, the lanes and then the blocks in float64. So
-   both have the bits of `fused.py`, however the columns are dealt to threads. */
+   both have the bits of `sums.py`, however the columns are dealt to threads. */
 
 #include <string.h>
 

@@ -12,43 +12,44 @@ are added in float64, first to last, and so are the blocks, and then the threads
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-P = TypeVar("P")
-R = TypeVar("R")
+from feddraw.system.threads import in_threads
+
 Floats = NDArray[Any]  # one vector, or a matrix with one row per client
-Squares = NDArray[np.float64]  # by client
-Pass = Callable[[Floats, Floats, Floats, Floats | None], Squares]
+Column = NDArray[np.float64]  # (clients,)
+Segment = tuple[slice, Column]  # some consecutive parameters, and the clients' coefficients for them
+Pass = Callable[[Floats, Floats, Floats, Floats | None], Column]
 
 WORTH_COMPILING = 5_000_000  # numbers in all updates together
 HAND = 50  # clients that are summed in float32, as in sums.c
 BLOCK, LANES = 1 << 13, 8  # of the squares, as in sums.c
-_STRETCH = 1 << 19  # columns for one thread at a time
-_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
+_MOVES_STRETCH = 1 << 19  # columns for one thread at a time
+_MOVES_CACHED = 16 * BLOCK  # columns that numpy keeps in the processor's cache
+_SUM_STRETCH, _SUM_BLOCK = 1 << 16, 1 << 15  # columns of a plain weighted sum: for one thread, and at a time
+_GRAM_BLOCK = 1 << 14  # columns at a time: a block of ten clients stays in the processor's cache
 
 
-def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Squares:
+def sum_moves(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats | None = None) -> Column:
     """The squared length of each row's move from `sent`; into `out` goes `sent` plus the moves times their weights.
 
     The columns are cut at the same positions for any number of threads, so the bits do not depend on it.
     """
-    spans = [slice(start, start + _STRETCH) for start in range(0, len(sent), _STRETCH)]
+    spans = [slice(start, start + _MOVES_STRETCH) for start in range(0, len(sent), _MOVES_STRETCH)]
     single, given = weights.astype(rows.dtype), [rows, sent] if out is None else [rows, sent, out]
     plain = all(array.dtype == np.float32 and array.strides[-1] == array.itemsize for array in given)
-    step = (compiled() if plain and rows.size >= WORTH_COMPILING else None) or _in_numpy
+    step = (compiled_sums() if plain and rows.size >= WORTH_COMPILING else None) or _sum_moves_in_numpy
 
-    def work(span: slice) -> Squares:
+    def work(span: slice) -> Column:
         return step(rows[:, span], sent[span], single, None if out is None else out[span])
 
     squares = np.zeros(len(rows))
@@ -59,20 +60,20 @@ def fused(rows: Floats, sent: Floats, weights: NDArray[np.float64], out: Floats 
 
 def squared_distance(vector: Floats, origin: Floats) -> float:
     """|vector - origin|²; not finite where an element is not, or is too large to be squared."""
-    return float(fused(vector[None], origin, np.zeros(1))[0])
+    return float(sum_moves(vector[None], origin, np.zeros(1))[0])
 
 
-def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+def _sum_moves_in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
     squares = np.zeros(len(rows))
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(sent), _CACHED):
-            span = slice(start, start + _CACHED)
+        for start in range(0, len(sent), _MOVES_CACHED):
+            span = slice(start, start + _MOVES_CACHED)
             total = np.zeros(len(sent[span]))
             for first in range(0, len(rows), HAND):
                 moves = np.zeros_like(sent[span])
                 for k in range(first, min(first + HAND, len(rows))):
                     move = rows[k, span] - sent[span]
-                    squares[k] = _plus_squares(squares[k], move)
+                    squares[k] = _plus_squares_of_move(squares[k], move)
                     moves += np.multiply(move, weights[k], out=move)
                 total += moves
             if out is not None:
@@ -80,16 +81,16 @@ def _in_numpy(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -
     return squares
 
 
-def _plus_squares(total: float, move: Floats) -> float:
+def _plus_squares_of_move(total: float, move: Floats) -> float:
     """The total plus the squares of a move that starts at a block, added in the order of `sums.c`."""
     split = len(move) // BLOCK * BLOCK
     for part, blocks in ((move[:split], split // BLOCK), (move[split:], 1)):
-        for square in _squares(part, blocks):
+        for square in _squares_of_blocks(part, blocks):
             total += square
     return total
 
 
-def _squares(moves: Floats, blocks: int) -> list[float]:
+def _squares_of_blocks(moves: Floats, blocks: int) -> list[float]:
     """The sum of squares of each block; zeros fill the last lanes of a block that is not full."""
     if not len(moves):
         return []
@@ -103,20 +104,57 @@ def _squares(moves: Floats, blocks: int) -> list[float]:
     return ends
 
 
+def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
+    """The whole vector in order: the segments, and the slices between them with the coefficients of the rest."""
+    end = 0
+    for span, own in sorted(segments, key=lambda segment: segment[0].start):
+        if span.start > end:
+            yield slice(end, span.start), column
+        yield span, own
+        end = span.stop
+    if end < length:
+        yield slice(end, length), column
+
+
+def weighted_sum(coefficients: Column, rows: Floats) -> Floats:
+    """coefficients @ rows, summed in float64 block by block and returned in the rows' own precision."""
+    total = np.empty(rows.shape[1], dtype=rows.dtype)
+
+    def add(first: int) -> None:
+        block = np.empty((len(rows), _SUM_BLOCK))
+        for start in range(first, min(first + _SUM_STRETCH, len(total)), _SUM_BLOCK):
+            span = slice(start, min(start + _SUM_BLOCK, len(total)))
+            filled = block[:, : span.stop - start]
+            np.copyto(filled, rows[:, span])
+            total[span] = coefficients @ filled
+
+    in_threads(add, range(0, len(total), _SUM_STRETCH))
+    return total
+
+
+def gram(rows: Floats, origin: Floats) -> Column:
+    """(clients, clients): the scalar products of the rows' moves from the origin, summed in float64 block by block."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], _GRAM_BLOCK):
+        block = rows[:, start : start + _GRAM_BLOCK].astype(np.float64) - origin[start : start + _GRAM_BLOCK]
+        total += block @ block.T
+    return total
+
+
 def summed_by(numbers: int) -> str:
     """For the record, what sums updates of this many numbers here: `sums.c` and its compiler, or numpy and why."""
     if numbers < WORTH_COMPILING:
         return f"numpy: fewer than {WORTH_COMPILING:,} numbers"
     if shutil.which("cc") is None:
         return "numpy: no C compiler"
-    if compiled() is None:
+    if compiled_sums() is None:
         return "numpy: cc cannot compile sums.c"
     about = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
     return f"sums.c: {(about.stdout.splitlines() or ['cc'])[0]}"
 
 
 @cache
-def compiled() -> Pass | None:
+def compiled_sums() -> Pass | None:
     """`sums.c` as a function, if it can be compiled here."""
     compiler, source = shutil.which("cc"), Path(__file__).with_name("sums.c")
     options = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")  # no contraction: numpy rounds twice
@@ -133,7 +171,7 @@ def compiled() -> Pass | None:
     function.argtypes = [ctypes.c_long] * 3 + [ctypes.c_void_p] * 5
     function.restype = None
 
-    def in_c(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Squares:
+    def in_c(rows: Floats, sent: Floats, weights: Floats, out: Floats | None) -> Column:
         squares = np.zeros(len(rows))
         sizes = (*rows.shape, rows.strides[0] // rows.itemsize)
         written = None if out is None else out.ctypes.data
@@ -141,16 +179,3 @@ def compiled() -> Pass | None:
         return squares
 
     return in_c
-
-
-def in_threads(work: Callable[[P], R], items: Sequence[P]) -> list[R]:
-    """Work on several items in parallel: numpy and C release the interpreter's lock. No item may use threads itself."""
-    return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork

@@ -782,7 +782,7 @@ def targets(room: Path) -> list[Target]:
     text = named(file_reading, "read_text read_toml")
     lines = [*named(run_folder, "_before"), *named(file_reading, "read_csv read_jsonl read_text parse_json")]
     settings = [
-        *functions(catalog, without="outside names find call"),
+        *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
         *named(corruption, "_numbers"),

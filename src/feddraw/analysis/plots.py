@@ -87,7 +87,7 @@ def lay_out(figure: Figure) -> None:
 
 def short(name: str, length: int = 22) -> str:
     """A name that does not push the drawing off its panel."""
-    name = naming.line(" ".join(name.split()))
+    name = naming.safe_line(" ".join(name.split()))
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
@@ -408,7 +408,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(drawn, format=kind[1:], dpi=150, metadata=undated[kind])
     content = drawn.getvalue()
     if kind == ".svg":  # one with a control character in it is no SVG
-        content = naming.text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
+        content = naming.safe_text(content.decode()).replace("<defs>", f"{dark_drawing()}\n <defs>", 1).encode()
     write_whole(path, content)
 
 

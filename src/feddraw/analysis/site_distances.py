@@ -14,7 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.methods.random_effects import Sums, corrected_distances, distances, estimate, squared_distances, weights_of
+from feddraw.methods.random_effects import (
+    EffectSums,
+    corrected_distances,
+    distances_by_variance,
+    estimate_effects,
+    squared_distances,
+    weights_by_rho,
+)
 from feddraw.results.ledger_table import Ledger
 from feddraw.schedules import schedule
 
@@ -82,14 +89,16 @@ class Heterogeneity:
 
 def compared(batches: Batches, group: str, permutations: int, seed: int) -> Group:
     """Q over all sites for one group of parameters, with its p."""
-    found = estimate(Sums.of(*batches.numbers(group)))
+    found = estimate_effects(EffectSums.of(*batches.numbers(group)))
     if found is None:
         return Group(group, 0.0, 0.0, 0.0, 0.0)
     whole = Group(group, found.q, found.expected, found.i_squared, found.rho)
     if not permutations:
         return whole
     rng, places = np.random.default_rng([seed, permutations]), np.arange(sum(batches.counts))
-    dealt = (estimate(Sums.of(*batches.numbers(group, rng.permutation(places)))) for _ in range(permutations))
+    dealt = (
+        estimate_effects(EffectSums.of(*batches.numbers(group, rng.permutation(places)))) for _ in range(permutations)
+    )
     larger = sum(one is not None and one.q >= found.q * (1 - 1e-12) for one in dealt)
     return replace(whole, p=(1 + larger) / (1 + permutations))
 
@@ -101,8 +110,8 @@ def intervals(batches: Batches, group: str, replicates: int, seed: int) -> Float
     from the estimate (the basic bootstrap); quantiles of the resamples themselves would count sampling noise twice.
     """
     images, products, variances = batches.numbers(group)
-    found = distances(images, products, variances)
-    whole = estimate(Sums.of(images, products, variances))
+    found = distances_by_variance(images, products, variances)
+    whole = estimate_effects(EffectSums.of(images, products, variances))
     if not replicates or whole is None or not whole.variance:
         return np.stack([found, np.full_like(found, np.nan), np.full_like(found, np.nan)], axis=1)
     between = squared_distances(images, products) / whole.variance
@@ -123,7 +132,7 @@ def weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str
     """Beside each other: FedDRAW's are the mean over its rounds, for clients that are fully similar."""
     counts = np.asarray(sizes, np.float64)
     drawn = [[client["weight"] for client in row["clients"]] for row in schedule(rounds=rounds, sizes=list(sizes))]
-    fedavg, random_effects, uniform = (weights_of(counts, one) for one in (0.0, rho, float("inf")))
+    fedavg, random_effects, uniform = (weights_by_rho(counts, one) for one in (0.0, rho, float("inf")))
     columns = (fedavg, random_effects, np.mean(drawn, axis=0), uniform)
     return {rule: column.tolist() for rule, column in zip(RULES, columns, strict=True)}
 

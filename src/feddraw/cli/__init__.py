@@ -158,9 +158,9 @@ def _drop_output() -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"feddraw: {naming.text(message)}", file=sys.stderr)
+    print(f"feddraw: {naming.safe_text(message)}", file=sys.stderr)
     return code
 
 
 def _one_line_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {naming.text(str(message))}", file=sys.stderr)
+    print(f"warning: {naming.safe_text(str(message))}", file=sys.stderr)

@@ -45,9 +45,9 @@ def show(found: Explanation) -> None:
     facts = f"{found.run.name} in {settings['scenario']['name']}, {len(found.clients)} clients, seed {settings['seed']}"
     state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
     out = console()
-    out.print(naming.line(f"{facts}; {state}"), "", sep="\n")
+    out.print(naming.safe_line(f"{facts}; {state}"), "", sep="\n")
     for sentence in explain_weights.sentences(found):
-        out.print(f"- {naming.line(sentence)}")
+        out.print(f"- {naming.safe_line(sentence)}")
     clients = explain_weights.document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]

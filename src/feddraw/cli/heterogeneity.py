@@ -61,7 +61,9 @@ def heterogeneity(
     else:
         experiment = _experiment(source, data, scenario, changes, trust)
         found, about = _of_experiment(experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates)
-        usual = Path("runs") / naming.folder(f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}")
+        usual = Path("runs") / naming.folder_name(
+            f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
+        )
         folder = out or (None if json else usual)
     document = about | {"measured": [asdict(one) for one in found]}
     written = _write(folder, document, found) if folder is not None else []
@@ -148,12 +150,12 @@ def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""
     source = ", ".join(str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None)
-    out.print(naming.line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
+    out.print(naming.safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
     if len(found) > 2:
         rows = [[str(one.round), *_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
-        out.print("", naming.line(f"{when(one.round)}: {verdict(one.overall)}"), sep="\n")
+        out.print("", naming.safe_line(f"{when(one.round)}: {verdict(one.overall)}"), sep="\n")
         columns = ["site", "images", "measured", "distance", "95 % interval"]
         rows = [_site(site) for site in one.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))

@@ -49,7 +49,7 @@ def methods() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "what": catalog.about("methods", name),
+                "what": catalog.first_doc_line("methods", name),
                 "needs": needs_of(method),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
@@ -65,7 +65,7 @@ def methods() -> list[dict[str, Any]]:
 
 def place_in_mixture(method: Method) -> str:
     """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    from feddraw.core import brings_training, brings_weighting
+    from feddraw.experiment.method_by_name import brings_training, brings_weighting
 
     return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
 
@@ -95,8 +95,12 @@ def models() -> list[dict[str, Any]]:
     from feddraw.experiment.method_by_name import method_defaults, without_required
 
     return [
-        {"name": name, "what": catalog.about("models", name), "settings": without_required(method_defaults(function))}
-        for name, function in catalog.functions("models").items()
+        {
+            "name": name,
+            "what": catalog.first_doc_line("models", name),
+            "settings": without_required(method_defaults(function)),
+        }
+        for name, function in catalog.functions_of_kind("models").items()
     ]
 
 

@@ -70,13 +70,13 @@ class Bars:
     def show(self, key: str, what: str, ready: float, total: float, note: str | None = None) -> None:
         """Move the bar of this key, and make it where there is none."""
         if key not in self._tasks:
-            self._tasks[key] = self.progress.add_task(naming.line(what), total=total, note=note or "", first=ready)
+            self._tasks[key] = self.progress.add_task(naming.safe_line(what), total=total, note=note or "", first=ready)
             if self._announced and not self.out.is_terminal:
                 self.line(what)
         task = self._tasks[key]
-        self.progress.update(task, description=naming.line(what), completed=ready, total=total)
+        self.progress.update(task, description=naming.safe_line(what), completed=ready, total=total)
         if note is not None:
-            self.progress.update(task, note=naming.line(note))
+            self.progress.update(task, note=naming.safe_line(note))
         if not self.out.is_terminal and time.monotonic() - self._last_line > SILENCE:
             shown = next(one for one in self.progress.tasks if one.id == task)
             self.line(f"{what}, {times(shown.elapsed or 0.0, left_of(shown))}")
@@ -89,7 +89,7 @@ class Bars:
     def line(self, words: str) -> None:
         """A line above the bars."""
         self._last_line = time.monotonic()
-        self.out.print(naming.line(words), markup=False)
+        self.out.print(naming.safe_line(words), markup=False)
 
 
 @contextmanager

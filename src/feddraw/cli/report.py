@@ -63,9 +63,9 @@ def show(written: Written) -> None:
 
     out = console()
     for problem in written.report.collection.problems:
-        out.print(naming.line(f"left out: {problem.path}: {problem.reason}"))
+        out.print(naming.safe_line(f"left out: {problem.path}: {problem.reason}"))
     for sentence in main_results(written.report):
-        out.print(f"- {naming.line(sentence)}")
+        out.print(f"- {naming.safe_line(sentence)}")
     out.print(f"report: {written.page}")
     also = [written.markdown.name, written.tables.name, *([written.paper.name] if written.paper else [])]
     out.print(f"also {', '.join(also)}, {written.results.name} and figures/ beside it")

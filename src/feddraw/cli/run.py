@@ -131,7 +131,7 @@ def starting_point(file: Path | None, preset: str | None, resumed: Path | None, 
 
 def free_folder(experiment: Experiment, resume: bool) -> Path:
     """runs/SCENARIO-METHOD-SEED, with a number behind it where that is taken."""
-    names = [naming.folder(experiment.section(part)[0].replace(":", ".")) for part in ("scenario", "method")]
+    names = [naming.folder_name(experiment.section(part)[0].replace(":", ".")) for part in ("scenario", "method")]
     base = Path("runs") / "-".join([*names, str(experiment.seed)])
     folder, number = base, 2
     while not resume and folder.exists() and any(folder.iterdir()):
@@ -203,12 +203,12 @@ def line(result: RoundResult) -> str:
     text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
-    return naming.line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
+    return naming.safe_line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
 def show_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
-    from feddraw.classifier_layer import described
+    from feddraw.classifier_layer import classifier_in_words
     from feddraw.data.splits import findings_per_split, in_words, too_few
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
@@ -223,7 +223,7 @@ def show_splits(out: Console, setup: PreparedRun) -> None:
     layout = setup.initial.layout
     frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""
     said = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
-    out.print(said + described(layout.classifier, layout.outputs), markup=False)
+    out.print(said + classifier_in_words(layout.classifier, layout.outputs), markup=False)
 
 
 def show_metrics(folder: Path) -> None:

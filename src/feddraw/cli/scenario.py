@@ -97,7 +97,7 @@ def build(
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal(name, labels, scale, seed, set_)
-    path = out or Path(f"{naming.folder(partition.scenario.replace(':', '.'))}.json")
+    path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
     settings = {"dataset": dataset_of(partition.scenario), "seed": seed, "scale": scale, "options": options(set_)}
     write(path, partition, table, settings)
     echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")

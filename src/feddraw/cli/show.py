@@ -20,7 +20,7 @@ class PlainConsole(Console):
     """A console for which all text is text: no markup, and nothing in a name that a terminal would obey."""
 
     def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(naming.text(text), **how)
+        return super().render_str(naming.safe_text(text), **how)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -32,7 +32,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def words(text: str) -> Text:
     """For the places where rich would read markup whatever its console says: a status, a bar."""
-    return Text(naming.line(text))
+    return Text(naming.safe_line(text))
 
 
 @contextmanager
@@ -46,9 +46,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 
     """The first columns to the left, numbers to the right; a compact one has less air, to fit 80 columns."""
     drawn = Table(box=SIMPLE, pad_edge=False, collapse_padding=compact, show_edge=not compact)
     for position, name in enumerate(columns):
-        drawn.add_column(naming.line(name), justify="left" if position < left else "right")
+        drawn.add_column(naming.safe_line(name), justify="left" if position < left else "right")
     for row in rows:
-        drawn.add_row(*map(naming.line, row))
+        drawn.add_row(*map(naming.safe_line, row))
     return drawn
 
 
@@ -59,4 +59,4 @@ def as_json(document: Any) -> None:
 
 def echo(words: str) -> None:
     """A line on standard output, for commands that have no table to show."""
-    print(naming.line(words))
+    print(naming.safe_line(words))

@@ -164,7 +164,7 @@ def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
 def _obstacles(found: Sequence[str]) -> str:
     if len(found) == 1:
         return f"in the way: {found[0]}"
-    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.line(one)}" for one in found)])
+    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.safe_line(one)}" for one in found)])
 
 
 def show_preflight(heading: str, found: Preflight) -> None:
@@ -259,7 +259,7 @@ def summary(tally: StudyProgress) -> str:
 
 def _line(event: StudyEvent, tally: StudyProgress) -> str:
     if event.kind == "failed":
-        return naming.line(f"{event.run}  failed: {event.text}")
+        return naming.safe_line(f"{event.run}  failed: {event.text}")
     row = event.row or {}
     values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
     return f"{event.run}  {'  '.join(values)}  ({heading(tally)})"

@@ -18,7 +18,7 @@ from feddraw.data.image_cache import Files, Prepared, Progress, Source, entry_fo
 from feddraw.data.imaging import BadImage, Recipe
 from feddraw.data.tables import Problem, Table, describe_problems, numbers
 from feddraw.errors import UserError, not_negative
-from feddraw.naming import csv_text
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_writing import write_whole
 from feddraw.system.workers import limited_workers
 

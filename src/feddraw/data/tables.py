@@ -17,7 +17,7 @@ from feddraw.data.dataset import FINDINGS, SPLITS, Labels, Split
 from feddraw.data.label_cells import NO_COLUMN, UNCERTAIN, Column, plain_mark, resolve
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.naming import from_cell
+from feddraw.system.csv_cells import from_csv_cell
 
 MAX_TEXT = 2**30  # characters of a sheet, unpacked
 MAX_LINE = 2**20
@@ -92,7 +92,7 @@ class Sheet:
         header = next(csv.reader([first], delimiter=delimiter), [])
         if len(header) < columns:
             raise UserError(f"{path} is no table: its first line should name columns, with commas between")
-        return cls(path, tuple(from_cell(name.strip()) for name in header), delimiter)
+        return cls(path, tuple(from_csv_cell(name.strip()) for name in header), delimiter)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Line number and fields of each row that is not blank; short rows are filled up."""
@@ -103,7 +103,7 @@ class Sheet:
                 for fields in reader:
                     if fields:
                         filled = fields + [""] * (len(self.header) - len(fields))
-                        yield reader.line_num, list(map(from_cell, filled))
+                        yield reader.line_num, list(map(from_csv_cell, filled))
         except (csv.Error, EOFError, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {self.path}: {error}") from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw import catalog
-from feddraw.catalog import check, outside
+from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.dataset_from_table import Look, Preparation
 from feddraw.data.image_cache import Progress
@@ -25,7 +25,7 @@ TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text 
 
 def dataset_names() -> dict[str, str]:
     """Each data set with a line about it."""
-    return {name: catalog.about("datasets", name) for name in catalog.names("datasets")}
+    return {name: catalog.first_doc_line("datasets", name) for name in catalog.names("datasets")}
 
 
 def open_dataset(
@@ -39,7 +39,7 @@ def open_dataset(
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
     known = {key: default for key, default in (own | common).items() if key not in CALLER_ARGUMENTS}
-    check(options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}")
+    check_setting_types(options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}")
     chosen: dict[str, Any] = {**options, **given}
     if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in chosen]:
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
@@ -82,7 +82,7 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
         raise UserError(f"no file or folder {name}: check the path")
     if ":" in name:
-        return outside(name), {}
+        return own_function(name), {}
     raise unknown("data sets", name, catalog.names("datasets"))
 
 

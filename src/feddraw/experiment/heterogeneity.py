@@ -24,7 +24,7 @@ from feddraw.errors import UserError, at_least, not_negative, one_of
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
-from feddraw.federation import federate, seed_of
+from feddraw.federation import client_seed, federate
 
 Positions = NDArray[np.intp]  # of parameters in the flat vector
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
@@ -122,7 +122,7 @@ def _gathered_gradients(
     _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
-        seed = seed_of(experiment.seed, round, number)
+        seed = client_seed(experiment.seed, round, number)
         own = list(prepared.trainer.batch_gradients(number, model, how.measurement, "all", seed))
         rows += own
         counts.append(len(own))

@@ -24,9 +24,9 @@ from feddraw.data.own_tables import find_sheet, image_root, inside, open_sources
 from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, place_by_name
 from feddraw.data.tables import Problem, Sheet, Table
 from feddraw.errors import UserError
-from feddraw.naming import csv_text
 from feddraw.scenarios.by_site import MINIMUM
 from feddraw.schedules import ROUNDS
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.workers import cores
 
 LABEL_COLUMNS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")

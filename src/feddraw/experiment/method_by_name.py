@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddraw import catalog
-from feddraw.core import Method, brings_training, brings_weighting
+from feddraw.core import Method
 from feddraw.errors import UserError
 
 Section = Mapping[str, Any]  # a name and its settings
@@ -49,7 +49,7 @@ class MethodHalf:
         return plain if plain in self.defaults else None
 
     def make(self, settings: Section) -> Method:
-        method = catalog.call(self.function, settings, "method")
+        method = catalog.call_with_settings(self.function, settings, "method")
         if not isinstance(method, Method):
             raise UserError(f"'{self.name}' must return a feddraw.core.Method, not a {type(method).__name__}")
         return method
@@ -103,6 +103,30 @@ def _mixed_method(names: Sequence[str], first: Method, second: Method) -> Method
         if reason:
             raise UserError(f"{'+'.join(names)}: {name} {reason} (`feddraw list methods` shows what combines)")
     return Method(second.local, first.weighting, second.server)
+
+
+def brings_weighting(method: Method) -> str:
+    """Why a method cannot be the first half of a mixture, which gives its weighting; empty if it can."""
+    if method.centralised:
+        return "trains in one place, so there are no clients to weigh"
+    if method.weighting.common and not method.only_weighs:
+        return "has no weighting of its own, and the first half gives nothing else: take fedavg or uniform for it"
+    if method.weighting.made_for is not None:
+        return "has weights that only fit its own server rule, and the server rule comes from the second half"
+    return ""
+
+
+def brings_training(method: Method) -> str:
+    """Why a method cannot be the second half of a mixture, which gives its local and server rules; empty if it can."""
+    if method.centralised:
+        return "trains in one place, so there are no clients to weigh"
+    if not method.local.starts_from_sent:
+        return "never trains on the common model, so weights would change nothing"
+    if not method.server.takes_weights:
+        return "has a server rule that takes no weights, so the first half would change nothing"
+    if method.only_weighs:
+        return "is a weighting only, and the second half gives everything else: nothing of it would be left"
+    return ""
 
 
 def method_with_defaults(name: str, settings: Section) -> Section:

@@ -21,7 +21,7 @@ from feddraw.data.table_columns import SUFFIXES, path_column
 from feddraw.data.tables import Sheet
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
-from feddraw.naming import csv_text
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.workers import in_workers, limited_workers
 
 SCORED_CHUNK = 64  # images that a worker takes at a time

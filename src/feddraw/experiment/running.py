@@ -29,7 +29,7 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, Keeper, KeptModel
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import board, check_installed
-from feddraw.server.ledger import with_findings
+from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import read_json
 from feddraw.training.device_memory import memory_shortage_told
@@ -188,7 +188,7 @@ def _carry_out_rounds(
         keeper.add(plain.round, plain.model, scored)
         kept = evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        pieces = with_findings(plain.pieces, setup.dataset.findings)
+        pieces = pieces_by_finding(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)

@@ -16,7 +16,7 @@ from feddraw.core import Job, Local
 from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
 from feddraw.experiment.running import OnUpdate, opened_engine
 from feddraw.experiment.settings import Experiment
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.scenarios.paper import PAPER
 
 ALL_TOGETHER = "all together"
@@ -63,7 +63,7 @@ def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | Non
     validation = setup.dataset.rows["validation"]
     truth = setup.dataset.labels.truth(validation)
     with opened_engine(setup) as engine:
-        seeds = [seed_of(experiment.seed, 0, client) for client in range(len(names))]
+        seeds = [client_seed(experiment.seed, 0, client) for client in range(len(names))]
         jobs = [Job(0, 1, client, seed, setup.initial) for client, seed in enumerate(seeds)]
         for update in engine.train(jobs):
             models[update.client] = update.model

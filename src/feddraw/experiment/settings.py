@@ -20,7 +20,7 @@ from feddraw.scenarios.partition import complete_options, dataset_of, wanted
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.streaming import STREAM_WEIGHTS
+from feddraw.server.streaming import STREAM_REFUSES_LIMITS
 from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
@@ -70,7 +70,7 @@ class Experiment:
             object.__setattr__(self, name, method_section(section) if name == "method" else section)
         for name, kind in SETTINGS_SECTIONS.items():
             if isinstance(getattr(self, name), Mapping):
-                catalog.check(getattr(self, name), {f.name: f.default for f in fields(kind)}, name)
+                catalog.check_setting_types(getattr(self, name), {f.name: f.default for f in fields(kind)}, name)
                 object.__setattr__(self, name, kind(**getattr(self, name)))
 
     def section(self, name: str) -> tuple[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ class Experiment:
             if name in SETTINGS_SECTIONS and not isinstance(value, Mapping):
                 raise UserError(f"{name} must be a table of settings, not {value!r}")
         numbers = {n: v for n, v in table.items() if n not in (*NAMED_SECTIONS, *SETTINGS_SECTIONS)}
-        catalog.check(numbers, {n: known[n].default for n in numbers}, "")
+        catalog.check_setting_types(numbers, {n: known[n].default for n in numbers}, "")
         return Experiment(**table)
 
     @staticmethod
@@ -247,7 +247,7 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
         raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
     if experiment.policy.limits_weights:
-        raise UserError(STREAM_WEIGHTS)
+        raise UserError(STREAM_REFUSES_LIMITS)
 
 
 def _require_secure(experiment: Experiment, method: Method) -> None:

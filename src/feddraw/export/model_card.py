@@ -12,7 +12,7 @@ from feddraw import __version__
 from feddraw.analysis import metrics
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.naming import line
+from feddraw.naming import safe_line
 from feddraw.results.recorded_run import Predictions, number
 
 REPLICATES = 500
@@ -184,7 +184,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 def _cell(text: str) -> str:
     """A name is only text: it cannot end a cell or begin markup."""
-    return "".join(f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter for letter in line(text))
+    return "".join(f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter for letter in safe_line(text))
 
 
 # ---------------------------------------------------------------------------------------------------- numbers

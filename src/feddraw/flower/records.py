@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from feddraw.core import MEANS, Entry, Extent, Layout, Model, Vector
-from feddraw.server.state_dict import blank
+from feddraw.core import GRADIENT_MEANS, Entry, Extent, Layout, Model, Vector
+from feddraw.server.state_dict import blank_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ def to_arrays(model: Model) -> ArrayRecord:
 
 
 def to_model(arrays: ArrayRecord, layout: Layout) -> Model:
-    model = blank(layout)
+    model = blank_model(layout)
     Reader(layout).read(arrays, model)
     return model
 
@@ -170,7 +170,7 @@ def extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layo
     """What a client sends beside the model, each a float32 vector of its length; zeros for a mean left out."""
     found: dict[str, Vector] = {}
     for name, extent in sends.items():
-        if name in MEANS and arrays is not None and name not in arrays:
+        if name in GRADIENT_MEANS and arrays is not None and name not in arrays:
             found[name] = np.zeros(layout.extent(extent), np.float32)
             continue
         if arrays is None or name not in arrays:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
 from feddraw.flower.records import Reader, Refused, extras
-from feddraw.server.policy import int_if_whole
-from feddraw.server.state_dict import blank, row_of
-from feddraw.sums import in_threads
+from feddraw.server.policy import size_as_int_if_whole
+from feddraw.server.state_dict import blank_model, model_in_row
+from feddraw.system.threads import in_threads
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
@@ -143,11 +143,11 @@ def decode(
     slow.
     """
     fresh = room is None or len(room.params) != len(replies)
-    matrices, reader = blank(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
+    matrices, reader = blank_model(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
     assert matrices is not None
 
     def attempt(row: int) -> Update | Refused:
-        reply, into = replies[row], row_of(matrices, row)
+        reply, into = replies[row], model_in_row(matrices, row)
         try:
             return _update(reply.content, numbers[reply.name], into, reader, format, keep)
         except Refused as reason:
@@ -167,7 +167,7 @@ def _moved_up(updates: Sequence[Update], matrices: Model) -> list[Update]:
     """Moved to the first rows of the matrices, so that no row of a refused reply is between them."""
     moved = []
     for number, update in enumerate(updates):
-        into = row_of(matrices, number)
+        into = model_in_row(matrices, number)
         for name in ("params", "buffers", "counters"):
             np.copyto(getattr(into, name), getattr(update.model, name))
         moved.append(replace(update, model=into))
@@ -238,7 +238,7 @@ def _size(metrics: MetricRecord, size_key: str) -> float:
     value = metrics[size_key]
     if isinstance(value, list) or not math.isfinite(value) or value <= 0:
         raise Refused(f"{size_key} = {value!s:.20} is not a positive number")
-    return int_if_whole(value)
+    return size_as_int_if_whole(value)
 
 
 def tensor_names(reply: Reply, arrays_key: str) -> frozenset[str]:

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from feddraw.errors import UserError
 from feddraw.flower.reply_intake import Reply
-from feddraw.naming import line
+from feddraw.naming import safe_line
 
 log = logging.getLogger("flwr")
 
@@ -124,7 +124,7 @@ class Roster:
         if nodes > 1:
             return f"{nodes} nodes answer as {own or claimed}"
         if own is not None and claimed not in (own, unnamed):
-            log.warning("%s now calls itself %s: it counts as %s", *map(line, (own, claimed, own)))
+            log.warning("%s now calls itself %s: it counts as %s", *map(safe_line, (own, claimed, own)))
         return ""
 
     # ------------------------------------------------------------------------------------------ checkpoints

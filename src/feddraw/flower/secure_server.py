@@ -42,7 +42,7 @@ from feddraw.flower.secure_messages import (
     reading_secure_message,
     secure_pairs_in,
 )
-from feddraw.naming import line
+from feddraw.naming import safe_line
 from feddraw.secure_rounds.announcement import (
     FIRST_SUM,
     MOVES_SUM,
@@ -374,7 +374,7 @@ class SecureServerMessenger:
 
     def _refuse(self, name: str, why: str) -> None:
         self.reasons.setdefault(name, one_line(why, 200))
-        log.warning("%s is left out of a secure sum: %s", line(name), line(self.reasons[name]))
+        log.warning("%s is left out of a secure sum: %s", safe_line(name), safe_line(self.reasons[name]))
 
 
 @dataclass(frozen=True, eq=False)

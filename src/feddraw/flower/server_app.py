@@ -44,7 +44,7 @@ from feddraw.results.kept_models import Keeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios.image_deck import Partition
 from feddraw.secure_sums.session import FEWEST_SUMMED
-from feddraw.server.policy import why_not
+from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_jsonl
 
@@ -144,7 +144,9 @@ def make_strategy(
 ) -> MethodStrategy:
     method: Method = evaluation.method
     if not experiment.policy.limits_weights:
-        log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
+        log.warning(
+            "no policy limits how much a site counts: %s", why_no_policy(method) or "the run's settings turn it off"
+        )
     least = FEWEST_SUMMED if experiment.secure else 2
     nodes = federation.nodes or len(evaluation.partition.shards) or least
     if experiment.secure and nodes < least:

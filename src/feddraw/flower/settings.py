@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from feddraw.catalog import check
+from feddraw.catalog import check_setting_types
 from feddraw.data.corruption import Corruption
 from feddraw.data.dataset import FINDINGS
 from feddraw.data.tables import canonical
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
 from feddraw.participation import Participation
-from feddraw.server.policy import Policy, why_not
+from feddraw.server.policy import Policy, why_no_policy
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read(
         raise UserError(f"a run's settings cannot ask for trust: {AT_THE_SERVER}; at sites, {AT_A_SITE}")
     defaults = {field.name: field.default for field in fields(Federation)}
     own = {name: given.pop(name) for name in defaults if name in given}
-    check(own, defaults, "")
+    check_setting_types(own, defaults, "")
     federation = Federation(**own)
     more = parse_settings(federation.set.split())
     experiment = Experiment.of(_nested(given)).with_settings(more)
@@ -72,7 +72,7 @@ def read(
         raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
     if experiment.corruption != Corruption() and own_folders(experiment):
         raise UserError("sites with folders of their own have the data they have: leave corruption out")
-    if not any(name.startswith("policy.") for name in (*given, *more)) and not why_not(make_method(experiment)):
+    if not any(name.startswith("policy.") for name in (*given, *more)) and not why_no_policy(make_method(experiment)):
         experiment = replace(experiment, policy=READY)
     return complete(experiment), federation
 

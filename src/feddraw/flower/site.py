@@ -12,11 +12,11 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddraw.analysis.metrics import not_finite
-from feddraw.core import MEANS, Job, Memory, Model, Vector
+from feddraw.core import GRADIENT_MEANS, Job, Memory, Model, Vector
 from feddraw.engines import Rows
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.flower import frozen_layers, job_orders
 from feddraw.flower.client_memory import ClientMemory, alias, default_folder
 from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
@@ -97,7 +97,7 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     if held:
         about[frozen_layers.KEY] = held
     reply = RecordDict({"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about})
-    extra = {name: vector for name, vector in update.extra.items() if name not in MEANS or vector.any()}
+    extra = {name: vector for name, vector in update.extra.items() if name not in GRADIENT_MEANS or vector.any()}
     if extra:  # without the mean of nothing, in rounds and at sites that measure none
         reply["extra"] = vectors_to_arrays(extra)
     if carried:
@@ -124,7 +124,7 @@ def read_job(site: Site, content: RecordDict) -> Job:
         _agree(site.policy, ordered.get("policy", {}))
     try:
         round = int(ordered.get("round", config.get("server-round", 1) - 1))
-        seed = int(ordered.get("client-seed") or seed_of(int(ordered.get("seed", 0)), round, site.seed_number))
+        seed = int(ordered.get("client-seed") or client_seed(int(ordered.get("seed", 0)), round, site.seed_number))
         rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
-from feddraw.classifier_layer import described
+from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.flower import job_orders, reply_intake
@@ -37,15 +37,15 @@ from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import Counting
 from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
-from feddraw.naming import line
+from feddraw.naming import safe_line
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.secure_sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.gate import MOST_IMAGES, Gate
-from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
-from feddraw.server.policy import FEWEST, Policy
+from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
+from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 
@@ -57,7 +57,7 @@ Merge = Callable[[list[RecordDict], str], MetricRecord]
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
 TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
-PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 class MethodStrategy(FedAvg):
@@ -258,7 +258,7 @@ class MethodStrategy(FedAvg):
         layout = self._layout(arrays)
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
-            log.info("classifier: %s", described(layout.classifier, layout.outputs))
+            log.info("classifier: %s", classifier_in_words(layout.classifier, layout.outputs))
         self.model, self._arrays = to_model(arrays, layout), arrays
         if self.state is None:
             self.state = self.method.init(self.model)
@@ -432,7 +432,7 @@ class MethodStrategy(FedAvg):
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
         about: dict[str, Any] = {"metrics": dict(metrics), "seconds": seconds, "client_seconds": took}
-        pieces = with_findings(result.pieces, self.findings)
+        pieces = pieces_by_finding(result.pieces, self.findings)
         self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
@@ -498,7 +498,7 @@ class MethodStrategy(FedAvg):
         kept = sorted(there - part)
         log.warning(
             "all replies hold %d of %d tensors, without %s: only these are averaged, and sent from now on",
-            *(len(part), len(there), line(", ".join(kept[:3])) + (" and others" if len(kept) > 3 else "")),
+            *(len(part), len(there), safe_line(", ".join(kept[:3])) + (" and others" if len(kept) > 3 else "")),
         )
         self._tensors = [name for name in self._arrays if name in part]
         self._cut(self._arrays)
@@ -518,19 +518,19 @@ class MethodStrategy(FedAvg):
         if not self._idle:
             return
         several = Counter(entry.status for entry in ledger).most_common(3)
-        reasons = "; ".join(f"{count} {line(status)}" for status, count in several) or "no node was asked"
+        reasons = "; ".join(f"{count} {safe_line(status)}" for status, count in several) or "no node was asked"
         log.error("server round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if self._idle > 1:
             raise RunFailed(f"no update counted in rounds {round} and {round + 1} ({reasons}): fix this, then resume")
 
     def _point_out_sizes(self, sizes: Mapping[str, float]) -> None:
         """Log sizes that are out of all proportion."""
-        if len(sizes) < FEWEST:
+        if len(sizes) < FEWEST_FOR_MEDIAN:
             return
         middle = median(sizes.values())
         for client, size in sizes.items():
             if size > SUSPECT * middle:
-                log.warning("%s reports %s images, %.0f × the median", line(client), size, size / middle)
+                log.warning("%s reports %s images, %.0f × the median", safe_line(client), size, size / middle)
 
     def _ledger(
         self,
@@ -569,14 +569,14 @@ class MethodStrategy(FedAvg):
         return metrics
 
     def _record(self, done: RoundRecord) -> None:
-        shares = "  ".join(f"{line(client)} {weight:.3f}" for client, weight in done.weights.items())
+        shares = "  ".join(f"{safe_line(client)} {weight:.3f}" for client, weight in done.weights.items())
         log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "no update counted")
         if measured := [entry for entry in done.ledger if math.isfinite(entry.q)]:
             said = (done.round + 1, measured[0].q, measured[0].q_expected, measured[0].rho)
             log.info("server round %d: Q %.1f, %.1f expected of alike clients, rho %.3g", *said)
         for entry in done.ledger:
             if entry.status != "counted":
-                log.warning("server round %d: %s %s", done.round + 1, line(entry.client), line(entry.status))
+                log.warning("server round %d: %s %s", done.round + 1, safe_line(entry.client), safe_line(entry.status))
         self.history.append(done)
         self._unsaved = done.round + 1
         if self.folder is not None:
@@ -642,7 +642,7 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
         shapes = {np.shape(value) for _, value in good}
         if len(good) < len(column) or len(shapes) > 1:
             why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
-            log.warning("%s of %d clients: %s, left out of the mean", line(name), len(column), why)
+            log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why)
         if len(shapes) == 1 and name not in (size_key, "partition-id", reply_intake.SECONDS):
             mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
             means[name] = mean.tolist()

@@ -17,21 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Local,
-    Method,
-    Model,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-    normalize,
-    not_secure,
-)
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of, positive
+from feddraw.flat_model import Model, Vector
 
 Shown = Literal["last", "mean"]
 
@@ -44,7 +32,7 @@ def onto_simplex(point: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Agnostic(Weighting):
+class AgnosticWeighting(Weighting):
     rate: float = 0.1
 
     needs = "nothing"
@@ -57,14 +45,14 @@ class Agnostic(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         losses = np.full(cohort.population, cohort.number("loss").mean())
         losses[list(cohort.clients)] = cohort.number("loss")
-        before = _enlarged(state["lambda"], cohort.population)
+        before = _lambda_of_all_clients(state["lambda"], cohort.population)
         now = before[list(cohort.clients)]
         after = onto_simplex(before + self.rate * losses)
         state = {"lambda": {str(client): value for client, value in enumerate(after.tolist())}}
         return normalize(now if now.any() else np.ones(len(now))), state
 
 
-def _enlarged(known: Mapping[str, float], population: int) -> NDArray[np.float64]:
+def _lambda_of_all_clients(known: Mapping[str, float], population: int) -> NDArray[np.float64]:
     """The weights of all clients, where some may be new: those start at 1/K, and the others keep their proportions."""
     values = np.array([known.get(str(client), np.nan) for client in range(population)])
     new = np.isnan(values)
@@ -72,7 +60,7 @@ def _enlarged(known: Mapping[str, float], population: int) -> NDArray[np.float64
 
 
 @dataclass(frozen=True)
-class RunningMean(Server):
+class AgnosticMeanServer(Server):
     """The plain server, which shows the mean of all rounds' models."""
 
     secure = ONE_SUM
@@ -91,5 +79,5 @@ class RunningMean(Server):
 
 def afl(rate: float = 0.1, show: Shown = "last") -> Method:
     """Weights climb towards the worst-off clients."""
-    server = RunningMean() if one_of("show", show, ("last", "mean")) == "mean" else Server()
-    return Method(Local(), Agnostic(positive("rate", rate)), server)
+    server = AgnosticMeanServer() if one_of("show", show, ("last", "mean")) == "mean" else Server()
+    return Method(Local(), AgnosticWeighting(positive("rate", rate)), server)

@@ -10,7 +10,7 @@ from feddraw.methods.uniform import Uniform
 
 
 @dataclass(frozen=True)
-class ForItself(Local):
+class TrainsAlone(Local):
     keeps = {"own": "model"}
     secure = ONE_SUM
     starts_from_sent = False
@@ -27,4 +27,4 @@ class ForItself(Local):
 
 def alone() -> Method:
     """Each client for itself: the local-only reference."""
-    return Method(ForItself(), Uniform(), Server())
+    return Method(TrainsAlone(), Uniform(), Server())

@@ -14,7 +14,7 @@ from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
-class WithPersonal(Local):
+class DittoClient(Local):
     pull: float = 1.0
 
     keeps = {"own": "model"}
@@ -32,4 +32,4 @@ class WithPersonal(Local):
 
 def ditto(pull: float = 1.0) -> Method:
     """FedAvg, with a model of its own for each client."""
-    return Method(WithPersonal(not_negative("pull", pull)), BySize(), Server())
+    return Method(DittoClient(not_negative("pull", pull)), BySize(), Server())

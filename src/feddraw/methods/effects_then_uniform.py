@@ -13,7 +13,7 @@ import numpy as np
 
 from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Vector, Weights
 from feddraw.errors import at_least, positive
-from feddraw.methods.random_effects import RandomEffects, weights_of
+from feddraw.methods.random_effects import RandomEffects, weights_by_rho
 from feddraw.schedules import LAM, Floats, beta
 
 NEVER = 1 << 20  # rounds between measurements: only round 0 is a multiple of it
@@ -32,30 +32,30 @@ class EffectsThenUniform(RandomEffects):
     def broadcast(self, state: State) -> dict[str, Vector]:
         how = self.measurement
         done = state["measured"] >= self.until
-        return Measurement(how.batches, how.batch_size, NEVER if done else 1, how.evaluation).sent()
+        return Measurement(how.batches, how.batch_size, NEVER if done else 1, how.evaluation).as_broadcast()
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         found, _ = super().weigh(cohort, {})
-        state, part = self._counting(found.parts["rho"], state), self._part(cohort)
-        values = part * weights_of(cohort.sizes, state["rho"]) + (1 - part) / len(cohort.updates)
+        state, part = self._with_rho_measured(found.parts["rho"], state), self._effects_share(cohort)
+        values = part * weights_by_rho(cohort.sizes, state["rho"]) + (1 - part) / len(cohort.updates)
         return Weights(values, {**found.parts, "rho": state["rho"], "beta": part}), state
 
     def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
         _, parts, _ = super().inform(total, facts, places, {})
-        state = self._counting(parts["rho"], state)
-        return np.array([state["rho"]]), {**parts, "rho": state["rho"], "beta": self._part(facts)}, state
+        state = self._with_rho_measured(parts["rho"], state)
+        return np.array([state["rho"]]), {**parts, "rho": state["rho"], "beta": self._effects_share(facts)}, state
 
     def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        part = self._part(facts)
-        values = part * weights_of(facts.sizes, float(facts.told[0])) + (1 - part) / len(facts.sizes)
+        part = self._effects_share(facts)
+        values = part * weights_by_rho(facts.sizes, float(facts.told[0])) + (1 - part) / len(facts.sizes)
         return float(values[place] / values.max()), float(values[place] / values.max())
 
-    def _part(self, at: Cohort | Facts) -> float:
+    def _effects_share(self, at: Cohort | Facts) -> float:
         """How much of the weights is that of random effects."""
         part = beta(at.round, at.rounds, lam=self.lam, beta_max=1.0)
         return 1.0 if part is None else part
 
-    def _counting(self, now: object, state: State) -> State:
+    def _with_rho_measured(self, now: object, state: State) -> State:
         """With one more measurement, before round `until`."""
         count = state["measured"]
         if not (isinstance(now, float) and count < self.until):

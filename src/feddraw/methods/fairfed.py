@@ -21,7 +21,7 @@ from feddraw.errors import not_negative
 from feddraw.schedules import Floats, size_prior
 
 
-def gap(counts: Floats) -> float:
+def sensitivity_gap(counts: Floats) -> float:
     """Sensitivity in group 1 less that in group 0, over the findings that both groups have; not a number if none."""
     first, second, found_first, found_second = counts[:-2].reshape(len(GROUP_COUNTS), -1)
     both = (first > 0) & (second > 0)
@@ -29,7 +29,7 @@ def gap(counts: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class FairnessAware(Weighting):
+class FairFedWeighting(Weighting):
     beta: float = 1.0
 
     asks = ("groups",)
@@ -42,7 +42,7 @@ class FairnessAware(Weighting):
         prior, names = size_prior(cohort.sizes), [str(client) for client in cohort.clients]
         counts = cohort.extra("groups").astype(np.float64)
         accuracy = counts[:, -1] / counts[:, -2]
-        away = np.abs(np.array([gap(row) for row in counts]) - gap(counts.sum(axis=0)))
+        away = np.abs(np.array([sensitivity_gap(row) for row in counts]) - sensitivity_gap(counts.sum(axis=0)))
         away = np.where(np.isnan(away), np.abs(accuracy - accuracy.mean()), away)
         scores = prior * np.array([state["multiple"].get(name, 1.0) for name in names])
         scores -= self.beta * (away - away.mean())
@@ -53,4 +53,4 @@ class FairnessAware(Weighting):
 
 def fairfed(beta: float = 1.0) -> Method:
     """Size, corrected by how groups of patients fare."""
-    return Method(Local(), FairnessAware(not_negative("beta", beta)), Server())
+    return Method(Local(), FairFedWeighting(not_negative("beta", beta)), Server())

@@ -16,7 +16,7 @@ from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
-class Adaptive(Server):
+class AdaptiveServer(Server):
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
@@ -40,7 +40,9 @@ class Adaptive(Server):
         return x + self.lr * mean / (np.sqrt(square) + self.tau), {"mean": mean, "square": square}
 
 
-def adaptive(rule: type[Adaptive], server_lr: float, beta1: float, beta2: float, tau: float) -> Method:
+def with_adaptive_server(
+    rule: type[AdaptiveServer], server_lr: float, beta1: float, beta2: float, tau: float
+) -> Method:
     """FedAvg with one of the adaptive servers."""
     betas = below_one("beta1", beta1), below_one("beta2", beta2)
     return Method(Local(), BySize(), rule(positive("server_lr", server_lr), *betas, positive("tau", tau)))
@@ -48,4 +50,4 @@ def adaptive(rule: type[Adaptive], server_lr: float, beta1: float, beta2: float,
 
 def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """FedAvg with Adam at the server."""
-    return adaptive(Adaptive, server_lr, beta1, beta2, tau)
+    return with_adaptive_server(AdaptiveServer, server_lr, beta1, beta2, tau)

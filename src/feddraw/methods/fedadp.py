@@ -22,7 +22,7 @@ def gompertz(angle: Floats, alpha: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class AdaptiveAngle(Weighting):
+class FedAdpWeighting(Weighting):
     alpha: float = 5.0
 
     needs = "sizes, all parameters"
@@ -50,4 +50,4 @@ class AdaptiveAngle(Weighting):
 
 def fedadp(alpha: float = 5.0) -> Method:
     """Size times a factor that falls with the angle to the mean move."""
-    return Method(Local(), AdaptiveAngle(positive("alpha", alpha)), Server())
+    return Method(Local(), FedAdpWeighting(positive("alpha", alpha)), Server())

@@ -15,7 +15,7 @@ from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
-class Momentum(Server):
+class MomentumServer(Server):
     momentum: float = 0.9
     lr: float = 1.0
 
@@ -35,5 +35,5 @@ class Momentum(Server):
 
 def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
     """FedAvg with momentum at the server."""
-    server = Momentum(below_one("momentum", momentum), positive("server_lr", server_lr))
+    server = MomentumServer(below_one("momentum", momentum), positive("server_lr", server_lr))
     return Method(Local(), BySize(), server)

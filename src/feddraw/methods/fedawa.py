@@ -18,7 +18,7 @@ from feddraw.errors import positive
 from feddraw.schedules import Floats, cosine, size_prior, softmax
 
 
-def slope(values: Floats, products: Floats, similarity: Floats) -> Floats:
+def fedawa_slope(values: Floats, products: Floats, similarity: Floats) -> Floats:
     """The objective's gradient with respect to the logits, from the scalar products of the moves."""
     with_mean = products @ values
     apart = np.sqrt(np.maximum(np.diag(products) - 2 * with_mean + values @ with_mean, 1e-24))
@@ -27,7 +27,7 @@ def slope(values: Floats, products: Floats, similarity: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class AdaptiveWeights(Weighting):
+class FedAwaWeighting(Weighting):
     lr: float = 1e-3
 
     needs = "sizes, all parameters"
@@ -42,7 +42,7 @@ class AdaptiveWeights(Weighting):
         moved = np.array([state["moved"].get(name, 0.0) for name in names])
         values = softmax(prior + moved, 1.0)
         similarity = cosine(cohort.params, cohort.model.params)
-        gradient = slope(values, gram(cohort.params, cohort.model.params), similarity)
+        gradient = fedawa_slope(values, gram(cohort.params, cohort.model.params), similarity)
         moved -= self.lr * gradient / (np.abs(gradient) + 1e-8)  # the first step of Adam
         state = {"moved": state["moved"] | dict(zip(names, moved.tolist(), strict=True))}
         return Weights(values, {"prior": prior, "similarity": similarity}), state
@@ -50,4 +50,4 @@ class AdaptiveWeights(Weighting):
 
 def fedawa(lr: float = 1e-3) -> Method:
     """Weights learnt from how moves and models agree."""
-    return Method(Local(), AdaptiveWeights(positive("lr", lr)), Server())
+    return Method(Local(), FedAwaWeighting(positive("lr", lr)), Server())

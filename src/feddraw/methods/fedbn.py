@@ -15,7 +15,7 @@ from feddraw.methods.fedavg import BySize
 
 
 @dataclass(frozen=True)
-class OwnNorms(Local):
+class OwnBatchNorms(Local):
     keeps = {"norms": "model"}
     secure = ONE_SUM
 
@@ -33,4 +33,4 @@ class OwnNorms(Local):
 
 def fedbn() -> Method:
     """FedAvg, with batch-norm layers kept by each client."""
-    return Method(OwnNorms(), BySize(), Server())
+    return Method(OwnBatchNorms(), BySize(), Server())

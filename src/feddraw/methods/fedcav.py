@@ -16,7 +16,7 @@ from feddraw.schedules import softmax
 
 
 @dataclass(frozen=True)
-class ClippedLoss(Weighting):
+class FedCavWeighting(Weighting):
     needs = "nothing"
     asks = ("loss",)
     secure = TWO_SUMS
@@ -41,4 +41,4 @@ class ClippedLoss(Weighting):
 
 def fedcav() -> Method:
     """Weights rise with the loss at the sent model, up to the mean."""
-    return Method(Local(), ClippedLoss(), Server())
+    return Method(Local(), FedCavWeighting(), Server())

@@ -22,7 +22,7 @@ from feddraw.errors import not_negative, one_of
 from feddraw.schedules import Floats, size_prior
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
-METRICS: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
+DISCREPANCIES: tuple[Metric, ...] = ("kl", "l1", "l2", "cosine")
 
 
 def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> Floats:
@@ -41,7 +41,7 @@ def discrepancy(counts: Floats, metric: Metric, total: float | None = None) -> F
 
 
 @dataclass(frozen=True)
-class DiscrepancyAware(Weighting):
+class FedDiscoWeighting(Weighting):
     a: float = 0.5
     b: float = 0.1
     metric: Metric = "kl"
@@ -72,5 +72,5 @@ class DiscrepancyAware(Weighting):
 
 def feddisco(a: float = 0.5, b: float = 0.1, metric: Metric = "kl") -> Method:
     """Size less the discrepancy of the label mix."""
-    rule = DiscrepancyAware(not_negative("a", a), not_negative("b", b), one_of("metric", metric, METRICS))
+    rule = FedDiscoWeighting(not_negative("a", a), not_negative("b", b), one_of("metric", metric, DISCREPANCIES))
     return Method(Local(), rule, Server())

@@ -14,25 +14,21 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Column,
-    Facts,
-    LayerPart,
-    Layout,
-    Local,
-    Matrix,
-    Method,
-    Parts,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-)
+from feddraw.core import ONE_SUM, Cohort, Facts, Local, Matrix, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import one_of
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, annealing, check_settings, compose, cosine, reputation
+from feddraw.flat_model import LayerPart, Layout, Vector
+from feddraw.schedules import (
+    BETA_MAX,
+    ETA,
+    LAM,
+    Reading,
+    check_schedule_settings,
+    cosine,
+    gamma_and_beta,
+    reputation,
+    weights_and_parts,
+)
+from feddraw.sums import Column
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -52,7 +48,7 @@ class DualReputationAnnealing(Weighting):
     streams = True
 
     def __post_init__(self) -> None:
-        check_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        check_schedule_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
         one_of("part", self.part, get_args(LayerPart))
 
     def check(self, layout: Layout) -> None:
@@ -65,10 +61,10 @@ class DualReputationAnnealing(Weighting):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
-        return annealing(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
+        return gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        found = compose(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
+        found = weights_and_parts(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))
         return Weights(found.weight, found.parts), state
 
     def score(self, cohort: Cohort, prior: float) -> tuple[float, Mapping[str, float]]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Server, State, Weights, not_secure
 from feddraw.methods.feddraw import DualReputationAnnealing
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, compose
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, weights_and_parts
 
 
-def steadiness(before: list[float], now: list[float]) -> float:
+def similarity_steadiness(before: list[float], now: list[float]) -> float:
     """Their correlation, zero if negative; one where all clients are alike, as nothing is then to be chosen."""
     first, second = (np.asarray(values) - np.mean(values) if values else np.zeros(0) for values in (before, now))
     length = math.sqrt((first @ first) * (second @ second))
@@ -24,7 +24,7 @@ def steadiness(before: list[float], now: list[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Steady(DualReputationAnnealing):
+class AdaptiveAnnealing(DualReputationAnnealing):
     streams = False
     secure = not_secure("how far size is trusted follows from every client's similarity")
 
@@ -35,9 +35,11 @@ class Steady(DualReputationAnnealing):
         similarity = self.similarity(cohort)
         now = dict(zip(map(str, cohort.clients), similarity.tolist(), strict=True))
         both = [client for client in now if client in state["similarity"]]
-        rho = steadiness([state["similarity"][c] for c in both], [now[c] for c in both])
+        rho = similarity_steadiness([state["similarity"][c] for c in both], [now[c] for c in both])
         decay = state["decay"] + (self.eta * rho if cohort.round else 0.0)
-        found = compose(cohort.sizes, similarity, math.exp(-decay), self.schedule(cohort.round, cohort.rounds)[1])
+        found = weights_and_parts(
+            cohort.sizes, similarity, math.exp(-decay), self.schedule(cohort.round, cohort.rounds)[1]
+        )
         return Weights(found.weight, found.parts), {"similarity": state["similarity"] | now, "decay": decay}
 
 
@@ -45,4 +47,4 @@ def feddraw_adaptive(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW that trusts similarity as far as it is steady."""
-    return Method(Local(), Steady(eta, lam, beta_max, reading), Server())
+    return Method(Local(), AdaptiveAnnealing(eta, lam, beta_max, reading), Server())

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, row_name
+from feddraw.core import Cohort, Facts, Local, Method, Piece, Server, State, Weights, class_row_name
 from feddraw.methods.feddraw import DualReputationAnnealing
-from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, compose, cosine
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, cosine, weights_and_parts
 
 
 @dataclass(frozen=True)
-class ByClass(DualReputationAnnealing):
+class AnnealingByClass(DualReputationAnnealing):
     streams = False
     by_output = True
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         whole, state = super().weigh(cohort, state)
-        pieces = [self.piece(cohort, output) for output in range(cohort.model.layout.outputs)]
+        pieces = [self.class_piece(cohort, output) for output in range(cohort.model.layout.outputs)]
         return Weights(whole.values, whole.parts, pieces), state
 
     def own_rows(self, cohort: Cohort, facts: Facts, place: int) -> dict[int, float]:
@@ -34,12 +34,12 @@ class ByClass(DualReputationAnnealing):
             among, mine = facts.labelling(output, place)
             found[output] = 0.0
             if mine is not None:
-                similarity = float(self.piece(cohort, output).parts["similarity"][0])
+                similarity = float(self.class_piece(cohort, output).parts["similarity"][0])
                 score, _ = self.scored(float(among.priors[mine]), similarity, facts.round, facts.rounds)
                 found[output] = math.exp(score - self.scores(among)[1])
         return found
 
-    def piece(self, cohort: Cohort, output: int) -> Piece:
+    def class_piece(self, cohort: Cohort, output: int) -> Piece:
         spans = cohort.model.layout.rows_of(output)
         rows = np.concatenate([cohort.params[:, span] for span in spans], axis=1)
         sent = np.concatenate([cohort.model.params[span] for span in spans])
@@ -47,14 +47,16 @@ class ByClass(DualReputationAnnealing):
         weight, similarity, reputation = np.zeros(len(rows)), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
         if labelling.any():
             similarities = cosine(rows[labelling], sent)
-            parts = compose(cohort.sizes[labelling], similarities, *self.schedule(cohort.round, cohort.rounds))
+            parts = weights_and_parts(
+                cohort.sizes[labelling], similarities, *self.schedule(cohort.round, cohort.rounds)
+            )
             weight[labelling], similarity[labelling] = parts.weight, parts.similarity
             reputation[labelling] = parts.reputation
-        return Piece(row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
+        return Piece(class_row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})
 
 
 def feddraw_by_class(
     eta: float = ETA, lam: float = LAM, beta_max: float = BETA_MAX, reading: Reading = "reported"
 ) -> Method:
     """FedDRAW with weights of its own for each class of the classifier."""
-    return Method(Local(), ByClass(eta, lam, beta_max, reading), Server())
+    return Method(Local(), AnnealingByClass(eta, lam, beta_max, reading), Server())

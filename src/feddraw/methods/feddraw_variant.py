@@ -28,7 +28,7 @@ Signal = Literal["model", "move", "per_step", "constant", "shuffled", "standardi
 
 
 @dataclass(frozen=True)
-class Variant(DualReputationAnnealing):
+class AnnealingVariant(DualReputationAnnealing):
     inner: Inner = "annealed"
     outer: Outer = "annealed"
     clock: Clock = "rounds"
@@ -50,43 +50,48 @@ class Variant(DualReputationAnnealing):
             return np.ones(len(cohort.updates))
         if self.signal in ("model", "shuffled", "standardised"):
             return self._rearranged(super().similarity(cohort), cohort.round)
+        if self.signal == "per_step":
+            return self._paced_similarity(cohort, cohort.steps.mean())
+        layer = cohort.model.layout.find(self.layer, self.part)
+        moves = cohort.piece(self.layer, self.part).astype(np.float64) - cohort.model.params[layer]
+        learnt = cohort.learnt(layer)
+        together = moves.mean(axis=0) if learnt is None else _mean_of_learnt_moves(moves, learnt)
+        return cosine_of_learnt(cohort, layer, moves, together)
+
+    def _paced_similarity(self, cohort: Cohort, mean_steps: float) -> NDArray[np.float64]:
+        """With every move as long as after the mean number of steps."""
         layer = cohort.model.layout.find(self.layer, self.part)
         sent = cohort.model.params[layer]
         moves = cohort.piece(self.layer, self.part).astype(np.float64) - sent
-        if self.signal == "move":
-            learnt = cohort.learnt(layer)
-            together = moves.mean(axis=0) if learnt is None else _mean(moves, learnt)
-            return cosine_of_learnt(cohort, layer, moves, together)
-        pace = cohort.steps.mean() / cohort.steps  # every move as long as after the mean number of steps
-        return cosine_of_learnt(cohort, layer, sent + pace[:, None] * moves, sent)
+        return cosine_of_learnt(cohort, layer, sent + (mean_steps / cohort.steps)[:, None] * moves, sent)
 
     def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
         if self.signal == "shuffled":
             return np.random.default_rng([round, len(similarity)]).permutation(similarity)
-        return _standardised(similarity) if self.signal == "standardised" else similarity
+        return _standardised_similarity(similarity) if self.signal == "standardised" else similarity
 
 
-def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _standardised_similarity(values: NDArray[np.float64]) -> NDArray[np.float64]:
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-12 else np.zeros_like(values)
 
 
 @dataclass(frozen=True)
-class Rearranged(Variant):
+class RearrangedVariant(AnnealingVariant):
     """The controls that put clients' similarities beside one another."""
 
     secure = not_secure("a client's score follows from the other clients' similarities")
 
 
 @dataclass(frozen=True)
-class ByMeanMove(Variant):
+class MeanMoveVariant(AnnealingVariant):
     """The signal that compares a client's move with the mean one."""
 
     secure = not_secure("a sum of moves beside the weighted one can leave a single client's as their difference")
 
 
 @dataclass(frozen=True)
-class Paced(Variant):
+class PacedVariant(AnnealingVariant):
     """The signal that needs the mean number of steps."""
 
     secure = TWO_SUMS
@@ -98,16 +103,12 @@ class Paced(Variant):
         return total / len(places), {}, state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
-        layer = cohort.model.layout.find(self.layer, self.part)
-        sent = cohort.model.params[layer]
-        move = cohort.params[0, layer].astype(np.float64) - sent
-        paced = sent + float(facts.told[0] / cohort.steps[0]) * move
-        similarity = float(cosine_of_learnt(cohort, layer, paced[None], sent)[0])
+        similarity = float(self._paced_similarity(cohort, facts.told[0])[0])
         score, _ = self.scored(float(facts.priors[place]), similarity, facts.round, facts.rounds)
         return math.exp(score - self.scores(facts)[1])
 
 
-def _mean(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _mean_of_learnt_moves(moves: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The mean move of each parameter, over the clients that have learnt it."""
     return np.asarray(np.where(learnt, moves, 0).sum(axis=0) / np.maximum(learnt.sum(axis=0), 1))
 
@@ -126,5 +127,10 @@ def feddraw_variant(
     parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
     for (name, value), kind in zip(parts.items(), (Inner, Outer, Clock, Signal), strict=True):
         one_of(name, value, get_args(kind))
-    rules = {"move": ByMeanMove, "per_step": Paced, "shuffled": Rearranged, "standardised": Rearranged}
-    return Method(Local(), rules.get(signal, Variant)(eta, lam, beta_max, reading, **parts), Server())
+    rules = {
+        "move": MeanMoveVariant,
+        "per_step": PacedVariant,
+        "shuffled": RearrangedVariant,
+        "standardised": RearrangedVariant,
+    }
+    return Method(Local(), rules.get(signal, AnnealingVariant)(eta, lam, beta_max, reading, **parts), Server())

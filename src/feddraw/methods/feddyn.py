@@ -3,12 +3,12 @@
 Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
 moves, x <- mean of the clients - h/alpha. So h is the mean of all clients' lam_i, and it is zero at the end.
 
-From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the clients' standing
-shares (see `shares`), so that training comes to rest where the sum of the losses by these shares is smallest. It costs
-one more vector as large as the model on the way up, lam_i before the round; uniform weights do without it.
+From the paper: uniform weights. Ours: other weights (`feddraw+feddyn`), where h is the mean by the clients' shares (see
+`standing_shares`), so that training comes to rest where the sum of the losses by these shares is smallest. It costs one
+more vector as large as the model on the way up, lam_i before the round; uniform weights do without it.
 
-The terms are written into the loss, never into weight decay, because that
-trick does not survive an adaptive optimiser. alpha -> 0 is not FedAvg: the server's correction does not vanish.
+The terms are written into the loss, never into weight decay, because that trick does not survive an adaptive optimiser.
+alpha -> 0 is not FedAvg: the server's correction does not vanish.
 """
 
 from __future__ import annotations
@@ -20,23 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import standing_shares
-from feddraw.core import (
-    ONE_SUM,
-    Client,
-    Cohort,
-    Correction,
-    Job,
-    Local,
-    Memory,
-    Method,
-    Model,
-    Server,
-    State,
-    Update,
-    Vector,
-    Weights,
-)
+from feddraw.core import ONE_SUM, Client, Cohort, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
 from feddraw.errors import one_of, positive
+from feddraw.flat_model import Model, Vector
 from feddraw.methods.uniform import Uniform
 
 Shown = Literal["sent", "mean"]
@@ -60,7 +46,7 @@ class DynamicallyRegularized(Local):
 
 
 @dataclass(frozen=True)
-class DynamicServer(Server):
+class FedDynServer(Server):
     alpha: float = 0.01
     show: Shown = "sent"  # evaluate the model that is sent next, or the mean of the clients
 
@@ -69,7 +55,7 @@ class DynamicServer(Server):
     all_rows = True
 
     def init(self, model: Model) -> State:
-        return {"h": np.zeros_like(model.params)} | standing_shares.initial()
+        return {"h": np.zeros_like(model.params)} | standing_shares.initial_shares()
 
     def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
         """For those present standing for as much as the others do; the shares themselves are in the state."""
@@ -88,5 +74,5 @@ class DynamicServer(Server):
 
 def feddyn(alpha: float = 0.01, show: Shown = "sent") -> Method:
     """A linear and a quadratic term at the client, their mirror image at the server."""
-    server = DynamicServer(positive("alpha", alpha), one_of("show", show, ("sent", "mean")))
+    server = FedDynServer(positive("alpha", alpha), one_of("show", show, ("sent", "mean")))
     return Method(DynamicallyRegularized(alpha), Uniform(), server)

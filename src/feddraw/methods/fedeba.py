@@ -22,7 +22,7 @@ Start = Literal["uniform", "size"]
 
 
 @dataclass(frozen=True)
-class EntropyOfLoss(Weighting):
+class FedEbaWeighting(Weighting):
     temperature: float = 0.1
     start: Start = "uniform"
 
@@ -52,5 +52,5 @@ class EntropyOfLoss(Weighting):
 
 def fedeba(temperature: float = 0.1, start: Start = "uniform") -> Method:
     """Weights rise with the loss at the sent model."""
-    rule = EntropyOfLoss(positive("temperature", temperature), one_of("start", start, ("uniform", "size")))
+    rule = FedEbaWeighting(positive("temperature", temperature), one_of("start", start, ("uniform", "size")))
     return Method(Local(), rule, Server())

@@ -16,11 +16,11 @@ import numpy as np
 
 from feddraw.core import Cohort, Local, Method, Piece, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import not_negative, positive
-from feddraw.methods.ldawa import Sum
+from feddraw.methods.ldawa import LdawaServer
 from feddraw.schedules import Floats, size_prior, softmax
 
 
-class Adam:
+class AdamOfWeights:
     """One vector's worth of it, with the authors' betas."""
 
     def __init__(self, lr: float, length: int) -> None:
@@ -36,7 +36,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class LearntOnProxy(Weighting):
+class FedLawWeighting(Weighting):
     epochs: int = 20
     lr: float = 0.01
     shrink: bool = True
@@ -45,14 +45,14 @@ class LearntOnProxy(Weighting):
     proxy = True
     secure = not_secure("the server mixes single models to learn their weights")
     sums_to_one = False
-    made_for: ClassVar[type[Server] | None] = Sum
+    made_for: ClassVar[type[Server] | None] = LdawaServer
     cost = "O(K d) and a training step, each of some hundred times"
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         assert cohort.proxy is not None
         prior = size_prior(cohort.sizes)
         learnt = np.append(np.log(prior), 0.0)  # l, and g last
-        adam = Adam(self.lr, len(learnt))
+        adam = AdamOfWeights(self.lr, len(learnt))
         for epoch in range(self.epochs):
             for gradient_at in cohort.proxy.gradients(cohort.round * self.epochs + epoch):
                 values, scale = softmax(learnt[:-1], 1.0), np.exp(learnt[-1])
@@ -66,7 +66,7 @@ class LearntOnProxy(Weighting):
 
 
 @dataclass(frozen=True)
-class SharesLearntOnProxy(LearntOnProxy):
+class FedLawWithoutShrinking(FedLawWeighting):
     """Without the shrinking: weights that sum to one, which any server rule can take."""
 
     sums_to_one = True
@@ -75,5 +75,5 @@ class SharesLearntOnProxy(LearntOnProxy):
 
 def fedlaw(epochs: int = 20, lr: float = 0.01, shrink: bool = True) -> Method:
     """Weights and shrinking learnt on images at the server."""
-    rule = LearntOnProxy if shrink else SharesLearntOnProxy
-    return Method(Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), Sum())
+    rule = FedLawWeighting if shrink else FedLawWithoutShrinking
+    return Method(Local(), rule(not_negative("epochs", epochs), positive("lr", lr), shrink), LdawaServer())

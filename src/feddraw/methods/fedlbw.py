@@ -14,7 +14,7 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 
 
 @dataclass(frozen=True)
-class InverseLoss(Weighting):
+class FedLbwWeighting(Weighting):
     needs = "models"
     proxy = True
     secure = not_secure("the server tests every client's model")
@@ -28,4 +28,4 @@ class InverseLoss(Weighting):
 
 def fedlbw() -> Method:
     """Weights are inverse losses on images at the server."""
-    return Method(Local(), InverseLoss(), Server())
+    return Method(Local(), FedLbwWeighting(), Server())

@@ -16,7 +16,7 @@ from feddraw.errors import not_negative, positive
 from feddraw.schedules import Floats, size_prior
 
 
-def shortest(products: Floats, prior: Floats, epsilon: float) -> Floats:
+def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Floats:
     """The lambda of the shortest combination, near the prior."""
     from scipy.optimize import minimize
 
@@ -34,7 +34,7 @@ def shortest(products: Floats, prior: Floats, epsilon: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class UnitMoves(Server):
+class FedMgdaServer(Server):
     lr: float = 1.0
 
     streams = False
@@ -49,21 +49,23 @@ class UnitMoves(Server):
 
 
 @dataclass(frozen=True)
-class CommonDescent(Weighting):
+class FedMgdaWeighting(Weighting):
     epsilon: float = 0.1
 
     needs = "sizes, all parameters"
     cost = "O(K² d)"
     secure = not_secure("scalar products of moves need every client's parameters")
-    made_for = UnitMoves
+    made_for = FedMgdaServer
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
         lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
-        return Weights(shortest(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}), state
+        return Weights(
+            shortest_combination(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}
+        ), state
 
 
 def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:
     """The common direction of moves of equal length."""
-    rule = CommonDescent(positive("epsilon", epsilon))
-    return Method(Local(), rule, UnitMoves(not_negative("server_lr", server_lr)))
+    rule = FedMgdaWeighting(positive("epsilon", epsilon))
+    return Method(Local(), rule, FedMgdaServer(not_negative("server_lr", server_lr)))

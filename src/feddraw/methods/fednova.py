@@ -26,7 +26,7 @@ def accumulation(steps: int, momentum: float = 0.0, decay: float = 0.0) -> float
 
 
 @dataclass(frozen=True)
-class Counted(Proximal):
+class FedNovaClient(Proximal):
     """A client that tells how far its solver could have gone."""
 
     mu: float = 0.0
@@ -46,7 +46,7 @@ class Counted(Proximal):
 
 
 @dataclass(frozen=True)
-class NormalizedAverage(Server):
+class FedNovaServer(Server):
     streams = False
     proportional = False
     secure = ONE_SUM
@@ -62,4 +62,4 @@ class NormalizedAverage(Server):
 
 def fednova(mu: float = 0.0) -> Method:
     """The average of moves per step, made as long as the mean move."""
-    return Method(Counted(not_negative("mu", mu)), BySize(), NormalizedAverage())
+    return Method(FedNovaClient(not_negative("mu", mu)), BySize(), FedNovaServer())

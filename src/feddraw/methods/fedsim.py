@@ -18,7 +18,7 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 from feddraw.errors import at_least
 
 
-def principal(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
+def principal_coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
     """Coordinates of points along the axes that hold this share of their variance, from their scalar products."""
     centre = np.eye(len(products)) - 1 / len(products)
     variance, axes = np.linalg.eigh(centre @ products @ centre)
@@ -31,17 +31,17 @@ def k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
     """Each point's group; started from points far from one another."""
     chosen = [int(np.argmax(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
     while len(chosen) < groups:
-        chosen.append(int(np.argmax(_distances(points, points[chosen]).min(axis=1))))
-    member = _distances(points, points[chosen]).argmin(axis=1)
+        chosen.append(int(np.argmax(_distances_to_centres(points, points[chosen]).min(axis=1))))
+    member = _distances_to_centres(points, points[chosen]).argmin(axis=1)
     for _ in range(100):
         centres = np.stack([points[member == group].mean(axis=0) for group in np.unique(member)])
-        before, member = member, _distances(points, centres).argmin(axis=1)
+        before, member = member, _distances_to_centres(points, centres).argmin(axis=1)
         if np.array_equal(before, member):
             break
     return np.asarray(member)
 
 
-def _distances(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
+def _distances_to_centres(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(points[:, None] - centres[None], axis=2))
 
 
@@ -55,7 +55,7 @@ class BySimilarGradient(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         gradients = cohort.extra("gradient")
-        points = principal(gram(gradients, np.zeros_like(gradients[0])))
+        points = principal_coordinates(gram(gradients, np.zeros_like(gradients[0])))
         member = k_means(points, min(self.groups, len(points)))
         together = np.bincount(member, cohort.sizes)[member]
         return Weights(cohort.sizes / together / len(np.unique(member))), state

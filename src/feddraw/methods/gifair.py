@@ -17,7 +17,7 @@ from feddraw.schedules import size_prior
 
 
 @dataclass(frozen=True)
-class ByRankOfLoss(Weighting):
+class GifairWeighting(Weighting):
     strength: float = 0.5
 
     asks = ("loss",)
@@ -32,4 +32,4 @@ class ByRankOfLoss(Weighting):
 
 def gifair(strength: float = 0.5) -> Method:
     """Size, corrected by the rank of the loss."""
-    return Method(Local(), ByRankOfLoss(below_one("strength", strength)), Server())
+    return Method(Local(), GifairWeighting(below_one("strength", strength)), Server())

@@ -19,7 +19,7 @@ Times = Literal["nothing", "size", "intrac"]
 
 
 @dataclass(frozen=True)
-class InverseDistance(Weighting):
+class IdaWeighting(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
     secure = not_secure("distances to the mean model need every client's parameters")
@@ -34,7 +34,7 @@ class InverseDistance(Weighting):
 
 
 @dataclass(frozen=True)
-class BySizeToo(InverseDistance):
+class IdaBySize(IdaWeighting):
     needs = "sizes, all parameters"
 
     def factor(self, cohort: Cohort) -> Column:
@@ -42,7 +42,7 @@ class BySizeToo(InverseDistance):
 
 
 @dataclass(frozen=True)
-class Intrac(InverseDistance):
+class IdaIntrac(IdaWeighting):
     asks = ("accuracy",)
 
     def factor(self, cohort: Cohort) -> Column:
@@ -51,5 +51,5 @@ class Intrac(InverseDistance):
 
 def ida(times: Times = "nothing") -> Method:
     """Weights fall with the distance to the mean model."""
-    rules = {"nothing": InverseDistance, "size": BySizeToo, "intrac": Intrac}
+    rules = {"nothing": IdaWeighting, "size": IdaBySize, "intrac": IdaIntrac}
     return Method(Local(), rules[one_of("times", times, tuple(rules))](), Server())

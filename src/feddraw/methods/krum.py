@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 
 
 @dataclass(frozen=True)
-class Nearest(Weighting):
+class KrumWeighting(Weighting):
     false: int = 1
     keep: int = 1
 
@@ -38,4 +38,4 @@ def krum(false: int = 1, keep: int = 1) -> Method:
     """The client, or the few, that lie closest to the others."""
     if false < 0 or keep < 1:
         raise UserError(f"false must be zero or more and keep at least 1, not {false} and {keep}")
-    return Method(Local(), Nearest(false, keep), Server())
+    return Method(Local(), KrumWeighting(false, keep), Server())

@@ -17,7 +17,7 @@ from feddraw.schedules import cosine
 
 
 @dataclass(frozen=True)
-class Sum(Server):
+class LdawaServer(Server):
     """The clients' models times their coefficients: where these do not sum to one, the model shrinks or grows."""
 
     linear = False
@@ -36,20 +36,20 @@ class Sum(Server):
 
 
 @dataclass(frozen=True)
-class LayerCosine(Weighting):
+class LdawaWeighting(Weighting):
     needs = "all parameters"
     cost = "O(K d)"
     secure = not_secure("a layer's cosine scales the model, it is no share of a sum")
     sums_to_one = False
-    made_for = Sum
+    made_for = LdawaServer
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         entries = [entry for entry in cohort.model.layout.entries if entry.kind == "param"]
         values = np.full(len(cohort.updates), 1 / len(cohort.updates))
-        return Weights(values, pieces=[_piece(cohort, entry, values) for entry in entries]), state
+        return Weights(values, pieces=[_layer_piece(cohort, entry, values) for entry in entries]), state
 
 
-def _piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
+def _layer_piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
     rows, sent = cohort.params[:, entry.span], cohort.model.params[entry.span]
     similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
     return Piece(entry.name, [entry.span], mean * similarity, {"similarity": similarity})
@@ -57,4 +57,4 @@ def _piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
 
 def ldawa() -> Method:
     """Each layer counts by its cosine to the one that was sent."""
-    return Method(Local(), LayerCosine(), Sum())
+    return Method(Local(), LdawaWeighting(), LdawaServer())

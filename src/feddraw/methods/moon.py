@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def contrast(features: Tensor, received: Tensor, last: Tensor, temperature: float) -> Tensor:
+def contrastive_term(features: Tensor, received: Tensor, last: Tensor, temperature: float) -> Tensor:
     """log(1 + exp((cos(z, last) - cos(z, received)) / temperature)), the mean over the batch."""
     from torch.nn.functional import cosine_similarity, softplus
 
@@ -28,7 +28,7 @@ def contrast(features: Tensor, received: Tensor, last: Tensor, temperature: floa
 
 
 @dataclass(frozen=True)
-class Contrastive(Local):
+class MoonClient(Local):
     mu: float = 1.0
     temperature: float = 0.5
 
@@ -42,7 +42,7 @@ class Contrastive(Local):
         last = client.features_of(job.model.with_joined(memory["last"]))
 
         def penalty(images: Tensor, features: Tensor) -> Tensor:
-            return self.mu * contrast(features, received(images), last(images), self.temperature)
+            return self.mu * contrastive_term(features, received(images), last(images), self.temperature)
 
         return Correction(penalty=penalty)
 
@@ -52,4 +52,4 @@ class Contrastive(Local):
 
 def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:
     """FedAvg with a contrastive term on the features."""
-    return Method(Contrastive(not_negative("mu", mu), positive("temperature", temperature)), BySize(), Server())
+    return Method(MoonClient(not_negative("mu", mu), positive("temperature", temperature)), BySize(), Server())

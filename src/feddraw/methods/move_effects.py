@@ -16,13 +16,13 @@ import numpy as np
 
 from feddraw.core import Cohort, Layout, Local, Method, Server, State, Weighting, Weights, gram, not_secure
 from feddraw.errors import at_least
-from feddraw.methods.random_effects import weights_of
+from feddraw.methods.random_effects import weights_by_rho
 from feddraw.schedules import Floats, size_prior
 
 SINGULAR = 1e-6  # of the determinant, as a part of the products that it is the difference of
 
 
-def equations(sizes: Floats, products: Floats) -> Floats:
+def variance_equations(sizes: Floats, products: Floats) -> Floats:
     """Two rows (of sigma², of tau², the sum itself) from the scalar products of the clients' moves per step."""
     clients, total = len(sizes), sizes.sum()
     by_size = sizes @ np.diag(products) - sizes @ products @ sizes / total
@@ -31,7 +31,7 @@ def equations(sizes: Floats, products: Floats) -> Floats:
     return np.array([first, [(1 - 1 / clients) * (1 / sizes).sum(), clients - 1, plain]])
 
 
-def solved(system: Floats) -> float:
+def solved_rho(system: Floats) -> float:
     """rho; infinite where all that is seen is between clients."""
     (a, b, by_size), (c, d, plain) = system.tolist()
     determinant = a * d - b * c
@@ -60,14 +60,14 @@ class EffectsOfMoves(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sizes = cohort.sizes
         if state["rounds"] < self.until and len(sizes) > 1:
-            moves = _per_step(cohort)
-            now = equations(sizes, gram(moves, np.zeros(moves.shape[1])))
+            moves = _moves_per_step(cohort)
+            now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
-        rho = solved(state["equations"])
-        return Weights(weights_of(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
+        rho = solved_rho(state["equations"])
+        return Weights(weights_by_rho(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
 
 
-def _per_step(cohort: Cohort) -> Floats:
+def _moves_per_step(cohort: Cohort) -> Floats:
     """(clients, d_l): each client's move of the classifier in one step."""
     sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
     return np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])

@@ -34,11 +34,13 @@ class ChosenPower(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         weights = Weights(shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
         if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
-            state = {"power": min(POWERS, key=lambda power: _loss(cohort, shares_by_power(cohort.sizes, power)))}
+            state = {
+                "power": min(POWERS, key=lambda power: _validation_loss(cohort, shares_by_power(cohort.sizes, power)))
+            }
         return weights, state
 
 
-def _loss(cohort: Cohort, values: Floats) -> float:
+def _validation_loss(cohort: Cohort, values: Floats) -> float:
     assert cohort.proxy is not None
     counters = np.max([update.model.counters for update in cohort.updates], axis=0)
     buffers = weighted_sum(values, cohort.buffers)

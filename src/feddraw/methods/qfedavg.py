@@ -18,7 +18,7 @@ from feddraw.methods.uniform import Uniform
 
 
 @dataclass(frozen=True)
-class FairStep(Server):
+class QFedAvgServer(Server):
     q: float = 0.1
     curvature: float = 1.0
 
@@ -42,4 +42,4 @@ class FairStep(Server):
 
 def qfedavg(q: float = 0.1, curvature: float = 1.0) -> Method:
     """Moves count by a power of the loss."""
-    return Method(Local(), Uniform(), FairStep(not_negative("q", q), positive("curvature", curvature)))
+    return Method(Local(), Uniform(), QFedAvgServer(not_negative("q", q), positive("curvature", curvature)))

@@ -7,7 +7,7 @@ expectation if all clients have one mean, by tau² (sum v - sum v² / sum v). Wi
 n images counts by 1 / (rho + 1/n): rho = 0 is FedAvg, rho = inf uniform averaging.
 
 A client with fewer than two batches measures nothing and counts by the others' rho. Where fewer than two clients have
-measured, the last rho holds, and 0 before the first. All that is needed are sums over clients (`Sums`).
+measured, the last rho holds, and 0 before the first. All that is needed are sums over clients (`EffectSums`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from feddraw.schedules import Floats, size_prior
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
 
-LARGEST = 1e12  # rho that stands for infinity where it is sent as a number
-SMALLEST = 1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
+LARGEST_RHO = 1e12  # rho that stands for infinity where it is sent as a number
+SMALLEST_VARIANCE = 1e-12  # S² as a part of the gradients' mean square: below it rounding is all that is measured
 
 
 @dataclass(frozen=True)
-class Sums:
+class EffectSums:
     """Sums over the clients that have measured: a server that sees nothing else can weigh by them."""
 
     clients: float  # of 1
@@ -60,9 +60,9 @@ class Sums:
     weighted_variances: float  # of N s²
 
     @staticmethod
-    def of(images: Floats, products: Floats, variances: Floats) -> Sums:
+    def of(images: Floats, products: Floats, variances: Floats) -> EffectSums:
         """From each client's images and variance, and the scalar products of their mean gradients."""
-        return Sums(
+        return EffectSums(
             float(len(images)),
             float(images.sum()),
             float(images @ images),
@@ -74,7 +74,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EffectsEstimate:
     """How much clients differ."""
 
     q: float  # Cochran's Q
@@ -92,19 +92,19 @@ class Estimate:
         return max(0.0, 1 - self.expected / self.q) if self.q > 0 else 0.0
 
 
-def estimate(sums: Sums) -> Estimate | None:
+def estimate_effects(sums: EffectSums) -> EffectsEstimate | None:
     """None where fewer than two clients have measured."""
     if sums.clients < 2:
         return None
-    variance = max(sums.weighted_variances, SMALLEST * sums.squares) / sums.images
+    variance = max(sums.weighted_variances, SMALLEST_VARIANCE * sums.squares) / sums.images
     between = max(0.0, sums.squares - sums.gradient_square / sums.images)
     if not variance:  # all gradients are zero
-        return Estimate(0.0, sums.clients - 1, 0.0, 0.0)
+        return EffectsEstimate(0.0, sums.clients - 1, 0.0, 0.0)
     q, expected = between / variance, sums.variances / variance - sums.weighted_variances / variance / sums.images
-    return Estimate(q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images))
+    return EffectsEstimate(q, expected, variance, (q - expected) / (sums.images - sums.images_squared / sums.images))
 
 
-def _contrasts(images: Floats) -> Floats:
+def _contrasts_to_others(images: Floats) -> Floats:
     """One row per client: itself minus the mean of the others, weighted by their images."""
     others = np.tile(images, (len(images), 1)) * (1 - np.eye(len(images)))
     return np.asarray(np.eye(len(images)) - others / others.sum(axis=1, keepdims=True))
@@ -112,25 +112,25 @@ def _contrasts(images: Floats) -> Floats:
 
 def squared_distances(images: Floats, products: Floats) -> Floats:
     """Of each client's mean gradient from that of the others."""
-    contrasts = _contrasts(images)
+    contrasts = _contrasts_to_others(images)
     return np.asarray(np.einsum("ij,jk,ik->i", contrasts, products, contrasts))
 
 
 def corrected_distances(images: Floats, products: Floats, variances: Floats) -> Floats:
     """Squared distances minus what sampling adds to them: estimates without bias, which may be below zero."""
-    noise = _contrasts(images) ** 2 @ (variances / images)
+    noise = _contrasts_to_others(images) ** 2 @ (variances / images)
     return np.asarray(squared_distances(images, products) - noise)
 
 
-def distances(images: Floats, products: Floats, variances: Floats) -> Floats:
+def distances_by_variance(images: Floats, products: Floats, variances: Floats) -> Floats:
     """The corrected ones as multiples of S², which is the unit of rho."""
-    found = estimate(Sums.of(images, products, variances))
+    found = estimate_effects(EffectSums.of(images, products, variances))
     if found is None or not found.variance:
         return np.zeros(len(images))
     return np.asarray(corrected_distances(images, products, variances) / found.variance)
 
 
-def weights_of(sizes: Floats, rho: float) -> Floats:
+def weights_by_rho(sizes: Floats, rho: float) -> Floats:
     """1 / (rho + 1/n) as shares; the bits of FedAvg at 0 and of uniform averaging at infinity."""
     return size_prior(np.ones(len(sizes)) if math.isinf(rho) else sizes / (1.0 + rho * sizes))
 
@@ -149,7 +149,7 @@ class RandomEffects(Weighting):
         layout.find("classifier")
 
     def broadcast(self, state: State) -> dict[str, Vector]:
-        return self.measurement.sent()
+        return self.measurement.as_broadcast()
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         images, variances = cohort.extra("gradient spread").astype(np.float64).T
@@ -157,49 +157,52 @@ class RandomEffects(Weighting):
         means = cohort.extra(self.asks[0])[measured]
         products = gram(means, np.zeros(means.shape[1], np.float32))
         about = images[measured], products, variances[measured]
-        found = estimate(Sums.of(*about))
+        found = estimate_effects(EffectSums.of(*about))
         parts: dict[str, Floats | float | None] = {"prior": size_prior(cohort.sizes), "measured": images}
         if found is not None:
             parts |= {"q": found.q, "q_expected": found.expected}
-            parts |= {"variance": _spread(measured, about[2]), "distance": _spread(measured, distances(*about))}
-            state = self._with(found, state)
+            parts |= {
+                "variance": _column_of_measured(measured, about[2]),
+                "distance": _column_of_measured(measured, distances_by_variance(*about)),
+            }
+            state = self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
         parts["rho"] = rho if state else None
-        values = weights_of(cohort.sizes, rho if self.rho < 0 else self.rho)
+        values = weights_by_rho(cohort.sizes, rho if self.rho < 0 else self.rho)
         return Weights(values, parts), state
 
-    def _with(self, found: Estimate, state: State) -> State:
+    def _with_estimate(self, found: EffectsEstimate, state: State) -> State:
         """The state after one more estimate."""
         return {"excess": self.smoothing * state.get("excess", found.excess) + (1 - self.smoothing) * found.excess}
 
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Floats:
-        """A client's terms of `Sums`, its images as a part of the most that are measured."""
+        """A client's terms of `EffectSums`, its images as a part of the most that are measured."""
         images, variance = cohort.extra("gradient spread")[0].astype(np.float64)
         gradient = cohort.extra(self.asks[0])[0].astype(np.float64)
-        part = images / self._most
+        part = images / self._most_images
         numbers = (1.0, part, part**2, part * (gradient @ gradient), variance, part * variance)
         return np.concatenate([numbers, part * gradient]) if images else np.zeros(len(numbers) + len(gradient))
 
     def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
         count, images, squared, squares, variances, weighted = total[:6]
-        gradient, most = total[6:], self._most
+        gradient, most = total[6:], self._most_images
         sums = (most * images, most**2 * squared, most**2 * float(gradient @ gradient), most * squares)
-        found = estimate(Sums(float(round(count)), *sums, variances, most * weighted))
-        state = state if found is None else self._with(found, state)
+        found = estimate_effects(EffectSums(float(round(count)), *sums, variances, most * weighted))
+        state = state if found is None else self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
         parts: dict[str, Floats | float | None] = {"rho": rho if state else None}
         parts |= {} if found is None else {"q": found.q, "q_expected": found.expected}
-        return np.array([rho if self.rho < 0 else min(self.rho, LARGEST)]), parts, state
+        return np.array([rho if self.rho < 0 else min(self.rho, LARGEST_RHO)]), parts, state
 
     @property
-    def _most(self) -> float:
+    def _most_images(self) -> float:
         return float(self.measurement.batches * self.measurement.batch_size)
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
         return self.own_limits(facts, place)[0]
 
     def own_limits(self, facts: Facts, place: int) -> tuple[float, float]:
-        values = weights_of(facts.sizes, float(facts.told[0]))
+        values = weights_by_rho(facts.sizes, float(facts.told[0]))
         return float(values[place] / values.max()), float(values[place] / values.max())
 
     def parts_of(self, own: Floats, facts: Facts, places: Sequence[int]) -> Parts:
@@ -212,7 +215,7 @@ class RandomEffectsOfAllLayers(RandomEffects):
     cost = "O(K² d)"
 
 
-def _spread(there: NDArray[np.bool_], values: Floats) -> Floats:
+def _column_of_measured(there: NDArray[np.bool_], values: Floats) -> Floats:
     """By client; not a number for those that have not measured."""
     column = np.full(len(there), np.nan)
     column[there] = values

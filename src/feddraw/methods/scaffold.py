@@ -3,7 +3,7 @@
 Each step follows g - c_i + c. Controls start at zero and cover parameters only.
 
 From the paper: uniform weights, and c as the mean of all K clients' controls, whoever takes part. Ours: other weights
-(`weights="samples"`, `feddraw+scaffold`). There c is the mean by the clients' standing shares (see `shares`), so that
+(`weights="samples"`, `feddraw+scaffold`). There c is the mean by the clients' shares (see `standing_shares`), so that
 training comes to rest where the sum of the clients' losses by these shares is smallest; c moved by the round's weights
 alone, as in other code, rests elsewhere as soon as weights or cohorts change. It costs one more vector as large as the
 model on the way up, the client's control before the round; uniform weights do without it.
@@ -49,7 +49,7 @@ Space = Literal["update", "gradient"]
 
 
 @dataclass(frozen=True)
-class Controlled(Local):
+class ScaffoldClient(Local):
     option: Option = "II"
     space: Space = "update"
 
@@ -70,11 +70,11 @@ class Controlled(Local):
             )
 
     def begin(self, job: Job, memory: Memory, client: Client) -> Correction:
-        correction = job.broadcast["control"] - _control(memory, job.model)
+        correction = job.broadcast["control"] - _control_of_client(memory, job.model)
         return Correction(shift=correction) if self.space == "gradient" else Correction(drift=correction)
 
     def end(self, job: Job, update: Update, memory: Memory, client: Client) -> tuple[dict[str, Vector], Memory]:
-        before = _control(memory, job.model)
+        before = _control_of_client(memory, job.model)
         if self.option == "I":
             after = client.full_gradient()
         else:
@@ -84,7 +84,7 @@ class Controlled(Local):
 
 
 @dataclass(frozen=True)
-class ControlledByGradients(Controlled):
+class ScaffoldClientByGradients(ScaffoldClient):
     """Option I: a control says nothing of the move."""
 
     option: Option = "I"
@@ -92,19 +92,19 @@ class ControlledByGradients(Controlled):
     secure = ONE_SUM  # the change of its control is masked as its move is
 
 
-def _control(memory: Memory, model: Model) -> Vector:
+def _control_of_client(memory: Memory, model: Model) -> Vector:
     return memory["control"] if "control" in memory else np.zeros_like(model.params)
 
 
 @dataclass(frozen=True)
-class ControlledServer(Server):
+class ScaffoldServer(Server):
     lr: float = 1.0
 
     secure = ONE_SUM
     streams = False
 
     def init(self, model: Model) -> State:
-        return {"control": np.zeros_like(model.params)} | standing_shares.initial()
+        return {"control": np.zeros_like(model.params)} | standing_shares.initial_shares()
 
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
@@ -126,7 +126,7 @@ def scaffold(
     weights: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
     """Steps corrected by the difference between the common and the client's own direction."""
-    rule = Controlled if one_of("option", option, ("I", "II")) == "II" else ControlledByGradients
+    rule = ScaffoldClient if one_of("option", option, ("I", "II")) == "II" else ScaffoldClientByGradients
     local = rule(option, one_of("space", space, ("update", "gradient")))
     weighting = BySize() if one_of("weights", weights, ("uniform", "samples")) == "samples" else Uniform()
-    return Method(local, weighting, ControlledServer(positive("server_lr", server_lr)))
+    return Method(local, weighting, ScaffoldServer(positive("server_lr", server_lr)))

@@ -13,7 +13,7 @@ from feddraw.core import ONE_SUM, Cohort, Facts, Local, Method, Parts, Server, S
 from feddraw.errors import UserError
 from feddraw.schedules import Floats, size_prior
 
-STEEPEST = 10.0  # of powers: beyond it a single client has all the weight
+STEEPEST_POWER = 10.0  # of powers: beyond it a single client has all the weight
 
 
 def shares_by_power(sizes: Floats, power: float) -> Floats:
@@ -43,6 +43,6 @@ class PowerOfSize(Weighting):
 
 def size_power(power: float = 0.5) -> Method:
     """By size to a power: 1 is FedAvg, 0 equal weights."""
-    if not abs(power) <= STEEPEST:
-        raise UserError(f"power must be from -{STEEPEST:g} to {STEEPEST:g}, not {power}")
+    if not abs(power) <= STEEPEST_POWER:
+        raise UserError(f"power must be from -{STEEPEST_POWER:g} to {STEEPEST_POWER:g}, not {power}")
     return Method(Local(), PowerOfSize(power), Server())

@@ -28,11 +28,11 @@ class SizeUntilSlow(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes)
-        state = self._after(float(prior @ cohort.number("loss")), state)
+        state = self._state_after(float(prior @ cohort.number("loss")), state)
         weights = normalize(np.ones(len(prior)), prior=prior) if state["slow"] else Weights(prior, {"prior": prior})
         return weights, state
 
-    def _after(self, loss: float, state: State) -> State:
+    def _state_after(self, loss: float, state: State) -> State:
         before = state["loss"]
         return {"loss": loss, "slow": int(state["slow"] or (before >= 0 and not loss <= (1 - self.least) * before))}
 
@@ -40,7 +40,7 @@ class SizeUntilSlow(Weighting):
         return np.asarray(facts.priors[place] * cohort.number("loss"))
 
     def inform(self, total: Floats, facts: Facts, places: Sequence[int], state: State) -> tuple[Floats, Parts, State]:
-        state = self._after(float(total[0] / facts.priors[list(places)].sum()), state)
+        state = self._state_after(float(total[0] / facts.priors[list(places)].sum()), state)
         return np.array([float(state["slow"])]), {}, state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:

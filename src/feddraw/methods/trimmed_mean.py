@@ -17,11 +17,11 @@ from feddraw.core import Cohort, Column, Local, Matrix, Method, Server, State, V
 from feddraw.errors import UserError
 from feddraw.methods.uniform import Uniform
 
-BLOCK = 1 << 16  # columns at a time
+TRIM_BLOCK = 1 << 16  # columns at a time
 
 
 @dataclass(frozen=True)
-class Middle(Server):
+class TrimmedMean(Server):
     share: float = 0.2
 
     linear = False
@@ -33,8 +33,8 @@ class Middle(Server):
     def kept(self, rows: Matrix) -> Iterator[tuple[Matrix, Matrix]]:
         """Block by block, the clients' values and the sorted ones in the middle."""
         out = min(math.floor(self.share * len(rows)), (len(rows) - 1) // 2)
-        for start in range(0, rows.shape[1], BLOCK):
-            block = rows[:, start : start + BLOCK]
+        for start in range(0, rows.shape[1], TRIM_BLOCK):
+            block = rows[:, start : start + TRIM_BLOCK]
             yield block, np.sort(block, axis=0)[out : len(rows) - out]
 
     def mean(self, rows: Matrix) -> Vector:
@@ -56,4 +56,4 @@ def trimmed_mean(share: float = 0.2) -> Method:
     """The mean without the highest and lowest values."""
     if not 0 <= share < 0.5:
         raise UserError(f"share must be from 0 to below 0.5, not {share}")
-    return Method(Local(), Uniform(), Middle(share))
+    return Method(Local(), Uniform(), TrimmedMean(share))

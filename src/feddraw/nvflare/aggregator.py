@@ -27,17 +27,17 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, require, rule_of
-from feddraw.classifier_layer import described
+from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, check_updates_suffice, method_and_label
+from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
-from feddraw.naming import line
+from feddraw.naming import safe_line
 from feddraw.nvflare.carried_state import packed, unpacked
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
-from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain
+from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain_arrays
 from feddraw.system.file_writing import make_folder
 
 log = logging.getLogger("feddraw.nvflare")
@@ -73,8 +73,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self.outputs = outputs
         self.classifier, self.size_key, self.folder, self.policy = classifier, size_key, folder, policy
         self._table = {"name": method, **(settings or {})}
-        self._rule: Method = rule_of(self._table)[0]
-        require(self._rule, method, ())
+        self._rule: Method = method_and_label(self._table)[0]
+        check_updates_suffice(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
         self._gate = _gate(gate or {})
@@ -105,7 +105,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _peer(fl_ctx))
         trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._round()
         if trained is not None and int(trained) != current:
-            log.warning("%s answers round %s, not round %d: left out", line(name), trained, current)
+            log.warning("%s answers round %s, not round %d: left out", safe_line(name), trained, current)
             return False
         try:
             model = FLModelUtils.from_shareable(shareable, fl_ctx)
@@ -126,7 +126,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def aggregate_model(self) -> FLModel:
         """The next model, once all are there; forgets them, as a swarm does not ask for that."""
         round, learnable = self._round(), self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-        sent, swarm = plain(learnable["weights"]), _in_swarm(self.fl_ctx)
+        sent, swarm = plain_arrays(learnable["weights"]), _in_swarm(self.fl_ctx)
         if swarm:
             self._take_over(learnable.get("meta"))
         self._stop_without_sizes()
@@ -160,7 +160,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         if self._found is None:
             ask = looks_at_classifier(self._rule)
             self._found = layout_of_arrays(sent, self.classifier, outputs=self.outputs, ask=ask)
-            log.info("classifier: %s", described(self._found.classifier, self._found.outputs))
+            log.info("classifier: %s", classifier_in_words(self._found.classifier, self._found.outputs))
         return self._found
 
     def _update(self, name: str, sent: Arrays) -> ClientUpdate | None:
@@ -170,7 +170,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             if not self._has_size(model):
                 raise ValueError(f"no size: {self._line_to_add()}")
             size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
-            params, beside = plain(model.params or {}), unpacked(model.meta)
+            params, beside = plain_arrays(model.params or {}), unpacked(model.meta)
             if model.params_type == ParamsType.DIFF:
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
             extra, labelled = beside.get("extra", {}), beside.get("labelled")
@@ -212,7 +212,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """Stop after two rounds in a row in which nobody counts: one may be an accident."""
         if any(entry.counted for entry in ledger):
             return
-        reasons = "; ".join(line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
+        reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
         log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
             raise self._stop(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
@@ -259,7 +259,14 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _tell(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
             level = logging.INFO if entry.counted else logging.WARNING
-            log.log(level, "round %d: %s %.4f (%s)", round + 1, line(entry.client), entry.weight, line(entry.status))
+            log.log(
+                level,
+                "round %d: %s %.4f (%s)",
+                round + 1,
+                safe_line(entry.client),
+                entry.weight,
+                safe_line(entry.status),
+            )
 
     def _write(self) -> None:
         """Add the rounds that are not in the folder's ledger yet."""

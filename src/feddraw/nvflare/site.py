@@ -16,10 +16,10 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import UserError
-from feddraw.federation import seed_of
+from feddraw.federation import client_seed
 from feddraw.nvflare.aggregator import STEPS
 from feddraw.nvflare.carried_state import packed, unpacked
-from feddraw.server.state_dict import flatten, like, plain
+from feddraw.server.state_dict import flatten_state_dict, plain_arrays, state_dict_like
 from feddraw.training.client import Trainer
 
 
@@ -38,20 +38,22 @@ class Site:
         """One client's part of a round."""
         layout = self.trainer.network.layout
         try:
-            model = flatten(plain(received.params), layout)
+            model = flatten_state_dict(plain_arrays(received.params), layout)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"the server's model is not this site's network: {error}") from None
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
         carried = unpacked(received.meta)
         self._settle(carried.get("counted"))
-        job = Job(round, rounds, self.shard, seed_of(self.seed, round, self.number), model, self._told(carried, model))
+        job = Job(
+            round, rounds, self.shard, client_seed(self.seed, round, self.number), model, self._told(carried, model)
+        )
         update, memory = self.trainer.work(job, self._memory)
         self._learnt = round, memory
         beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
         meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS: update.steps, **packed(beside)}
-        params = like(update.model, received.params)
+        params = state_dict_like(update.model, received.params)
         return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
 
     def _settle(self, counted: dict[str, int] | None) -> None:

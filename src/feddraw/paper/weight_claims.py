@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.schedules import READINGS, ROUNDS, Reading, annealing, beta, compose, gamma, size_prior
+from feddraw.schedules import READINGS, ROUNDS, Reading, beta, gamma, gamma_and_beta, size_prior, weights_and_parts
 
 Sizes = Sequence[float]
 Range = tuple[float, float]
@@ -137,7 +137,7 @@ def similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading
 
 
 def _weights(round: int, sizes: Sizes, similarity: NDArray[np.float64], reading: Reading) -> NDArray[np.float64]:
-    return compose(sizes, similarity, *annealing(round, ROUNDS, reading=reading)).weight
+    return weights_and_parts(sizes, similarity, *gamma_and_beta(round, ROUNDS, reading=reading)).weight
 
 
 def _snapped(value: float) -> float:

@@ -19,7 +19,7 @@ PAGE_POINTS = 770  # of A4 across, between the margins
 
 def escape(words: str) -> str:
     """Names are names, whatever they look like."""
-    return html.escape(naming.text(words))
+    return html.escape(naming.safe_text(words))
 
 
 def render(document: Document, drawings: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ def tables(blocks: Sequence[Block]) -> str:
 
 
 def escape(text: str) -> str:
-    return "".join(_SPECIAL.get(sign, sign) for sign in naming.line(" ".join(text.split())))
+    return "".join(_SPECIAL.get(sign, sign) for sign in naming.safe_line(" ".join(text.split())))
 
 
 def _table(table: Table) -> str:

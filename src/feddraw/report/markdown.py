@@ -20,7 +20,7 @@ def render(document: Document, folder: str) -> str:
 
 def escape(text: str) -> str:
     """Names are names, whatever they look like."""
-    words = naming.line(" ".join(text.split()))
+    words = naming.safe_line(" ".join(text.split()))
     return _MARKUP.sub(r"\\\1", words).replace(r"\<", "&lt;").replace(r"\>", "&gt;")
 
 
@@ -34,7 +34,7 @@ def _blocks(several: Sequence[Block], folder: str) -> Iterator[str]:
             case blocks.Bullets(items):
                 yield from (f"- {escape(item)}" for item in items)
             case blocks.Code(text):
-                yield f"```\n{naming.text(text).replace('```', '')}\n```"
+                yield f"```\n{naming.safe_text(text).replace('```', '')}\n```"
             case blocks.Only() | blocks.Columns() | blocks.Fold():
                 yield from _blocks(block.blocks, folder)
                 continue

@@ -15,13 +15,14 @@ from matplotlib.figure import Figure
 from feddraw import naming
 from feddraw.analysis.plots import lay_out, save, styled
 from feddraw.errors import UserError
-from feddraw.naming import csv_text, distinct
+from feddraw.naming import distinct_slugs
 from feddraw.report import html, latex, markdown, paper_tex
 from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, every_block
 from feddraw.report.evidence import Report, Say, examine
 from feddraw.report.section_order import compose
 from feddraw.report.sections.record import command_line
 from feddraw.results.run_collection import Collection, collect
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
 
@@ -144,12 +145,12 @@ def _svg(figure: Figure) -> str:
     lay_out(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return naming.text(text.getvalue())  # an SVG with a control character in it is no SVG
+    return naming.safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
 
 
 def _with_distinct_figures(document: Document) -> Document:
     """No two figures share a file: names that differ may have one slug."""
-    names = distinct([picture.name for picture in _pictures(document.blocks)])
+    names = distinct_slugs([picture.name for picture in _pictures(document.blocks)])
 
     def renamed(block: Block) -> Block:
         match block:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import NUMBERS
-from feddraw.server.policy import CLAUSES
+from feddraw.server.ledger import LEDGER_NUMBERS
+from feddraw.server.policy import POLICY_CLAUSES
 
 Floats = NDArray[np.float64]
 
@@ -34,17 +34,17 @@ class Ledger:
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*NUMBERS, *LATER)}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
         for line in lines:
             t, i = int(line["round"]), place[line["client"]]
             status[t][i], clauses[t][i] = line["status"], line.get("clause", "")
-            if clauses[t][i] not in CLAUSES:
+            if clauses[t][i] not in POLICY_CLAUSES:
                 raise ValueError("a clause that no policy has")
             for name, column in columns.items():
-                column[t, i] = float((line[name] if name in NUMBERS else line.get(name)) or math.nan)
+                column[t, i] = float((line[name] if name in LEDGER_NUMBERS else line.get(name)) or math.nan)
         for name, column in columns.items():
             if (np.abs(column) > HUGE).any():
                 raise ValueError(f"{name} beyond {HUGE:g}")

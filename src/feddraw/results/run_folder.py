@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from feddraw.classifier_layer import described
+from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
 from feddraw.data.splits import findings_per_split
 from feddraw.errors import UserError
-from feddraw.naming import csv_text
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.outcome_settings import dotted_settings, without_execution
@@ -37,6 +36,7 @@ from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
+from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_csv, read_jsonl, read_toml
 from feddraw.system.file_writing import (
     append_to_log,
@@ -272,7 +272,7 @@ def _of_split(found: Mapping[str, Any]) -> dict[str, Any]:
 def _network(layout: Layout) -> dict[str, Any]:
     """What of the network follows from no setting: above all which layer was taken as the classifier."""
     frozen = sum(array.size for array in layout.frozen.values())
-    about = {"classifier": described(layout.classifier, layout.outputs), "parameters": layout.length("param")}
+    about = {"classifier": classifier_in_words(layout.classifier, layout.outputs), "parameters": layout.length("param")}
     return about | ({"frozen": frozen} if frozen else {})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.catalog import outside
+from feddraw.catalog import own_function
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.scenarios.image_deck import ClientRows, Rows, numbered
@@ -20,7 +20,7 @@ from feddraw.scenarios.image_deck import ClientRows, Rows, numbered
 
 def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:
     """What the user's function deals, checked."""
-    function = outside(name)
+    function = own_function(name)
     try:
         call = inspect.signature(function).bind(labels, seed, scale, **options)
     except TypeError as problem:

@@ -31,7 +31,7 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     paper's scenarios, iid, quantity and by_site keep their sizes and quotas exact then, or say that they cannot;
     dirichlet and shards deal patients in place of images.
     """
-    catalog.check({"seed": seed, "scale": scale}, {"seed": 0, "scale": 1.0}, "scenario")
+    catalog.check_setting_types({"seed": seed, "scale": scale}, {"seed": 0, "scale": 1.0}, "scenario")
     not_negative("seed", seed)
     positive("scale", scale)
     if name.endswith(".json"):
@@ -55,7 +55,7 @@ def describe(name: str) -> str:
     """What a scenario does, in a line."""
     if name.lower() in PAPER:
         return PAPER[name.lower()].description
-    return catalog.about("scenarios", _known(name))
+    return catalog.first_doc_line("scenarios", _known(name))
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def wanted(name: str, scale: float) -> int | None:
 
     A few more where the clients' sizes, each rounded half up, add up to more (CHM-2 at 0.045: 3,533, not 3,531).
     """
-    catalog.check({"scale": scale}, {"scale": 1.0}, "scenario")
+    catalog.check_setting_types({"scale": scale}, {"scale": 1.0}, "scenario")
     scenario = PAPER.get(name.lower())
     return scenario.at(positive("scale", scale)).wanted if scenario else None
 
@@ -123,7 +123,7 @@ def defaults(rule: Callable[..., Any], scenario: Scenario | None = None) -> dict
 @cache
 def _partitions() -> dict[str, Callable[..., ClientRows]]:
     """The field's usual partitions by name: files here whose function of the same name takes a deck."""
-    found = catalog.functions("scenarios")
+    found = catalog.functions_of_kind("scenarios")
     return {name: rule for name, rule in found.items() if "deck" in inspect.signature(rule).parameters}
 
 
@@ -143,7 +143,7 @@ def _rules(scenario: Scenario) -> dict[str, Callable[..., list[Rows]]]:
 
 def _with_defaults(options: Mapping[str, object], known: dict[str, Any], owner: str) -> tuple[bool, dict[str, Any]]:
     """Whether patients stay together, and all other options with their defaults."""
-    catalog.check(options, {**known, "patient_disjoint": False}, owner)
+    catalog.check_setting_types(options, {**known, "patient_disjoint": False}, owner)
     settled = {**known, "patient_disjoint": False, **options}
     return settled.pop("patient_disjoint"), settled
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddraw.core import Cohort, Column, Facts, Layout, Method, Model, Piece, Update, Weights, row_name
+from feddraw.core import Cohort, Column, Facts, Layout, Method, Model, Piece, Update, Weights, class_row_name
 from feddraw.errors import UserError
 from feddraw.secure_rounds.announcement import (
     LEAST_SHARE_SUMMED,
@@ -23,7 +23,7 @@ from feddraw.secure_rounds.announcement import (
     TooFewSummed,
 )
 from feddraw.secure_sums.fixed_point import FRACTION_BITS
-from feddraw.server.partial_labels import among_labelling
+from feddraw.server.partial_labels import bound_then_divide
 
 WEIGHT_ROUNDING = 1e-9  # that weights may differ by which two machines compute
 SMALLEST_WEIGHT = LEAST_SHARE_SUMMED  # mean weight
@@ -47,7 +47,7 @@ def weights_from_own(own: list[Numbers], layout: Layout, outputs: tuple[int, ...
     columns = np.array(own, np.float64).T
     body, *rows = [column / total if (total := column.sum()) else column for column in columns]
     pairs = zip(outputs, rows, strict=True)
-    return Weights(body, pieces=[Piece(row_name(output), layout.rows_of(output), row) for output, row in pairs])
+    return Weights(body, pieces=[Piece(class_row_name(output), layout.rows_of(output), row) for output, row in pairs])
 
 
 def check_weights_fit_sum(method: Method, facts: Facts) -> None:
@@ -103,7 +103,7 @@ def proposed_weights_under_policy(
     ]
     cohort = Cohort(facts.round, facts.rounds, model, updates, len(announcement.parties))
     everyone = [party.name for party in announcement.parties]
-    bound = among_labelling(announcement.limits().bound(everyone, method.server))
+    bound = bound_then_divide(announcement.limits().bound(everyone, method.server))
     return bound(cohort, proposed), names
 
 

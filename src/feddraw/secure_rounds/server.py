@@ -18,7 +18,7 @@ from feddraw.core import (
     Column,
     Facts,
     Layout,
-    Limited,
+    LimitedWeights,
     Method,
     Model,
     Parts,
@@ -39,10 +39,10 @@ from feddraw.secure_rounds.round_weights import (
 )
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
-from feddraw.server.gate import Gate, Verdict, compare_with_median
+from feddraw.server.gate import Gate, GateVerdict, compare_with_median
 from feddraw.server.partial_labels import with_unweighted_rows
-from feddraw.server.policy import int_if_whole
-from feddraw.server.round import RoundResult, result_of
+from feddraw.server.policy import size_as_int_if_whole
+from feddraw.server.round import RoundResult, round_result
 
 SLACK = 1e-3  # rounding of the lengths that clients announce
 COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
@@ -111,7 +111,7 @@ def secure_round_result(
     updates = [
         _update_in_clear(numbers[name], announced[name], sent, facts, announcement.place(name)) for name in names
     ]
-    verdicts = {numbers[name]: Verdict("", announced[name].distance) for name in names}
+    verdicts = {numbers[name]: GateVerdict("", announced[name].distance) for name in names}
     blank = Cohort(announcement.round, announcement.rounds, sent, updates, len(clients))
     aggregate, why = None, "the secure sum failed"
     try:
@@ -126,22 +126,22 @@ def secure_round_result(
     except UntrueSum as error:
         why = str(error)
     if aggregate is None:
-        verdicts = {client: Verdict(why) for client in verdicts}
+        verdicts = {client: GateVerdict(why) for client in verdicts}
     else:
         verdicts |= compare_with_median(verdicts, gate or Gate())
     for name, reason in (refused or {}).items():
         if name not in announced:
             size = float(facts.sizes[announcement.place(name)])
             updates.append(Update(numbers[name], sent, size, 0, {"loss": math.nan}))
-            verdicts[numbers[name]] = Verdict(reason)
-    return result_of(method, blank, state, aggregate, clients, said, updates, verdicts, said, limited)
+            verdicts[numbers[name]] = GateVerdict(reason)
+    return round_result(method, blank, state, aggregate, clients, said, updates, verdicts, said, limited)
 
 
 def _update_in_clear(client: int, one: ClientAnnouncement, sent: Model, facts: Facts, place: int) -> Update:
     """What a client said in clear, with the sent model in place of its own."""
     extra = {name: np.array([value]) for name, value in one.numbers.items()}
     labelled = None if facts.labelled is None else facts.labelled[place]
-    size = int_if_whole(float(facts.sizes[place]))
+    size = size_as_int_if_whole(float(facts.sizes[place]))
     return Update(client, sent, size, one.steps, one.metrics, extra, labelled)
 
 
@@ -215,14 +215,14 @@ class _SecureRoundServer:
         known = self.method.weighting.parts_of(proposed, self.facts, places)
         return replace(weights, parts={**known, **parts}, limited=self._limited())
 
-    def _limited(self) -> Limited | None:
+    def _limited(self) -> LimitedWeights | None:
         """What the policy changed for those in the sum."""
         if not self.announcement.limits().limits_weights:
             return None
         weights, names = proposed_weights_under_policy(self.method, self.announcement, self.cohort.model.layout)
         assert weights.limited is not None
         found, rows = weights.limited, [names.index(name) for name in self.names]
-        return Limited(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
+        return LimitedWeights(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
 
     def _check_length(self, moves: Vector, own: Sequence[Numbers], factors: Column) -> None:
         """No sum is longer than all announced lengths, each times its weight, together."""

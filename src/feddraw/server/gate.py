@@ -1,9 +1,9 @@
 """The gate that every update passes, whatever engine it comes from: a broken one is refused, never averaged.
 
-`check_contents` reads all of an update but its parameters. `accept_by_distance` compares how far clients moved: an
-update that is not finite is refused, and one that moved many times the round's median is noted, refused, or clipped to
-some medians (Sun et al., 2019, clip to a fixed length; a median needs no length that is known in advance). Directions
-are not compared: docs/safety.md says what passes.
+`check_update_contents` reads all of an update but its parameters. `accept_by_distance` compares how far clients moved:
+an update that is not finite is refused, and one that moved many times the round's median is noted, refused, or clipped
+to some medians (Sun et al., 2019, clip to a fixed length; a median needs no length that is known in advance).
+Directions are not compared: docs/safety.md says what passes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Gate:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class GateVerdict:
     """What the gate found: why an update is refused (empty: it is accepted), and how far the client moved."""
 
     reason: str
@@ -61,84 +61,83 @@ class Verdict:
         return f"refused: {self.reason}" if self.reason else f"counted: {self.note}" if self.note else "counted"
 
 
-# ---------------------------------------------------------------------------------------------------- one update
-
-
-def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
+def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
     """Form, size, steps, and every number finite; `sends` is what goes up beside the model."""
-    verdict = check_contents(update, sent, sends, max_size)
+    verdict = check_update_contents(update, sent, sends, max_size)
     if verdict.reason:
         return verdict
     return with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
 
 
-def check_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> Verdict:
+def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
     """The same without the parameters' values, which a server reads only once, when it sums them."""
-    reason = _form(update, sent) or _numbers(update, max_size) or _extra_form(update, sent, sends)
+    reason = _form_refusal(update, sent) or _numbers_refusal(update, max_size) or _extra_refusal(update, sent, sends)
     if reason:
-        return Verdict(reason)
-    beside = {name: _length(update.extra[name]) for name in sends}
+        return GateVerdict(reason)
+    vectors = {name: update.extra[name] for name in sends}
+    beside = {name: math.sqrt(squared_distance(one, np.zeros_like(one))) for name, one in vectors.items()}
     if not (np.abs(update.model.buffers).max(initial=0) < HUGE and all(one < HUGE for one in beside.values())):
-        return Verdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
+        return GateVerdict(f"buffers or extra vectors are not finite, or beyond {HUGE:g}")
     long = [name for name, extent in sends.items() if extent in ("params", "model", "classifier")]
-    return Verdict(_statistics(update.model, sent), beside={name: beside[name] for name in long})
+    return GateVerdict(_batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long})
 
 
-def with_distance(update: Update, verdict: Verdict, distance: float) -> Verdict:
+def with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
     """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
-    return Verdict(f"parameters are not finite ({_first_bad(update.model)})")
+    return GateVerdict(f"parameters are not finite ({_first_layer_not_finite(update.model)})")
 
 
-def _form(update: Update, sent: Model) -> str:
+def _form_refusal(update: Update, sent: Model) -> str:
     if update.model.layout is not sent.layout and update.model.layout != sent.layout:
         return "another network: its tensors differ in name, shape or type"
     for name in ("params", "buffers", "counters"):
-        if reason := _unlike(name, getattr(update.model, name), getattr(sent, name).shape, getattr(sent, name).dtype):
+        own, other = getattr(update.model, name), getattr(sent, name)
+        if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
-    return _labelled(update, sent)
+    return _labelled_refusal(update, sent)
 
 
-def _labelled(update: Update, sent: Model) -> str:
+def _labelled_refusal(update: Update, sent: Model) -> str:
     """The announcement of which findings the client labels, where there is one."""
     if update.labelled is None:
         return ""
-    reason = _unlike("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))
+    reason = _array_refusal("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))
     return reason or ("" if update.labelled.any() else "it labels none of the findings")
 
 
-def _numbers(update: Update, max_size: int) -> str:
-    if not (_finite(update.size) and 0 < update.size <= max_size):
+def _numbers_refusal(update: Update, max_size: int) -> str:
+    if not (_finite_number(update.size) and 0 < update.size <= max_size):
         return f"size {update.size!s:.20} is not a positive number up to {max_size}"
-    if not _whole(update.steps, MOST_STEPS):
+    if not _possible_steps(update.steps):
         return f"{update.steps!s:.20} steps: it has not trained"
     if "loss" not in update.metrics:
         return "no training loss among its metrics"
-    bad = [name for name, value in update.metrics.items() if not _finite(value)]
+    bad = [name for name, value in update.metrics.items() if not _finite_number(value)]
     return f"{bad[0]!s:.20} is not a finite number" if bad else ""
 
 
-def _whole(value: Any, most: int) -> bool:
-    return isinstance(value, Integral) and 0 < int(value) <= most
+def _possible_steps(value: Any) -> bool:
+    return isinstance(value, Integral) and 0 < int(value) <= MOST_STEPS
 
 
-def _finite(value: Any) -> bool:
+def _finite_number(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-def _extra_form(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
+def _extra_refusal(update: Update, sent: Model, sends: Mapping[str, Extent]) -> str:
     for name, extent in sends.items():
         if name not in update.extra:
             return f"no {name} beside the model"
-        if reason := _unlike(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
+        if reason := _array_refusal(name, update.extra[name], (sent.layout.extent(extent),), np.dtype(np.float32)):
             return reason
         if extent in ("findings", "groups", "spread") and (update.extra[name] < 0).any():
             return f"{name} with a count below zero"
     return ""
 
 
-def _unlike(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _array_refusal(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
     if not isinstance(have, np.ndarray):
         return f"{name} is no array"
     if have.shape != shape:
@@ -146,17 +145,13 @@ def _unlike(name: str, have: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     return "" if have.dtype == dtype else f"{name} of type {have.dtype} where {dtype} is needed"
 
 
-def _length(vector: Vector) -> float:
-    return math.sqrt(squared_distance(vector, np.zeros_like(vector)))
-
-
-def _first_bad(model: Model) -> str:
+def _first_layer_not_finite(model: Model) -> str:
     params = [entry for entry in model.layout.entries if entry.kind == "param"]
     bad = (entry.name for entry in params if not np.isfinite(model.params[entry.span]).all())
     return next(bad, f"finite, but beyond {HUGE:g}")
 
 
-def _statistics(model: Model, sent: Model) -> str:
+def _batch_norm_refusal(model: Model, sent: Model) -> str:
     """Batch norm: a negative variance makes the next model's outputs NaN, and a counter only goes up."""
     if ((model.buffers < 0) & model.layout.variances).any():
         return "a variance is negative"
@@ -164,28 +159,25 @@ def _statistics(model: Model, sent: Model) -> str:
     return "" if ((taken >= 0) & (taken <= MOST_STEPS)).all() else "counters that no training gives"
 
 
-# ---------------------------------------------------------------------------------------------------- a round's updates
-
-
-def check_each(
+def check_each_update(
     updates: Sequence[Update], sent: Model, sends: Mapping[str, Extent], clients: int, gate: Gate
-) -> dict[int, Verdict]:
+) -> dict[int, GateVerdict]:
     """By client: whether it may answer at all, and whether the contents of its update are sound."""
     times = Counter(update.client for update in updates)
     found = {}
     for update in updates:
         if not 0 <= update.client < clients:
-            found[update.client] = Verdict("not a client of this federation")
+            found[update.client] = GateVerdict("not a client of this federation")
         elif times[update.client] > 1:
-            found[update.client] = Verdict(f"answered {times[update.client]} times in one round")
+            found[update.client] = GateVerdict(f"answered {times[update.client]} times in one round")
         else:
-            found[update.client] = check_contents(update, sent, sends, gate.max_size)
+            found[update.client] = check_update_contents(update, sent, sends, gate.max_size)
     return found
 
 
 def accept_by_distance(
-    cohort: Cohort, distances: Column, checked: Mapping[int, Verdict], gate: Gate
-) -> tuple[list[Update], dict[int, Verdict]]:
+    cohort: Cohort, distances: Column, checked: Mapping[int, GateVerdict], gate: Gate
+) -> tuple[list[Update], dict[int, GateVerdict]]:
     """The updates that count, clipped where that is asked for, and the verdicts on all that were checked.
 
     `cohort` has the updates that were found sound, `distances` says how far each of them moved.
@@ -194,24 +186,25 @@ def accept_by_distance(
     found = {update.client: with_distance(update, checked[update.client], distance) for update, distance in moves}
     found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
-    return [_clipped(update, cohort.model, found[update.client].keep) for update in accepted], {**checked, **found}
+    counted = [_clipped_update(update, cohort.model, found[update.client].keep) for update in accepted]
+    return counted, {**checked, **found}
 
 
-def compare_with_median(verdicts: Mapping[int, Verdict], gate: Gate) -> dict[int, Verdict]:
+def compare_with_median(verdicts: Mapping[int, GateVerdict], gate: Gate) -> dict[int, GateVerdict]:
     """Each client's lengths against the median of all. With one or two clients nobody can be far from it."""
     if not verdicts:
         return {}
-    median = _median([verdict.distance for verdict in verdicts.values()])
+    median = _median_length([verdict.distance for verdict in verdicts.values()])
     names = next(iter(verdicts.values())).beside
-    medians = {name: _median([verdict.beside[name] for verdict in verdicts.values()]) for name in names}
-    return {client: _compared(verdict, median, medians, gate) for client, verdict in verdicts.items()}
+    medians = {name: _median_length([verdict.beside[name] for verdict in verdicts.values()]) for name in names}
+    return {client: _compared_with_median(verdict, median, medians, gate) for client, verdict in verdicts.items()}
 
 
-def _median(lengths: Sequence[float]) -> float:
+def _median_length(lengths: Sequence[float]) -> float:
     return float(np.median(lengths)) or math.inf  # where most have not moved, there is nothing to compare with
 
 
-def _compared(verdict: Verdict, median: float, medians: Mapping[str, float], gate: Gate) -> Verdict:
+def _compared_with_median(verdict: GateVerdict, median: float, medians: Mapping[str, float], gate: Gate) -> GateVerdict:
     times = verdict.distance / median
     far = [f"moved {times:.3g} times the median"] if times > gate.factor else []
     beside = {name: verdict.beside[name] / middle for name, middle in medians.items()}
@@ -224,7 +217,7 @@ def _compared(verdict: Verdict, median: float, medians: Mapping[str, float], gat
     return replace(verdict, note=far[0]) if far and gate.norm == "warn" else verdict
 
 
-def _clipped(update: Update, sent: Model, keep: float) -> Update:
+def _clipped_update(update: Update, sent: Model, keep: float) -> Update:
     if keep == 1.0:
         return update
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.core import Aggregate, Piece, Update, row_name
-from feddraw.server.gate import Verdict
-from feddraw.server.policy import remark
+from feddraw.core import Aggregate, Piece, Update, class_row_name
+from feddraw.server.gate import GateVerdict
+from feddraw.server.policy import policy_remark
 
 # the columns of numbers that every version's ledger has
-NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
+LEDGER_NUMBERS = ("size", "steps", "prior", "similarity", "gamma", "beta", "reputation", "weight", "influence")
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class PieceEntry:
     clause: str = ""
 
 
-def with_remarks(
-    verdicts: Mapping[int, Verdict],
+def verdicts_with_remarks(
+    verdicts: Mapping[int, GateVerdict],
     sizes: Mapping[int, float],
     limited_sizes: Mapping[int, tuple[float, str]],
     accepted: Sequence[Update],
     aggregate: Aggregate | None,
-) -> dict[int, Verdict]:
+) -> dict[int, GateVerdict]:
     """The verdicts; the gate's notes are followed by what the policy changed about a client's size and its weight."""
     limited = aggregate.weights.limited if aggregate is not None else None
     found = dict(verdicts)
@@ -78,7 +78,7 @@ def with_remarks(
             size, setting = limited_sizes[client]
             notes.append(f"says {sizes[client]} images, {size} count (policy.{setting})")
         if limited is not None:
-            notes.append(remark(limited, index))
+            notes.append(policy_remark(limited, index))
         found[client] = replace(verdicts[client], note="; ".join(filter(None, notes)))
     return found
 
@@ -88,12 +88,12 @@ def ledger_of(
     clients: Sequence[str],
     asked: Collection[int],
     updates: Sequence[Update],
-    verdicts: Mapping[int, Verdict],
+    verdicts: Mapping[int, GateVerdict],
     aggregate: Aggregate | None,
 ) -> tuple[LedgerEntry, ...]:
     """One line per client of the federation, counted or not, and per stranger that answered."""
     received = {update.client: update for update in updates}
-    shares = _shares([client for client in received if not verdicts[client].reason], verdicts, aggregate)
+    shares = _weight_columns([client for client in received if not verdicts[client].reason], verdicts, aggregate)
     names = dict(enumerate(clients))
     names |= {client: f"stranger {client}" for client in received if client not in names}
     lines = []
@@ -106,8 +106,8 @@ def ledger_of(
     return tuple(lines)
 
 
-def _shares(
-    counted: Sequence[int], verdicts: Mapping[int, Verdict], aggregate: Aggregate | None
+def _weight_columns(
+    counted: Sequence[int], verdicts: Mapping[int, GateVerdict], aggregate: Aggregate | None
 ) -> dict[int, dict[str, Any]]:
     """Weight, influence and the parts of the weight, by client."""
     if aggregate is None:
@@ -125,22 +125,22 @@ def _shares(
     return {client: {name: lists[name][index] for name in lists} for index, client in enumerate(counted)}
 
 
-def pieces_of(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
+def piece_entries(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
     """One line per client and piece."""
     return tuple(
-        _of_piece(PieceEntry(round, client, piece.name), piece, index)
+        _filled_piece_entry(PieceEntry(round, client, piece.name), piece, index)
         for piece in (aggregate.weights.pieces if aggregate else ())
         for index, client in enumerate(counted)
     )
 
 
-def with_findings(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
+def pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings, where these are known."""
-    names = {row_name(number): name for number, name in enumerate(findings)}
+    names = {class_row_name(number): name for number, name in enumerate(findings)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
-def _of_piece(entry: PieceEntry, piece: Piece, index: int) -> PieceEntry:
+def _filled_piece_entry(entry: PieceEntry, piece: Piece, index: int) -> PieceEntry:
     columns: dict[str, Any] = {name: float(column[index]) for name, column in piece.parts.items()}
     columns["weight"] = float(piece.values[index])
     if (limited := piece.limited) is not None:

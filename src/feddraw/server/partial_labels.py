@@ -14,30 +14,30 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, row_name
+from feddraw.core import Aggregate, Bound, Cohort, Method, Model, Piece, State, Vector, Weights, class_row_name
 
 
-def among_labelling(bound: Bound | None) -> Bound:
+def bound_then_divide(bound: Bound | None) -> Bound:
     """The policy's limits first, then the division among the clients that label a finding."""
 
     def bounded(cohort: Cohort, weights: Weights) -> Weights:
-        return divided(cohort, weights if bound is None else bound(cohort, weights))
+        return divided_among_labelling(cohort, weights if bound is None else bound(cohort, weights))
 
     return bounded
 
 
-def divided(cohort: Cohort, weights: Weights) -> Weights:
+def divided_among_labelling(cohort: Cohort, weights: Weights) -> Weights:
     """The weights, with a piece for each row whose finding is not labelled by all of the cohort."""
     if cohort.labelled is None:
         return weights
     pieces = list(weights.pieces)
     for output in np.flatnonzero(~cohort.labelled.all(axis=0)).tolist():
         for span in cohort.model.layout.rows_of(output):
-            pieces = _with_row(pieces, weights.values, span, row_name(output), cohort.labelled[:, output])
+            pieces = _pieces_with_row(pieces, weights.values, span, class_row_name(output), cohort.labelled[:, output])
     return replace(weights, pieces=pieces)
 
 
-def _with_row(
+def _pieces_with_row(
     pieces: Sequence[Piece], values: NDArray[np.float64], row: slice, name: str, labelling: NDArray[np.bool_]
 ) -> list[Piece]:
     """The pieces, with the row cut out of the one that it lies in and its weights divided among those who label it."""
@@ -45,26 +45,26 @@ def _with_row(
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece
-            left = [part for span in piece.spans for part in _without(span, row)]
+            left = [part for span in piece.spans for part in _span_without_row(span, row)]
             found += [replace(piece, spans=left)] if left else []
         else:
             found.append(piece)
-    divided = _divided(source.values, labelling)
+    own = _divided_values(source.values, labelling)
     for number, piece in enumerate(found):
-        if piece.name == name and np.array_equal(piece.values, divided):  # the weights and the bias of one row
+        if piece.name == name and np.array_equal(piece.values, own):  # the weights and the bias of one row
             found[number] = replace(piece, spans=[*piece.spans, row])
             return found
-    return [*found, Piece(name, [row], divided, source.parts, source.limited)]
+    return [*found, Piece(name, [row], own, source.parts, source.limited)]
 
 
-def _without(span: slice, row: slice) -> list[slice]:
+def _span_without_row(span: slice, row: slice) -> list[slice]:
     """What is left of a span without a row in it."""
     if row.start < span.start or span.stop < row.stop:
         return [span]
     return [part for part in (slice(span.start, row.start), slice(row.stop, span.stop)) if part.start < part.stop]
 
 
-def _divided(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _divided_values(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Weights among those who label a finding, with the sum that all had; zeros where none of them counts."""
     kept = np.where(labelling, values, 0.0)
     total = kept.sum()
@@ -81,11 +81,11 @@ def with_unweighted_rows(aggregate: Aggregate, cohort: Cohort, method: Method, s
             if not piece.values.any():
                 params[span] = cohort.model.params[span]
             elif not method.server.takes_weights:
-                params[span] = _by_rule(cohort, piece, span, method, state)
+                params[span] = _row_by_unweighted_rule(cohort, piece, span, method, state)
     return replace(aggregate, model=replace(aggregate.model, params=params))
 
 
-def _by_rule(cohort: Cohort, piece: Piece, span: slice, method: Method, state: State) -> Vector:
+def _row_by_unweighted_rule(cohort: Cohort, piece: Piece, span: slice, method: Method, state: State) -> Vector:
     """A span of the parameters by a rule that takes no weights, over the clients that label its finding."""
 
     def cut(model: Model) -> Model:

@@ -18,17 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Bound, Cohort, Limited, Method, Piece, Server, Weights
+from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Weights
 from feddraw.errors import UserError, not_negative, unknown
 
 Floats = NDArray[np.float64]
 
-LIMITS = ("floor", "floor_times", "cap", "cap_times", "fixed")  # settings that can decide a weight
+POLICY_LIMITS = ("floor", "floor_times", "cap", "cap_times", "fixed")  # settings that can decide a weight
 EASED = " eased"  # behind the setting's name where too few clients were there to keep it
-CLAUSES = frozenset(("", *LIMITS, *(name + EASED for name in LIMITS)))
+POLICY_CLAUSES = frozenset(("", *POLICY_LIMITS, *(name + EASED for name in POLICY_LIMITS)))
 
-SUM = 1e-9  # rounding that a sum of shares may show
-FEWEST = 3  # clients for a median of sizes that one of them cannot move at will
+SUM_ROUNDING = 1e-9  # rounding that a sum of shares may show
+FEWEST_FOR_MEDIAN = 3  # clients for a median of sizes that one of them cannot move at will
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Policy:
     @staticmethod
     def of(table: Mapping[str, Any]) -> Policy:
         """From a table of settings; anything unknown or of the wrong type is refused."""
-        catalog.check(table, {field.name: field.default for field in fields(Policy)}, "policy")
+        catalog.check_setting_types(table, {field.name: field.default for field in fields(Policy)}, "policy")
         return Policy(**table)
 
     @property
@@ -54,7 +54,7 @@ class Policy:
         return replace(self, max_size=0, max_size_times=0.0) != Policy()
 
     @cached_property
-    def shares(self) -> dict[str, float]:
+    def fixed_shares(self) -> dict[str, float]:
         """The fixed shares, by client."""
         found: dict[str, float] = {}
         for item in filter(str.strip, self.fixed.split(",")):
@@ -69,8 +69,6 @@ class Policy:
                 )
             found[name] = share
         return found
-
-    # ------------------------------------------------------------------------------------------ before the first round
 
     def check(self) -> None:
         """Refuse limits that no federation can keep."""
@@ -87,12 +85,12 @@ class Policy:
             raise UserError(f"policy.max_size must be a number of images, or 0 for no limit, not {self.max_size}")
         if 0 < not_negative("policy.max_size_times", self.max_size_times) < 1:
             raise UserError(f"policy.max_size_times must be at least 1 median, or 0, not {self.max_size_times}")
-        if sum(self.shares.values()) > 1 + SUM:
-            raise UserError(f"policy.fixed gives away {sum(self.shares.values()):g}, more than 1")
+        if sum(self.fixed_shares.values()) > 1 + SUM_ROUNDING:
+            raise UserError(f"policy.fixed gives away {sum(self.fixed_shares.values()):g}, more than 1")
 
     def check_clients(self, clients: Sequence[str]) -> None:
         """Refuse limits that these clients cannot keep even if all of them count, and names that none of them has."""
-        for name in self.shares:
+        for name in self.fixed_shares:
             if name not in clients:
                 raise unknown("clients", name, clients)
         if impossible := self.limits(clients).impossible:
@@ -100,36 +98,34 @@ class Policy:
 
     def check_method(self, method: Method) -> None:
         """Refuse a method whose clients' influence the limits would not limit."""
-        if self.limits_weights and (reason := why_not(method)):
+        if self.limits_weights and (reason := why_no_policy(method)):
             raise UserError(
                 f"a policy cannot limit the weights of this method: {reason}; "
                 "leave policy's floors, caps and fixed shares out, or choose another method"
             )
 
-    # ------------------------------------------------------------------------------------------ sizes
-
     def limited_sizes(self, sizes: Mapping[int, float]) -> dict[int, tuple[float, str]]:
         """Of the clients that report too many images: the number that counts, and the setting that limits it."""
         limits = {"max_size": float(self.max_size)} if self.max_size else {}
-        if self.max_size_times and len(sizes) >= FEWEST:
+        if self.max_size_times and len(sizes) >= FEWEST_FOR_MEDIAN:
             limit = self.max_size_times * float(np.median(list(sizes.values())))
             whole = all(size == int(size) for size in sizes.values())
             limits["max_size_times"] = max(1.0, round(limit)) if whole else limit
         if not limits:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
-        return {client: (int_if_whole(limits[name]), name) for client, size in sizes.items() if size > limits[name]}
+        return {
+            client: (size_as_int_if_whole(limits[name]), name) for client, size in sizes.items() if size > limits[name]
+        }
 
-    # ------------------------------------------------------------------------------------------ weights
-
-    def limits(self, clients: Sequence[str]) -> Limits:
+    def limits(self, clients: Sequence[str]) -> WeightLimits:
         """The limits for the clients that count in a round."""
         equal = 1 / len(clients)
         floor, low = max((self.floor, "floor"), (self.floor_times * equal, "floor_times"))
         cap, high = min((self.cap, "cap"), (self.cap_times * equal or math.inf, "cap_times"))
-        fixed = np.array([name in self.shares for name in clients])
-        own = np.array([self.shares.get(name, 0.0) for name in clients])
-        return Limits(np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high)
+        fixed = np.array([name in self.fixed_shares for name in clients])
+        own = np.array([self.fixed_shares.get(name, 0.0) for name in clients])
+        return WeightLimits(np.where(fixed, own, floor), np.where(fixed, own, cap), fixed, low, high)
 
     def bound(self, clients: Sequence[str], server: Server) -> Bound | None:
         """The function that limits the weights of a cohort; None where nothing is limited."""
@@ -139,16 +135,18 @@ class Policy:
         def bounded(cohort: Cohort, weights: Weights) -> Weights:
             limits = self.limits([clients[client] for client in cohort.clients])
             values, limited = limits.apply(weights.values)
-            found = replace(weights, values=values, pieces=[_piece(limits, p) for p in weights.pieces], limited=limited)
+            found = replace(
+                weights, values=values, pieces=[_limited_piece(limits, p) for p in weights.pieces], limited=limited
+            )
             if server.proportional:
-                _check_server(server, cohort, found)
+                _check_proportional_server(server, cohort, found)
             return found
 
         return bounded
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
+class WeightLimits:
     """The smallest and largest weight of each client of a round, and which settings they come from."""
 
     lower: Floats
@@ -161,13 +159,13 @@ class Limits:
     def impossible(self) -> str:
         """Why no weights keep the limits; empty where some do."""
         least, most = float(self.lower.sum()), float(self.upper.sum())
-        if least > 1 + SUM:
+        if least > 1 + SUM_ROUNDING:
             return f"the least that they must have is {least:.4g} in all (policy.{self.low})"
-        if most < 1 - SUM:
+        if most < 1 - SUM_ROUNDING:
             return f"the most that they may have is {most:.4g} in all (policy.{self.high})"
         return "" if (self.lower <= self.upper).all() else f"policy.{self.low} is above policy.{self.high}"
 
-    def apply(self, values: Floats) -> tuple[Floats, Limited]:
+    def apply(self, values: Floats) -> tuple[Floats, LimitedWeights]:
         """The nearest weights within the limits, and what became of the ones before.
 
         Where too few clients are present to keep the limits, all limits are scaled by one factor, the mildest possible.
@@ -175,13 +173,13 @@ class Limits:
         least, most = float(self.lower.sum()), float(self.upper.sum())
         if least > 1 or most < 1:
             nearest = self.lower / least if least > 1 else self.upper / most
-            eased = least > 1 + SUM or most < 1 - SUM
+            eased = least > 1 + SUM_ROUNDING or most < 1 - SUM_ROUNDING
             setting, end = self.low if least > 1 else self.high, EASED if eased else ""
             clauses = [("fixed" if fixed else setting) + end for fixed in self.fixed]
         else:
-            nearest = project(values, self.lower, np.maximum(self.lower, self.upper))
+            nearest = nearest_within_limits(values, self.lower, np.maximum(self.lower, self.upper))
             clauses = [self._clause(i, values[i], nearest[i]) for i in range(len(values))]
-        return nearest, Limited(values, nearest, tuple(clauses))
+        return nearest, LimitedWeights(values, nearest, tuple(clauses))
 
     def _clause(self, index: int, before: float, after: float) -> str:
         if self.fixed[index]:
@@ -191,14 +189,14 @@ class Limits:
         return self.high if after == self.upper[index] else self.low if after == self.lower[index] else ""
 
 
-def project(point: Floats, lower: Floats, upper: Floats) -> Floats:
+def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats:
     """The vector nearest to a point among those that sum to one with lower <= vector <= upper.
 
     It is clip(point - shift), with the one shift at which the sum is one (Held, Wolfe and Crowder, 1974). The sum
     falls along straight lines between the shifts at which a number meets one of its limits: the line that crosses one
     is found by bisection and solved. A point that keeps the limits already is returned as it is.
     """
-    if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM:
+    if ((lower <= point) & (point <= upper)).all() and abs(point.sum() - 1) <= SUM_ROUNDING:
         return point
     corners = np.unique(np.concatenate([point - upper, point - lower]))
     first, last = 0, len(corners) - 1  # the sum is at least one at the first, at most one at the last
@@ -213,7 +211,7 @@ def project(point: Floats, lower: Floats, upper: Floats) -> Floats:
     return np.asarray(np.clip(point - shift, lower, upper))
 
 
-def why_not(method: Method) -> str:
+def why_no_policy(method: Method) -> str:
     """Why limits on the weights would not limit a client's influence under a method; empty where they do."""
     if not method.server.takes_weights:
         return "its server rule takes no weights"
@@ -226,7 +224,7 @@ def why_not(method: Method) -> str:
     return ""
 
 
-def remark(limited: Limited, index: int) -> str:
+def policy_remark(limited: LimitedWeights, index: int) -> str:
     """For the ledger's status: how a client's weight met a limit; empty where none decided it, or it is fixed."""
     clause, after = limited.clauses[index], limited.after[index]
     if clause in ("", "fixed"):
@@ -237,12 +235,12 @@ def remark(limited: Limited, index: int) -> str:
     return f"weight {word} from {limited.before[index]:.4g} to {after:.4g} by policy.{clause}"
 
 
-def _piece(limits: Limits, piece: Piece) -> Piece:
+def _limited_piece(limits: WeightLimits, piece: Piece) -> Piece:
     values, limited = limits.apply(piece.values)
     return replace(piece, values=values, limited=limited)
 
 
-def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
+def _check_proportional_server(server: Server, cohort: Cohort, weights: Weights) -> None:
     """Refuse a rule that is declared proportional and is not: it would exceed the limits."""
     given = server.coefficients(cohort, replace(weights, pieces=()))
     total = given.sum()
@@ -252,5 +250,5 @@ def _check_server(server: Server, cohort: Cohort, weights: Weights) -> None:
         )
 
 
-def int_if_whole(size: float) -> float:
+def size_as_int_if_whole(size: float) -> float:
     return int(size) if size == int(size) else size

@@ -11,9 +11,9 @@ import numpy as np
 
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
-from feddraw.server.gate import Gate, Verdict, accept_by_distance, check_each
-from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, pieces_of, with_remarks
-from feddraw.server.partial_labels import among_labelling, with_unweighted_rows
+from feddraw.server.gate import Gate, GateVerdict, accept_by_distance, check_each_update
+from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, piece_entries, verdicts_with_remarks
+from feddraw.server.partial_labels import bound_then_divide, with_unweighted_rows
 from feddraw.server.policy import Policy
 
 
@@ -74,9 +74,9 @@ def aggregate_round(
     if method.weighting.proxy and proxy is None:
         raise UserError("this weighting needs labelled images at the server")
     gate, policy = gate or Gate(), policy or Policy()
-    bound = among_labelling(policy.bound(clients, method.server))
+    bound = bound_then_divide(policy.bound(clients, method.server))
     updates = sorted(updates, key=lambda update: update.client)  # never the order of arrival
-    checked = check_each(updates, model, method.sends, len(clients), gate)
+    checked = check_each_update(updates, model, method.sends, len(clients), gate)
     sizes = {update.client: update.size for update in updates if not checked[update.client].reason}
     limited = policy.limited_sizes(sizes)
     updates = [with_limited_size(update, limited) for update in updates]
@@ -93,7 +93,7 @@ def aggregate_round(
     if aggregate is not None:
         aggregate = with_unweighted_rows(aggregate, cohort, method, state)
     everyone = range(len(clients)) if asked is None else asked
-    return result_of(method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited)
+    return round_result(method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) 
     return replace(update, size=limited[update.client][0]) if update.client in limited else update
 
 
-def result_of(
+def round_result(
     method: Method,
     cohort: Cohort,
     state: State,
@@ -132,19 +132,19 @@ def result_of(
     clients: Sequence[str],
     asked: Collection[int],
     received: Sequence[Update],
-    verdicts: Mapping[int, Verdict],
+    verdicts: Mapping[int, GateVerdict],
     sizes: Mapping[int, float],  # that clients say they have
     limited: Mapping[int, tuple[float, str]],  # those that the policy limits (`Policy.limited_sizes`)
 ) -> RoundResult:
     """The new model, or the one that was sent where no update was accepted, and who counted how much."""
     accepted = [update for update in received if not verdicts[update.client].reason]
-    verdicts = with_remarks(verdicts, sizes, limited, accepted, aggregate)
+    verdicts = verdicts_with_remarks(verdicts, sizes, limited, accepted, aggregate)
     ledger = ledger_of(cohort.round, clients, asked, received, verdicts, aggregate)
     model, loss = cohort.model, math.nan
     if aggregate is not None:
         model, state = aggregate.model, aggregate.state
         loss = float(np.mean([update.metrics["loss"] for update in accepted]))
-    pieces = pieces_of(cohort.round, [clients[update.client] for update in accepted], aggregate)
+    pieces = piece_entries(cohort.round, [clients[update.client] for update in accepted], aggregate)
     return RoundResult(
         round=cohort.round,
         ledger=ledger,

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.classifier_layer import choose, likely
+from feddraw.classifier_layer import choose_classifier, likely_classifier
 from feddraw.core import Kind, Layout, Method, Model, empty_model
 from feddraw.errors import UserError
 
 Arrays = dict[str, NDArray[Any]]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOAT_TYPES = ("float16", "bfloat16", "float32", "float64")
 STATISTICS = (".running_mean", ".running_var")  # of batch normalisation: averaged, never stepped
 
 
@@ -35,16 +35,18 @@ class Tensorlike(Protocol):
 def layout_of_arrays(
     arrays: Mapping[str, Tensorlike], classifier: str | Sequence[str] = "", *, outputs: int = 0, ask: bool = True
 ) -> Layout:
-    """What a state dict's tensors are, by their names and types; the classifier as named, or found (`heads`).
+    """What a state dict's tensors are, by their names and types; the classifier as named, or as it can be found.
 
     `outputs` is the number of findings where it is known. A classifier that cannot be told is asked for if `ask`.
     """
-    tensors = [(name, _kind(name, array), tuple(array.shape), str(array.dtype)) for name, array in arrays.items()]
+    tensors = [
+        (name, _tensor_kind(name, array), tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
+    ]
     layout = Layout.of(tensors, "")
     params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
         raise UserError("the initial arrays hold no parameters: give a state dict")
-    found = choose(params, classifier, outputs) if classifier or ask else likely(params, outputs)
+    found = choose_classifier(params, classifier, outputs) if classifier or ask else likely_classifier(params, outputs)
     return replace(layout, classifier=found)
 
 
@@ -54,34 +56,34 @@ def looks_at_classifier(method: Method) -> bool:
     return "classifier" in method.weighting.needs or bool(asked)
 
 
-def _kind(name: str, array: Tensorlike) -> Kind:
-    if str(array.dtype) in FLOATS:
+def _tensor_kind(name: str, array: Tensorlike) -> Kind:
+    if str(array.dtype) in FLOAT_TYPES:
         return "buffer" if f".{name}".endswith(STATISTICS) else "param"
     if np.dtype(str(array.dtype)).kind in "iub":
         return "counter"
     raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
 
 
-def blank(layout: Layout, rows: int | None = None) -> Model:
+def blank_model(layout: Layout, rows: int | None = None) -> Model:
     """Memory for one model, or for one per row; float64 if a tensor has that type."""
     wide = any(entry.dtype == "float64" for entry in layout.entries)
     return empty_model(layout, rows, np.float64 if wide else np.float32)
 
 
-def row_of(matrices: Model, row: int) -> Model:
-    """One of the models that lie in the rows of `blank(layout, rows)`."""
+def model_in_row(matrices: Model, row: int) -> Model:
+    """One of the models that lie in the rows of `blank_model(layout, rows)`."""
     return replace(
         matrices, params=matrices.params[row], buffers=matrices.buffers[row], counters=matrices.counters[row]
     )
 
 
-def plain(params: Mapping[str, Any]) -> Arrays:
+def plain_arrays(params: Mapping[str, Any]) -> Arrays:
     """Arrays, whatever the exchange format: numpy's, torch's tensors, or references to tensors on disk."""
     found = {name: value.materialize() if hasattr(value, "materialize") else value for name, value in params.items()}
-    return {name: array_of(value) for name, value in found.items()}
+    return {name: as_numpy(value) for name, value in found.items()}
 
 
-def array_of(value: Any) -> NDArray[Any]:
+def as_numpy(value: Any) -> NDArray[Any]:
     """A tensor or anything like an array as numpy's; bfloat16, which numpy lacks, as float32."""
     if not hasattr(value, "detach"):
         return np.asarray(value)
@@ -89,7 +91,7 @@ def array_of(value: Any) -> NDArray[Any]:
     return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
 
 
-def like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
+def state_dict_like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
     """A model as a state dict of the example's kind: numpy arrays, or torch tensors of its types on its device."""
     arrays = model.arrays()
     return {
@@ -98,11 +100,11 @@ def like(model: Model, example: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def flatten(params: Arrays, layout: Layout) -> Model:
+def flatten_state_dict(params: Arrays, layout: Layout) -> Model:
     """Tensors by name as flat vectors; `ValueError` if they are those of another network."""
     if params.keys() != {entry.name for entry in layout.entries}:
         raise ValueError("its tensors have other names")
-    model = blank(layout)
+    model = blank_model(layout)
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     for entry in layout.entries:
         values = params[entry.name]

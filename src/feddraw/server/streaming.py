@@ -19,16 +19,16 @@ import numpy as np
 
 from feddraw.core import Aggregate, Cohort, Column, Method, Model, Segment, State, SummedCohort, Update, Vector, Weights
 from feddraw.errors import UserError
-from feddraw.server.gate import Gate, Verdict, check_update, compare_with_median
-from feddraw.server.partial_labels import divided, with_unweighted_rows
+from feddraw.server.gate import Gate, GateVerdict, check_update, compare_with_median
+from feddraw.server.partial_labels import divided_among_labelling, with_unweighted_rows
 from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, result_of, with_limited_size
+from feddraw.server.round import RoundResult, round_result, with_limited_size
 
-STREAM_WEIGHTS = (
+STREAM_REFUSES_LIMITS = (
     "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "
     "leave only policy.max_size and policy.max_size_times"
 )
-_BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
+_STREAM_BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
 
 class RunningSum:
@@ -48,8 +48,8 @@ class RunningSum:
         weight = math.exp(score - self.top)
         self.total += weight
         for so_far, vector in zip(self.sums, vectors, strict=True):
-            for start in range(0, len(vector), _BLOCK):
-                span = slice(start, start + _BLOCK)
+            for start in range(0, len(vector), _STREAM_BLOCK):
+                span = slice(start, start + _STREAM_BLOCK)
                 so_far[span] += np.multiply(vector[span], weight, dtype=np.float64)
 
     def averages(self) -> list[Vector]:
@@ -58,7 +58,7 @@ class RunningSum:
         return [np.divide(so_far, self.total, out=room, casting="same_kind") for so_far, room in pairs]
 
 
-class Stream:
+class StreamedRound:
     """The aggregation of one round, update by update, in client order."""
 
     def __init__(self, method: Method, cohort: Cohort, sizes: Mapping[int, float]) -> None:
@@ -74,7 +74,7 @@ class Stream:
         """Weigh an accepted update, add it to the sum, forget its model."""
         single = replace(self._cohort, updates=[update])
         score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
-        self._sum.add(score, _learnt(single, update.model.params), update.model.buffers)
+        self._sum.add(score, _without_unlabelled_rows(single, update.model.params), update.model.buffers)
         np.maximum(self._counters, update.model.counters, out=self._counters)
         self._scores.append(score)
         self._parts.append(parts)
@@ -84,7 +84,7 @@ class Stream:
         """As `Method.aggregate` of all updates at once."""
         values = np.exp(np.array(self._scores) - self._sum.top) / self._sum.total
         parts = {name: np.array([one[name] for one in self._parts]) for name in self._parts[0]}
-        weights = divided(replace(self._cohort, updates=self.updates), Weights(values, parts))
+        weights = divided_among_labelling(replace(self._cohort, updates=self.updates), Weights(values, parts))
         average, buffers = self._sum.averages()
         for piece in weights.pieces:
             share = values[piece.values > 0].sum()
@@ -99,7 +99,7 @@ class Stream:
         return with_unweighted_rows(aggregate, cohort, self._method, state)
 
 
-def _learnt(single: Cohort, params: Vector) -> Vector:
+def _without_unlabelled_rows(single: Cohort, params: Vector) -> Vector:
     """Zeros in the rows of findings that the client does not label; the others' sum is scaled up at the end."""
     learnt = single.learnt(slice(None))
     return params if learnt is None else np.where(learnt[0], params, 0).astype(params.dtype)
@@ -128,12 +128,12 @@ def aggregate_stream(
     """The same for updates that come one by one, in client order, from clients that have announced their sizes."""
     gate, policy = gate or Gate(), policy or Policy()
     if policy.limits_weights:
-        raise UserError(STREAM_WEIGHTS)
+        raise UserError(STREAM_REFUSES_LIMITS)
     limited = policy.limited_sizes(sizes)
     counted = {client: limited[client][0] if client in limited else size for client, size in sizes.items()}
     cohort = Cohort(round, rounds, model, (), len(clients))
-    stream = Stream(method, cohort, counted)
-    verdicts: dict[int, Verdict] = {}
+    stream = StreamedRound(method, cohort, counted)
+    verdicts: dict[int, GateVerdict] = {}
     received = []
     for update in updates:
         if update.client in verdicts:  # what is in the sum stays there
@@ -147,14 +147,14 @@ def aggregate_stream(
         received.append(replace(resized, model=model))  # its own is gone with the next one
     verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
     aggregate = stream.aggregate(state) if stream.updates else None
-    return result_of(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
+    return round_result(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
 
 
-def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> Verdict:
+def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> GateVerdict:
     """What can be said of an update before the others are there."""
     if update.client not in sizes:
-        return Verdict("not a client of this federation, or not asked")
+        return GateVerdict("not a client of this federation, or not asked")
     verdict = check_update(update, model, method.sends, gate.max_size)
     if not verdict.reason and update.size != sizes[update.client]:
-        return Verdict(f"size {update.size} where {sizes[update.client]} was announced")
+        return GateVerdict(f"size {update.size} where {sizes[update.client]} was announced")
     return verdict

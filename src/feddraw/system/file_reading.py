@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.errors import UserError
-from feddraw.naming import from_cell
+from feddraw.system.csv_cells import from_csv_cell
 
 MAX_SETTINGS, MAX_JSON, MAX_LOG = 1 << 20, 1 << 26, 1 << 28  # bytes of a file that is read whole
 MAX_TOML_DEPTH = 30  # of tables within tables
@@ -121,7 +121,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise UserError(f"{path} is not a table: {error}") from None
     whole_rows = [row for row in rows if None not in row and None not in row.values()]
-    return [{from_cell(name): from_cell(value) for name, value in row.items()} for row in whole_rows]
+    return [{from_csv_cell(name): from_csv_cell(value) for name, value in row.items()} for row in whole_rows]
 
 
 def sha256_of(path: Path) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Measurement, Model, Vector, within
+from feddraw.core import Measurement, Model, Vector, in_layer
 from feddraw.training.loop import Examples, Loss, Rows, loss_and_gradient, one_thread, seeded_torch
 from feddraw.training.network import Network
 
@@ -78,7 +78,7 @@ def _only_layer(network: Network, layer: str) -> Iterator[None]:
     """Take gradients of one layer's parameters only: for the classifier, little more than a forward pass is left."""
     prefixes = network.layout.heads if layer == "classifier" else (layer,)
     named = network.module.named_parameters() if layer != "all" else ()
-    others = [p for name, p in named if p.requires_grad and not any(within(name, prefix) for prefix in prefixes)]
+    others = [p for name, p in named if p.requires_grad and not any(in_layer(name, prefix) for prefix in prefixes)]
     for parameter in others:
         parameter.requires_grad_(False)
     try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw.core import (
-    MEANS,
+    GRADIENT_MEANS,
     Asked,
     Correction,
     Extent,
@@ -194,12 +194,12 @@ class _Client:
     @cached_property
     def _measured(self) -> dict[Asked, Vector]:
         """The mean of some batch gradients, and their spread; zeros in a round without a measurement."""
-        job, how, found = self._job, Measurement.received(self._job.broadcast), dict[Asked, Vector]()
-        for question in [name for name in MEANS if name in self._trainer.asks]:
+        job, how, found = self._job, Measurement.from_broadcast(self._job.broadcast), dict[Asked, Vector]()
+        for question in [name for name in GRADIENT_MEANS if name in self._trainer.asks]:
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
             due = gradients if job.round % how.every == 0 else iter(())
-            found[question], spread = gradient_summary(due, job.model.layout.count(layer), how.batch_size)
+            found[question], spread = gradient_summary(due, job.model.layout.parameters_in(layer), how.batch_size)
             found.setdefault("gradient spread", spread)
         return found
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddraw.classifier_layer import choose, described
+from feddraw.classifier_layer import choose_classifier, classifier_in_words
 from feddraw.core import Entry, Heads
 from feddraw.errors import UserError, in_one_line
 from feddraw.training.network import scores_in_output
@@ -31,15 +31,16 @@ def classifier_of(
     """
     params = [Entry(name, "param", tuple(p.shape), 0) for name, p in module.named_parameters()]
     if not side:
-        return choose(params, named, outputs)
+        return choose_classifier(params, named, outputs)
     reach = reached_scores(module, outputs, side)
     found = None if named else _layers_of_scores(reach, outputs)
-    heads = found or choose(params, named, outputs)
+    heads = found or choose_classifier(params, named, outputs)
     _check_classifier_order(heads, reach, outputs)
     names = (heads,) if isinstance(heads, str) else heads
     if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names):
         warnings.warn(
-            f"the network does something more to the outputs of its classifier {described(heads, outputs)} (a sigmoid, "
+            f"the network does something more to the outputs of its classifier "
+            f"{classifier_in_words(heads, outputs)} (a sigmoid, "
             "a tanh?): the loss takes the plain outputs",
             stacklevel=2,
         )
@@ -136,7 +137,8 @@ def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outpu
             raise UserError(f"the scores do not depend on the layer '{head}': it is not the classifier")
         if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(reach[head], start):
             raise UserError(
-                f"the classifier {described(heads, outputs)}, gives its scores in another order than the network: "
+                f"the classifier {classifier_in_words(heads, outputs)}, gives its scores in another order than the "
+                "network: "
                 "list the layers in the order of the findings"
             )
         start += reach[head].shape[1]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, within
+from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, in_layer
 from feddraw.errors import UserError
 from feddraw.training.devices import compute_exactly
 from feddraw.training.settings import Training
@@ -140,8 +140,8 @@ def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
         if name not in frozen:
             tensors.append((name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
     for head in (classifier,) if isinstance(classifier, str) else classifier:
-        if not any(within(name, head) and kind == "param" for name, kind, *_ in tensors):
-            if any(within(name, head) for name in frozen):
+        if not any(in_layer(name, head) and kind == "param" for name, kind, *_ in tensors):
+            if any(in_layer(name, head) for name in frozen):
                 raise UserError(f"the classifier '{head}' is frozen (requires_grad is False): nobody would train it")
             raise UserError(f"the network has no layer '{head}' to take as its classifier")
     return replace(Layout.of(tensors, classifier), frozen=frozen)

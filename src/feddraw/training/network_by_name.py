@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddraw import catalog
-from feddraw.core import Heads, within
+from feddraw.core import Heads, in_layer
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._weights import State, read_weights
 from feddraw.training.find_classifier import classifier_of, evaluation_mode
@@ -88,7 +88,7 @@ def _call_factory(
             own["pretrained"] = False
     given = {named: own.pop(named, classes)}
     try:
-        return catalog.call(function, own, "model", **given)
+        return catalog.call_with_settings(function, own, "model", **given)
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
@@ -133,7 +133,7 @@ def load_pretrained(module: nn.Module, state: State, classifier: Heads, file: st
     heads = (classifier,) if isinstance(classifier, str) else classifier
     own = module.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
-    body = [n for n, v in own.items() if v.is_floating_point() and not any(within(n, head) for head in heads)]
+    body = [n for n, v in own.items() if v.is_floating_point() and not any(in_layer(n, head) for head in heads)]
     bad = [name for name in body if name not in fitting]
     if bad:
         raise UserError(f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
@@ -154,7 +154,7 @@ def _add_projection(module: nn.Module, classifier: Heads, width: int) -> str:
 def _freeze_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
     params = dict(module.named_parameters())
     for layer in (layers,) if isinstance(layers, str) else layers:
-        chosen = [parameter for name, parameter in params.items() if within(name, layer)]
+        chosen = [parameter for name, parameter in params.items() if in_layer(name, layer)]
         if not chosen:
             raise unknown("layers", layer, {name.rpartition(".")[0] for name in params})
         for parameter in chosen:

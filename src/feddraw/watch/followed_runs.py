@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeVar
 
 from feddraw import naming
 from feddraw.errors import UserError
-from feddraw.naming import from_cell
 from feddraw.results.run_folder import RunFolder
+from feddraw.system.csv_cells import from_csv_cell
 from feddraw.system.file_reading import MAX_LOG, parse_json, read_json, read_toml
 from feddraw.system.locks import locked_inodes
 
@@ -102,10 +102,10 @@ class Ledger:
             if self.header is None:
                 self.header = cells
             elif len(cells) == len(self.header):
-                self._add({name: from_cell(cell) for name, cell in zip(self.header, cells, strict=True)})
+                self._add({name: from_csv_cell(cell) for name, cell in zip(self.header, cells, strict=True)})
 
     def _add(self, line: Mapping[str, str]) -> None:
-        client, round = naming.line(line["client"])[:200], int(line["round"])
+        client, round = naming.safe_line(line["client"])[:200], int(line["round"])
         if client not in self.clients and len(self.clients) >= MOST_CLIENTS:
             return
         self.clients[client] = max(self.clients.get(client, 0.0), _number(line["size"]) or 0.0)
@@ -113,14 +113,14 @@ class Ledger:
         if status.startswith("counted"):
             self.weights.setdefault(round, {})[client] = _number(line["weight"]) or 0.0
         if status not in ("counted", "not asked"):
-            self.trouble.append((round, client, naming.line(status)[:300]))
+            self.trouble.append((round, client, naming.safe_line(status)[:300]))
 
 
 class FollowedRun:
     """One run's folder, as far as it has been read."""
 
     def __init__(self, path: Path, name: str, number: int) -> None:
-        self.path, self.name, self.number = path, naming.line(name), number
+        self.path, self.name, self.number = path, naming.safe_line(name), number
         self.version = 0
         self.state: State = "stopped"
         self.why = ""
@@ -144,7 +144,7 @@ class FollowedRun:
             changed = self._read()
             self.state, self.why = self._judged(locked, now), ""
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, csv.Error, UserError) as error:
-            self.state, self.why = "broken", naming.line(str(error))[:200]
+            self.state, self.why = "broken", naming.safe_line(str(error))[:200]
             return before != (self.state, self.why)
         if self.state == "stopped" and failed is not None:
             self.state, self.why = "failed", failed
@@ -252,10 +252,14 @@ class FollowedRun:
 def _round(line: Mapping[str, Any], path: Path) -> Round:
     validation = line.get("validation") or {}
     seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _number(v) is not None and v >= 0}
-    took = {naming.line(str(k))[:200]: v for k, v in line.get("client_seconds", {}).items() if _number(v) is not None}
+    took = {
+        naming.safe_line(str(k))[:200]: v for k, v in line.get("client_seconds", {}).items() if _number(v) is not None
+    }
     written = datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
     numbers = (_number(validation.get("macro")), _number(line.get("loss")))
-    return Round(int(line["round"]), *numbers, seconds, took, written, naming.line(str(line.get("diverged", "")))[:200])
+    return Round(
+        int(line["round"]), *numbers, seconds, took, written, naming.safe_line(str(line.get("diverged", "")))[:200]
+    )
 
 
 def _number(value: Any) -> float | None:
@@ -276,7 +280,7 @@ def _inside(document: Any, *names: str) -> Any:
 def _name_in(settings: Mapping[str, Any], section: str) -> str:
     found = settings.get(section)
     name = str(found.get("name", "")) if isinstance(found, dict) else ""
-    return naming.line(Path(name).name if "/" in name else name)[:100]
+    return naming.safe_line(Path(name).name if "/" in name else name)[:100]
 
 
 def _changed(path: Path) -> float | None:
@@ -354,7 +358,7 @@ class FollowedFolder:
                 plan = read_json(path)
                 inside = path.parent.relative_to(self.root)
                 names = [str(inside / str(name)) for name in plan["runs"]][:MOST_RUNS]
-                failed = {str(inside / name): naming.line(str(why))[:300] for name, why in plan["failed"].items()}
+                failed = {str(inside / name): naming.safe_line(str(why))[:300] for name, why in plan["failed"].items()}
                 out = {str(inside / str(name)) for name in plan["left_out"]}
                 self.workers += int(plan["workers"])
             except (UserError, KeyError, TypeError, ValueError, AttributeError):

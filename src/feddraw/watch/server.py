@@ -77,7 +77,7 @@ class Watch(ThreadingHTTPServer):
         if not folder.is_dir():
             raise UserError(f"no folder {folder}: give the folder of a run, of a study or of a Flower server")
         self.followed = FollowedFolder(folder)
-        self.title = naming.line(str(folder))
+        self.title = naming.safe_line(str(folder))
         self.key = key or own_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()
