@@ -22,17 +22,17 @@ from feddraw.errors import UserError, first_line
 from feddraw.system.files import make_folder, make_subfolder, write_whole
 
 
-def default_folder() -> Path:
+def default_memory_folder() -> Path:
     """Where memory is kept by default."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
 
 
-def folder_of(node: Mapping[str, Any]) -> Path:
+def memory_folder(node: Mapping[str, Any]) -> Path:
     """Where a node's settings say that memory is kept."""
-    return Path(str(node["memory"])) if node.get("memory") else default_folder()
+    return Path(str(node["memory"])) if node.get("memory") else default_memory_folder()
 
 
-def alias(run: str, client: str) -> str:
+def client_alias(run: str, client: str) -> str:
     """A client's name as a hash, for messages and paths: only who knows the name recognises it."""
     return hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
 
@@ -41,7 +41,7 @@ class ClientMemory:
     """What one client remembers in one run. The run's name comes from the server, so only its hash becomes a path."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
-        self.path = folder / alias(run, client)
+        self.path = folder / client_alias(run, client)
 
     def _kept(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""

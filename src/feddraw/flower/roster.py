@@ -25,11 +25,11 @@ from feddraw.naming import line
 
 log = logging.getLogger("flwr")
 
-KEY = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-ANONYMOUS = re.compile(r"node \d+")
+NODE_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+NODE_NUMBER = re.compile(r"node \d+")
 
 
-def fingerprint(public_key: bytes) -> str:
+def node_fingerprint(public_key: bytes) -> str:
     """A public key's fingerprint as `ssh-keygen -l` prints it; of other bytes, their hash in the same form."""
     try:
         shown = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -45,7 +45,7 @@ class Roster:
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
         self.names: list[str] = []  # of clients that have answered; the index is the client's number
         self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
-        self._listed = _listed(sites or {})  # identity to name, by the operator's word
+        self._listed = _listed_sites(sites or {})  # identity to name, by the operator's word
         self._owners: dict[str, str] = {}  # name to identity
         self._named: dict[str, str] = {}  # the same from identity to name
         self._identities: dict[int, str] = {}  # of the nodes that were seen in this run
@@ -55,7 +55,7 @@ class Roster:
     def meet(self, grid: Grid) -> None:
         """Read the keys of the connected nodes; a node without a key is identified by its number."""
         if not hasattr(grid, "get_nodes"):
-            if keys := [name for who, name in self._listed.items() if KEY.fullmatch(who)]:
+            if keys := [name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)]:
                 raise UserError(
                     f"sites: {keys[0]} is given by its key, and this Flower does not tell keys: pip install "
                     "'flwr>=1.38', or give node ids"
@@ -63,7 +63,7 @@ class Roster:
             return
         for info in grid.get_nodes():
             key = bytes(info.public_key)
-            self._identities[info.node_id] = fingerprint(key) if key else f"node {info.node_id}"
+            self._identities[info.node_id] = node_fingerprint(key) if key else f"node {info.node_id}"
 
     def identity(self, node: int) -> str:
         return self._identities.get(node, f"node {node}")
@@ -119,7 +119,7 @@ class Roster:
             return f"its key {self.identity(answer.node)} is not on the operator's list of sites"
         if own != claimed and (claimed in self._owners or claimed in self._listed.values()):
             return f"it answers as {claimed}, which is another node's name"
-        if own is None and ANONYMOUS.fullmatch(claimed) and claimed != unnamed:
+        if own is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
             return f"it answers as {claimed}, which is another node's number"
         if nodes > 1:
             return f"{nodes} nodes answer as {own or claimed}"
@@ -142,11 +142,11 @@ class Roster:
             self._bind(str(name), str(identity))
 
 
-def _listed(sites: Mapping[str, str | int]) -> dict[str, str]:
+def _listed_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, given in sites.items():
         who = str(given).strip()
-        if not (KEY.fullmatch(who) or who.isdecimal()):
+        if not (NODE_FINGERPRINT.fullmatch(who) or who.isdecimal()):
             raise UserError(
                 f"sites: {name} = {given!s:.60} is neither a key's fingerprint (SHA256:…, as ssh-keygen -lf KEY.pub "
                 "prints it) nor a node id"
@@ -158,7 +158,7 @@ def _listed(sites: Mapping[str, str | int]) -> dict[str, str]:
     return found
 
 
-def read_sites(text: str) -> dict[str, str]:
+def read_listed_sites(text: str) -> dict[str, str]:
     """`North=SHA256:…,South=SHA256:…` as a mapping."""
     pairs = [item.rpartition("=") for item in text.split(",") if item.strip()]
     if bad := [who for name, _, who in pairs if not name.strip()]:

@@ -65,7 +65,7 @@ class Order:
 
     def message(self, pairs: Mapping[str, bytes] | None = None) -> RecordDict:
         """A message of a stage after the first, with what belongs to names."""
-        config = job_orders.added(ConfigRecord(), {ORDER: asdict(self)})
+        config = job_orders.add_orders(ConfigRecord(), {ORDER: asdict(self)})
         return RecordDict({CONFIG: ConfigRecord(dict(config) | _written(pairs or {}))})
 
 
@@ -87,7 +87,7 @@ def hash_of_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
     """
     digest = hashlib.sha256(repr(sorted(run_config.items())).encode())
     for name, record in sorted(content.items()):
-        if name == frozen_layers.KEY and isinstance(record, ArrayRecord):
+        if name == frozen_layers.FROZEN and isinstance(record, ArrayRecord):
             continue
         if isinstance(record, ArrayRecord):
             arrays = ((name, array.dtype, list(array.shape), array.stype, array.data) for name, array in record.items())
@@ -100,7 +100,7 @@ def hash_of_message(content: RecordDict, run_config: Mapping[str, Any]) -> str:
 
 def order_in(content: RecordDict) -> Order | None:
     """The order in a message; none where the server asks for none."""
-    given = job_orders.found(content).get(ORDER)
+    given = job_orders.read_orders(content).get(ORDER)
     return Order.of(given) if given else None
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
 from feddraw.flower import reply_intake, score_histograms
-from feddraw.flower.records import Refused, unpack
+from feddraw.flower.array_records import Refused, unpack_array
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.roster import Roster
 from feddraw.flower.secure_messages import (
@@ -90,7 +90,7 @@ class Table:
         """By site, which findings it labels; None = all."""
 
         def read(own: str) -> Labels:
-            labelled = reply_intake.labelled_in(self.answers[own].content)
+            labelled = reply_intake.labelled_in_reply(self.answers[own].content)
             if labelled is not None and len(labelled) != findings:
                 raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
             return labelled
@@ -194,7 +194,7 @@ class SecureRounds:
         """Those that say how many images they have."""
 
         def read(own: str) -> Party:
-            size, labelled = reply_intake.size_and_labels(table.answers[own].content, size_key)
+            size, labelled = reply_intake.size_and_labels_in_reply(table.answers[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             return party_of(own, size, labelled)
@@ -246,7 +246,7 @@ class SecureRounds:
         except (SecureSumFailed, NotSummed) as failure:
             log.error("no evaluation: %s", failure)
             return None
-        metrics = score_histograms.from_words(opened.words, findings)
+        metrics = score_histograms.histograms_from_words(opened.words, findings)
         metrics[size_key] = sum(_images(table.answers[name].content, size_key) for name in opened.survivors)
         return RecordDict({"metrics": metrics})
 
@@ -254,7 +254,7 @@ class SecureRounds:
 def _images(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
-        return reply_intake.size_and_labels(content, size_key)[0]
+        return reply_intake.size_and_labels_in_reply(content, size_key)[0]
     except Refused:
         return 0
 
@@ -468,7 +468,7 @@ class _Attempt:
         self._announced[name] = said
 
     def _take_values(self, name: str, content: RecordDict) -> None:
-        words = unpack(content.array_records[WORDS][WORDS])
+        words = unpack_array(content.array_records[WORDS][WORDS])
         self._collector.take_masked(name, words, pairs_in(content)["seal"])
 
     def _take_signature(self, name: str, content: RecordDict) -> None:

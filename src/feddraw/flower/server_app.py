@@ -30,9 +30,9 @@ from feddraw.experiment.run_preparation import builder, initial_model, make_trai
 from feddraw.experiment.running import evaluate_kept
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
-from feddraw.flower.records import to_arrays
-from feddraw.flower.roster import read_sites
-from feddraw.flower.settings import Federation
+from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.roster import read_listed_sites
+from feddraw.flower.settings import FederationSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import Keeper
 from feddraw.results.run_folder import RunFolder
@@ -57,7 +57,7 @@ class ServerEvaluation:
         self.partition = Partition("sites", (), "")
         self.counted: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
-            self.findings = tuple(settings.findings(experiment))
+            self.findings = tuple(settings.findings_of_own_folders(experiment))
             build = partial(builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
@@ -76,8 +76,8 @@ class ServerEvaluation:
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
     def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted = score_histograms.merge(contents, self.findings)
-        return score_histograms.flat(self.counted)
+        self.counted = score_histograms.merged_histogram_metrics(contents, self.findings)
+        return score_histograms.metrics_for_flowers_log(self.counted)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:
@@ -92,9 +92,9 @@ class ServerEvaluation:
         return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
-def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
+def serve_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
-    experiment, federation = settings.read(run_config, trust=settings.trusted_here())
+    experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
     how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
@@ -107,11 +107,15 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
             numbers = federation.nodes * len(evaluation.initial.params)
             layout = evaluation.initial.layout
             folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
-        return _carry_out(grid, experiment, federation, evaluation, folder)
+        return _run_strategy(grid, experiment, federation, evaluation, folder)
 
 
-def _carry_out(
-    grid: Grid, experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
+def _run_strategy(
+    grid: Grid,
+    experiment: Experiment,
+    federation: FederationSettings,
+    evaluation: ServerEvaluation,
+    folder: RunFolder | None,
 ) -> MethodStrategy:
     strategy = make_strategy(experiment, federation, evaluation, folder)
     keeper = Keeper(experiment.keep, experiment.rounds, folder)
@@ -124,17 +128,17 @@ def _carry_out(
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
-        return _conclude(strategy, evaluation, folder, keeper, done)
+        return _conclude_server_round(strategy, evaluation, folder, keeper, done)
 
-    arrays, rounds = to_arrays(evaluation.initial), experiment.rounds
+    arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
     if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
-        _conclude(strategy, evaluation, folder, keeper, rounds - 1)
+        _conclude_server_round(strategy, evaluation, folder, keeper, rounds - 1)
     return strategy
 
 
 def make_strategy(
-    experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
+    experiment: Experiment, federation: FederationSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
     method: Method = evaluation.method
     if not experiment.policy.limits_weights:
@@ -160,7 +164,7 @@ def make_strategy(
         proxy=evaluation.proxy,
         folder=folder,
         resume=federation.resume,
-        sites=read_sites(federation.sites),
+        sites=read_listed_sites(federation.sites),
         rebind=federation.rebind,
         findings=evaluation.findings,
         frozen=evaluation.initial.layout.frozen,
@@ -170,7 +174,7 @@ def make_strategy(
     )
 
 
-def _conclude(
+def _conclude_server_round(
     strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: Keeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
@@ -203,4 +207,4 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    serve(grid, context.run_config)
+    serve_run(grid, context.run_config)

@@ -29,12 +29,11 @@ from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.flower import job_orders, reply_intake
-from feddraw.flower.client_memory import alias
-from feddraw.flower.frozen_layers import KEY as FROZEN
-from feddraw.flower.frozen_layers import FrozenLayers
-from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.array_records import arrays_to_model, model_to_arrays, vectors_to_arrays
+from feddraw.flower.client_memory import client_alias
+from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
 from feddraw.flower.roster import Roster
-from feddraw.flower.round_numbers import Counting
+from feddraw.flower.round_numbers import RenumberedStrategy
 from feddraw.flower.secure_server import SecureRounds, Table, directory_of
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
@@ -51,13 +50,13 @@ from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 
 log = logging.getLogger("flwr")
 
-Outcome = tuple[RoundResult, dict[str, str], dict[str, float]]  # by client, why it is refused, how long it worked
-Merge = Callable[[list[RecordDict], str], MetricRecord]
+RoundOutcome = tuple[RoundResult, dict[str, str], dict[str, float]]  # by client, why it is refused, how long it worked
+MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
-SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
-TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
-PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+SUSPECT_SIZE_TIMES = 1000.0  # a client that says it has so many times the median's images is pointed out
+TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # what tells the random draws of one round apart
+LEDGER_PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 class MethodStrategy(FedAvg):
@@ -79,8 +78,8 @@ class MethodStrategy(FedAvg):
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        train_metrics_aggr_fn: Merge | None = None,
-        evaluate_metrics_aggr_fn: Merge | None = None,
+        train_metrics_aggr_fn: MetricsMerge | None = None,
+        evaluate_metrics_aggr_fn: MetricsMerge | None = None,
         *,
         classifier: str | Sequence[str] = "",  # its layer, or several in the order of the findings; empty: found
         round_offset: int = 0,  # rounds done before this start
@@ -113,8 +112,8 @@ class MethodStrategy(FedAvg):
             weighted_by_key,
             arrayrecord_key,
             configrecord_key,
-            train_metrics_aggr_fn or weighted_means,
-            evaluate_metrics_aggr_fn or weighted_means,
+            train_metrics_aggr_fn or weighted_metric_means,
+            evaluate_metrics_aggr_fn or weighted_metric_means,
         )
         if method.weighting.proxy and proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
@@ -201,7 +200,7 @@ class MethodStrategy(FedAvg):
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
-            result = Counting(self._through or self, done).go_on(grid, first, left, *arguments)
+            result = RenumberedStrategy(self._through or self, done).go_on(grid, first, left, *arguments)
         elif self._through is not None:
             result = self._through.start(grid, first, left, *arguments)
         else:
@@ -257,7 +256,7 @@ class MethodStrategy(FedAvg):
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
             log.info("classifier: %s", described(layout.classifier, layout.outputs))
-        self.model, self._arrays = to_model(arrays, layout), arrays
+        self.model, self._arrays = arrays_to_model(arrays, layout), arrays
         if self.state is None:
             self.state = self.method.init(self.model)
 
@@ -285,7 +284,7 @@ class MethodStrategy(FedAvg):
         self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
         self.roster.restore(about, rebind=self.rebind)
         self.run, self._population, self._counted = about["run"], about["population"], dict(about["counted"])
-        self._arrays = self._made = to_arrays(self.model)
+        self._arrays = self._made = model_to_arrays(self.model)
         log.info("continuing after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
 
@@ -320,17 +319,19 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         assert self.state is not None
         self._grid = grid
-        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
+        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING_DRAW)
         self._sent = time.perf_counter()  # waiting for nodes is not training
         config["server-round"] = count
         numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
-        counted = {alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()}
+        counted = {
+            client_alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()
+        }
         ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
         if self.secure is not None:
             keys = (self.arrayrecord_key, self.weighted_by_key)
             ours |= self.secure.to_train(self.run, count - 1, *keys, self.model.layout.classifier)
-        settings = job_orders.added(config, ours)
+        settings = job_orders.add_orders(config, ours)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -343,13 +344,13 @@ class MethodStrategy(FedAvg):
         if self.fraction_evaluate == 0.0:
             return []
         count = self._count(server_round)
-        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION)
+        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION_DRAW)
         self._grid, self._evaluating = grid, nodes
         config["server-round"] = count
         ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self._masked_counts:
             ours |= self.secure.to_count(self.run, count - 1, len(self.findings))
-        settings = job_orders.added(config, ours)
+        settings = job_orders.add_orders(config, ours)
         shown = self.shown_arrays(arrays)
         content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
         return self._messages(content, MessageType.EVALUATE, server_round, nodes)
@@ -365,7 +366,7 @@ class MethodStrategy(FedAvg):
         if self.model is None or self.state is None or arrays is not self._made:
             return arrays
         shown = self.method.shown(self.model, self.state)
-        return arrays if shown is self.model else to_arrays(shown)
+        return arrays if shown is self.model else model_to_arrays(shown)
 
     def _messages(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
         return [Message(self._frozen.added(content, node), node, kind, group_id=str(server_round)) for node in nodes]
@@ -412,7 +413,7 @@ class MethodStrategy(FedAvg):
             raise UserError("aggregate_train before configure_train: there is no model to compare the replies with")
         began = time.perf_counter()
         round = self._count(server_round) - 1
-        answers, failures = reply_intake.read(replies, self._asked, str(server_round))
+        answers, failures = reply_intake.read_replies(replies, self._asked, str(server_round))
         self._frozen.heard(self._asked, answers)
         answers, impostors = self.roster.recognize(answers)
         if self.secure is None:
@@ -424,7 +425,7 @@ class MethodStrategy(FedAvg):
         if counted:
             self.model, self.state = result.next_model, result.state
             self._counted |= dict.fromkeys(counted, round)
-            self._arrays = self._made = to_arrays(result.next_model)
+            self._arrays = self._made = model_to_arrays(result.next_model)
         ledger = self._ledger(round, result.ledger, refused, failures, impostors)
         metrics = self._report(ledger, contents)
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
@@ -435,7 +436,7 @@ class MethodStrategy(FedAvg):
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
-    def _in_clear(self, round: int, answers: list[reply_intake.Reply]) -> Outcome:
+    def _in_clear(self, round: int, answers: list[reply_intake.Reply]) -> RoundOutcome:
         """The round from the clients' models."""
         assert self.model is not None
         assert self.state is not None
@@ -445,7 +446,7 @@ class MethodStrategy(FedAvg):
         format = reply_intake.ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key)
         keep = not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies
         given = (answers, known, self.model, format)
-        updates, refused, self._room = reply_intake.decode(*given, keep=keep, room=self._room)
+        updates, refused, self._room = reply_intake.decode_replies(*given, keep=keep, room=self._room)
         self._point_out_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
@@ -455,7 +456,7 @@ class MethodStrategy(FedAvg):
 
     def _under_masks(
         self, secure: SecureRounds, round: int, answers: list[reply_intake.Reply], server_round: int
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """The same from sums of masked updates, with what the clients say in clear."""
         assert self.model is not None
         assert self.state is not None
@@ -464,7 +465,7 @@ class MethodStrategy(FedAvg):
         frozen = self._frozen.order.get(FROZEN, "")
         result, refused = secure.train(self.run, round, table, str(server_round), *this, frozen)
         self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
-        return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
+        return result, refused, {answer.name: reply_intake.seconds_in_reply(answer.content) for answer in answers}
 
     def _table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> Table:
         if self._grid is None:
@@ -485,7 +486,7 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         if any(done.weights for done in self.history) or self.round_offset or 2 * len(answers) <= len(self._asked):
             return
-        shared = {reply_intake.tensor_names(answer, self.arrayrecord_key) for answer in answers}
+        shared = {reply_intake.tensors_in_reply(answer, self.arrayrecord_key) for answer in answers}
         there, layout = set(self._arrays), self.model.layout
         part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
         if not part or not part < there:
@@ -507,7 +508,7 @@ class MethodStrategy(FedAvg):
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
         layout = self._layout(shared)
         self.method.weighting.check(layout)
-        self.model, self._arrays, self._room = to_model(shared, layout), shared, None
+        self.model, self._arrays, self._room = arrays_to_model(shared, layout), shared, None
         self.state = self.method.init(self.model)
 
     def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
@@ -527,7 +528,7 @@ class MethodStrategy(FedAvg):
             return
         middle = median(sizes.values())
         for client, size in sizes.items():
-            if size > SUSPECT * middle:
+            if size > SUSPECT_SIZE_TIMES * middle:
                 log.warning("%s reports %s images, %.0f × the median", line(client), size, size / middle)
 
     def _ledger(
@@ -561,7 +562,7 @@ class MethodStrategy(FedAvg):
         counted = [entry for entry in ledger if entry.counted]
         if counted:
             metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
-            columns = {part: [float(getattr(entry, part)) for entry in counted] for part in PARTS}
+            columns = {part: [float(getattr(entry, part)) for entry in counted] for part in LEDGER_PARTS}
             there = {part: column for part, column in columns.items() if not all(map(math.isnan, column))}
             metrics.update({f"ledger-{part}": column for part, column in there.items()})
         return metrics
@@ -593,14 +594,14 @@ class MethodStrategy(FedAvg):
         contents = [message.content for message in messages if not message.has_error()]
         if self.secure is not None and self._masked_counts:
             contents = self._added_up(self.secure, server_round, messages) if contents else []
-        usable = [content for content in contents if _weight(content, self.weighted_by_key) > 0]
+        usable = [content for content in contents if _size_in_metrics(content, self.weighted_by_key) > 0]
         if len(usable) < len(contents):
             log.warning("%d evaluations without %s are left out", len(contents) - len(usable), self.weighted_by_key)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
     def _added_up(self, secure: SecureRounds, server_round: int, messages: list[Message]) -> list[RecordDict]:
         """All sites' counts as those of one site."""
-        answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
+        answers, _ = reply_intake.read_replies(messages, self._evaluating, str(server_round))
         table = self._table(self.roster.recognize(answers)[0], self._evaluating)
         this = (self.run, self._count(server_round) - 1, table, str(server_round))
         found = secure.count(*this, len(self.findings), self.weighted_by_key)
@@ -625,15 +626,15 @@ class FedDRAW(MethodStrategy):
         super().__init__(feddraw(eta, lam, beta_max, reading), *arguments, **others)
 
 
-def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
+def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
     """The mean of each metric, weighted by size; of lists, number by number.
 
     Each mean is over the clients that report the metric with finite numbers.
     """
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:
-        for name, value in reply_intake.all_metrics(content).items():
-            given.setdefault(name, []).append((_weight(content, size_key), value))
+        for name, value in reply_intake.metrics_in_reply(content).items():
+            given.setdefault(name, []).append((_size_in_metrics(content, size_key), value))
     means = MetricRecord()
     for name, column in given.items():
         good = [(size, value) for size, value in column if np.isfinite(value).all() and size > 0]
@@ -647,6 +648,6 @@ def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
     return means
 
 
-def _weight(content: RecordDict, size_key: str) -> float:
-    size = reply_intake.all_metrics(content).get(size_key, 0.0)
+def _size_in_metrics(content: RecordDict, size_key: str) -> float:
+    size = reply_intake.metrics_in_reply(content).get(size_key, 0.0)
     return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0

@@ -32,7 +32,7 @@ from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import line
-from feddraw.nvflare.carried_state import packed, unpacked
+from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
@@ -42,11 +42,13 @@ from feddraw.system.files import make_folder
 
 log = logging.getLogger("feddraw.nvflare")
 
-STEPS = "NUM_STEPS_CURRENT_ROUND"
-PAUSE = 3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
-UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
+STEPS_KEY = "NUM_STEPS_CURRENT_ROUND"
+SWARM_PAUSE = (
+    3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
+)
+UNREADABLE_MODEL = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
 
-History = list[tuple[LedgerEntry, ...]]
+LedgerHistory = list[tuple[LedgerEntry, ...]]
 
 
 class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
@@ -77,8 +79,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         require(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
-        self._gate = _gate(gate or {})
-        self.history: History = []
+        self._gate = _gate_of(gate or {})
+        self.history: LedgerHistory = []
         self._state: AggregationState | None = None
         self._found: Layout | None = None
         self._clients: list[str] = []
@@ -102,7 +104,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """The older way: called by ScatterAndGather and by the site that gathers a swarm's round."""
         self.fl_ctx = fl_ctx
-        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _peer(fl_ctx))
+        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _flare_peer(fl_ctx))
         trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._round()
         if trained is not None and int(trained) != current:
             log.warning("%s answers round %s, not round %d: left out", line(name), trained, current)
@@ -150,8 +152,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             carried["counted"] = {entry.client: round for entry in ledger if entry.counted}
         if swarm:
             carried |= self._handed_on()
-            time.sleep(PAUSE)
-        return FLModel(params_type=ParamsType.FULL, params=result.next_model, meta=packed(carried))
+            time.sleep(SWARM_PAUSE)
+        return FLModel(params_type=ParamsType.FULL, params=result.next_model, meta=pack_meta(carried))
 
     def _round(self) -> int:
         return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
@@ -169,13 +171,13 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         try:
             if not self._has_size(model):
                 raise ValueError(f"no size: {self._line_to_add()}")
-            size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
-            params, beside = plain(model.params or {}), unpacked(model.meta)
+            size, steps = (model.meta.get(key, model.meta.get(STEPS_KEY, 0)) for key in (self.size_key, STEPS_KEY))
+            params, beside = plain(model.params or {}), unpack_meta(model.meta)
             if model.params_type == ParamsType.DIFF:
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
             extra, labelled = beside.get("extra", {}), beside.get("labelled")
             return ClientUpdate(params, int(size), name, int(steps) or 1, extra, labelled)
-        except UNREADABLE as error:
+        except UNREADABLE_MODEL as error:
             self._refused[name] = in_one_line(error)
             return None
 
@@ -186,23 +188,27 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     # ------------------------------------------------------------------------------------------ stops
 
     def _has_size(self, model: FLModel) -> bool:
-        return self.size_key in model.meta or STEPS in model.meta
+        return self.size_key in model.meta or STEPS_KEY in model.meta
 
     def _line_to_add(self) -> str:
         return (
             f"let the client's script send FLModel(params=…, meta={{'{self.size_key}': number of its images, "
-            f"'{STEPS}': optimiser steps}})"
+            f"'{STEPS_KEY}': optimiser steps}})"
         )
 
     def _stop_without_sizes(self) -> None:
         """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
         if self._models and not any(self._has_size(model) for model in self._models.values()):
-            missing = f"no site sends {self.size_key} or {STEPS} in its model's meta, so none can be weighed"
+            missing = f"no site sends {self.size_key} or {STEPS_KEY} in its model's meta, so none can be weighed"
             raise self._stop(f"{missing}: {self._line_to_add()}")
 
     def _stop_without_extras(self) -> None:
         wanted = list(self._rule.sends)
-        if wanted and self._models and not any(_extra(model).keys() & set(wanted) for model in self._models.values()):
+        if (
+            wanted
+            and self._models
+            and not any(_extra_in_meta(model).keys() & set(wanted) for model in self._models.values())
+        ):
             raise self._stop(
                 f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it: let the "
                 "client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
@@ -233,12 +239,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
 
     def _take_over(self, meta: Mapping[str, Any] | None) -> None:
         """Continue from what the site that aggregated the round before has handed on."""
-        carried = unpacked(meta)
+        carried = unpack_meta(meta)
         if "state" not in carried:
             return
         try:
             self._clients = [str(name) for name in json.loads(carried["clients"])]
-            self.history = _history(carried["ledger"])
+            self.history = _read_history(carried["ledger"])
             about = carried["state"]
             names = tuple(self._clients)
             self._state = AggregationState(about["method"], names, int(about["next_round"]), dict(about["values"]))
@@ -248,10 +254,10 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _catch_up(self, fl_ctx: FLContext) -> None:
         """Every site of a swarm has the whole ledger, whoever aggregated."""
         learnable = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-        ledger = unpacked(learnable.get("meta")).get("ledger") if learnable else None
+        ledger = unpack_meta(learnable.get("meta")).get("ledger") if learnable else None
         if ledger is not None:
             self.fl_ctx = fl_ctx
-            self.history = max(self.history, _history(ledger), key=len)
+            self.history = max(self.history, _read_history(ledger), key=len)
             self._write()
 
     # ------------------------------------------------------------------------------------------ the ledger
@@ -297,7 +303,7 @@ class FedDRAW(MethodAggregator):
         self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
 
 
-def _gate(settings: Mapping[str, Any]) -> Gate:
+def _gate_of(settings: Mapping[str, Any]) -> Gate:
     try:
         return Gate(**settings)
     except TypeError as error:
@@ -309,17 +315,17 @@ def _in_swarm(fl_ctx: FLContext) -> bool:
     return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
 
 
-def _peer(fl_ctx: FLContext) -> str:
+def _flare_peer(fl_ctx: FLContext) -> str:
     peer = fl_ctx.get_peer_context()
     return str(peer.get_identity_name()) if peer else "?"
 
 
-def _extra(model: FLModel) -> dict[str, Any]:
+def _extra_in_meta(model: FLModel) -> dict[str, Any]:
     try:
-        return dict(unpacked(model.meta).get("extra", {}))
+        return dict(unpack_meta(model.meta).get("extra", {}))
     except (UserError, TypeError, ValueError):
         return {}
 
 
-def _history(ledger: str) -> History:
+def _read_history(ledger: str) -> LedgerHistory:
     return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]

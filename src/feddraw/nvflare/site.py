@@ -17,8 +17,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import UserError
 from feddraw.federation import seed_of
-from feddraw.nvflare.aggregator import STEPS
-from feddraw.nvflare.carried_state import packed, unpacked
+from feddraw.nvflare.aggregator import STEPS_KEY
+from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.server.state_dict import flatten, like, plain
 from feddraw.training.client import Trainer
 
@@ -42,7 +42,7 @@ class Site:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"the server's model is not this site's network: {error}") from None
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
-        carried = unpacked(received.meta)
+        carried = unpack_meta(received.meta)
         self._settle(carried.get("counted"))
         job = Job(round, rounds, self.shard, seed_of(self.seed, round, self.number), model, self._told(carried, model))
         update, memory = self.trainer.work(job, self._memory)
@@ -50,7 +50,7 @@ class Site:
         beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
-        meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS: update.steps, **packed(beside)}
+        meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS_KEY: update.steps, **pack_meta(beside)}
         params = like(update.model, received.params)
         return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
 
