@@ -92,8 +92,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
     def decode() -> Any:
         answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
-        keys = {"size_key": "num-examples", "arrays_key": "arrays", "room": strategy._room}
-        return reply_intake.decode_replies(answers, places, sent, sends={}, **keys)[0]
+        return reply_intake.decode_replies(answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room)[0]
 
     sent, method = strategy.model, strategy.method
     assert sent is not None

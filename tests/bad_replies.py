@@ -207,6 +207,6 @@ def answered(node: int, content: RecordDict, group: str = "1") -> Message:
 def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None) -> MethodStrategy:
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
-    strategy._begin(model_to_arrays(sent))
+    strategy._adopt_model(model_to_arrays(sent))
     strategy.model, strategy.state, strategy._asked, strategy._population = sent, state, list(NODES), len(NODES)
     return strategy

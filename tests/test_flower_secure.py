@@ -416,14 +416,14 @@ class Killed(Exception):
 
 def interrupted(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
     strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, folder=folder)
-    record = strategy._record
+    record = strategy._record_round
 
     def die(done: Any) -> None:
         if done.round == at:
             raise Killed
         record(done)
 
-    strategy._record = die  # type: ignore[method-assign]
+    strategy._record_round = die  # type: ignore[method-assign]
     with pytest.raises(Killed):
         strategy.start(grid, first_arrays(), rounds)
 

@@ -143,7 +143,7 @@ def test_a_frozen_classifier_and_a_layer_that_is_not_there_are_one_line() -> Non
 
 
 def ordered(layers: FrozenLayers, node: int) -> RecordDict:
-    return layers.added(RecordDict({"config": job_orders.add_orders(ConfigRecord(), layers.order)}), node)
+    return layers.with_layers(RecordDict({"config": job_orders.add_orders(ConfigRecord(), layers.order)}), node)
 
 
 def answered(node: int, held: str = "") -> Reply:
@@ -164,7 +164,7 @@ def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_
     held = take_frozen(trainer, first, tmp_path)
     for name, array in server.items():
         assert np.array_equal(trainer.network.module.get_parameter(name).detach().numpy(), array)
-    layers.heard([1, 2], [answered(1, held), answered(2)])
+    layers.note_holders([1, 2], [answered(1, held), answered(2)])
     second = ordered(layers, 1)
     assert FROZEN not in second.array_records
     assert FROZEN in ordered(layers, 2).array_records
@@ -173,14 +173,14 @@ def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_
     assert all(np.array_equal(fresh.network.layout.frozen[name], array) for name, array in server.items())
     with pytest.raises(UserError, match="come again in the next round"):
         take_frozen(site_trainer(), second, tmp_path / "nowhere")
-    layers.heard([1], [])
+    layers.note_holders([1], [])
     assert FROZEN in ordered(layers, 1).array_records
 
 
 def test_nothing_is_added_where_no_layer_is_frozen() -> None:
     layers = FrozenLayers({})
     content = RecordDict({"arrays": ArrayRecord()})
-    assert layers.added(content, 1) is content
+    assert layers.with_layers(content, 1) is content
     assert layers.order == {}
 
 

@@ -24,7 +24,7 @@ from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked,
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import array_records, reply_intake, score_histograms, site, strategy
+from feddraw.flower import array_records, metric_means, reply_intake, score_histograms, site
 from feddraw.flower.array_records import model_to_arrays, pack_array, unpack_array, vectors_to_arrays
 from feddraw.flower.in_process_grid import identify_process
 from feddraw.flower.roster import Roster
@@ -226,8 +226,8 @@ def targets() -> list[Target]:
     counting = [
         score_histograms.add_up_histograms,
         score_histograms._whole_counts,
-        strategy.weighted_metric_means,
-        strategy._size_in_metrics,
+        metric_means.weighted_metric_means,
+        metric_means.size_in_metrics,
         reply_intake.metrics_in_reply,
     ]
     asking = [site.read_site_job, site._vectors_sent_to_site, site._model_sent_to_site]

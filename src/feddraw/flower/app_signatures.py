@@ -57,9 +57,6 @@ class SignedStatement:
     purpose: str = SIGNED_PURPOSE
 
 
-# ---------------------------------------------------------------------------------------------------- signing
-
-
 def sign_bundle(bundle: AppBundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None) -> str:
     """The text of a signature file."""
     if positive("--days", days) > MOST_SIGNED_DAYS:
@@ -99,9 +96,6 @@ def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedState
     ):
         raise UserError(f"{path} has times that this version does not know")
     return statement
-
-
-# ---------------------------------------------------------------------------------------------------- checking
 
 
 @dataclass(frozen=True)

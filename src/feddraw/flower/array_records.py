@@ -30,9 +30,6 @@ class Refused(Exception):
     """Why a reply cannot be a model like the one that was sent."""
 
 
-# ---------------------------------------------------------------------------------------------------- one tensor
-
-
 def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     """An array as Flower carries it, rounded to another type where one is named."""
     name = dtype or str(values.dtype)
@@ -88,9 +85,6 @@ def _to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(values.shape)
 
 
-# ---------------------------------------------------------------------------------------------------- a model
-
-
 def model_to_arrays(model: Model) -> ArrayRecord:
     """A model as a state dict on the wire."""
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
@@ -111,7 +105,7 @@ class ArrayRecordReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._usual = [(entry, *_expected_npy_header(entry)) for entry in layout.entries]
+        self._expected = [(entry, *_expected_npy_header(entry)) for entry in layout.entries]
 
     def read(self, arrays: ArrayRecord, model: Model) -> None:
         """`Refused` if the tensors are those of another network."""
@@ -119,7 +113,7 @@ class ArrayRecordReader:
         _check_array_names(arrays, self._layout)
         tensors = dict(arrays.items())  # Flower's record checks types at every access
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
-            for entry, header, dtype, size in self._usual:
+            for entry, header, dtype, size in self._expected:
                 data = tensors[entry.name].data
                 if dtype is not None and data.startswith(header) and len(data) == len(header) + size * dtype.itemsize:
                     values = np.frombuffer(data, dtype, size, len(header))
@@ -154,9 +148,6 @@ def _check_array_names(arrays: ArrayRecord, layout: Layout) -> None:
         raise Refused(f"{len(new)} tensor(s) that were not sent, such as {new[0]:.60}")
 
 
-# ---------------------------------------------------------------------------------------------------- vectors beside it
-
-
 def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
     return ArrayRecord({name: pack_array(vector) for name, vector in vectors.items()})
 
@@ -180,9 +171,6 @@ def arrays_to_extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], la
             raise Refused(f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats")
         found[name] = values.astype(np.float32)
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- torch
 
 
 def record(state: Mapping[str, Tensor]) -> ArrayRecord:

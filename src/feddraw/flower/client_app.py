@@ -56,9 +56,8 @@ def _site_of_partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Si
     if not 0 <= number < len(setup.clients):
         raise UserError(f"partition {number} is not among the scenario's {len(setup.clients)} clients")
     holdout = {"validation": setup.evaluator.holdout[number]}
-    return Site(
-        setup.trainer, setup.clients[number], number, number, memory_folder(node), holdout, _agreed_policy(node)
-    )
+    name, memory = setup.clients[number], memory_folder(node)
+    return Site(setup.trainer, name, number, number, memory, holdout, _agreed_policy(node))
 
 
 @lru_cache(maxsize=1)

@@ -65,22 +65,22 @@ class FlowerEngine(EngineWithMemory):
         self._evaluation = Serial(setup.trainer)  # evaluation is the server's own
         self._numbers = {name: number for number, name in enumerate(setup.clients)}
         self._room: Model | None = None
-        self._nodes = self._find_nodes()
+        self._nodes = self._nodes_by_client()
 
-    def _find_nodes(self) -> dict[int, int]:
+    def _nodes_by_client(self) -> dict[int, int]:
         """Client to node: simulated nodes get new ids with every start."""
-        nodes = self._everyone()
+        nodes = self._wait_for_nodes()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
         replies, failures = reply_intake.read_replies(self._exchange(asked), nodes, "roll call")
-        self._stop_on(failures, {node: f"node {node}" for node in nodes})
+        self._stop_on_failures(failures, {node: f"node {node}" for node in nodes})
         return {self._numbers[reply.name]: reply.node for reply in replies}
 
-    def _everyone(self) -> list[int]:
+    def _wait_for_nodes(self) -> list[int]:
         """All nodes: simulated ones come up while the server already runs."""
         deadline = time.monotonic() + WAIT_FOR_NODES
         while len(nodes := list(self._grid.get_node_ids())) < len(self._numbers):
             if self._simulation is not None:
-                self._simulation.check()
+                self._simulation.stop_if_over()
             if time.monotonic() > deadline:
                 raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT_FOR_NODES:g} s")
             time.sleep(0.05)
@@ -96,22 +96,20 @@ class FlowerEngine(EngineWithMemory):
         group, sent = str(jobs[0].round), jobs[0].model
         arrays = model_to_arrays(sent)
         names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
-        messages = [self._message(job, arrays, group) for job in jobs]
+        messages = [self._job_message(job, arrays, group) for job in jobs]
         replies, failures = reply_intake.read_replies(self._exchange(messages), list(names), group)
-        self._stop_on(failures, names)
-        self._stop_on(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
+        silent = names.keys() - failures.keys() - {reply.node for reply in replies}
+        self._stop_on_failures(failures | dict.fromkeys(silent, "it did not answer"), names)
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
-        format = ReplyFormat(self._setup.method.sends)
-        updates, refused, self._room = reply_intake.decode_replies(
-            replies, self._numbers, sent, format, room=self._room
-        )
+        given = (replies, self._numbers, sent, ReplyFormat(self._setup.method.sends))
+        updates, refused, self._room = reply_intake.decode_replies(*given, room=self._room)
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
         yield from sorted(updates, key=lambda update: update.client) if in_turn else updates
 
-    def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
+    def _job_message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
         numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
         content = RecordDict({"arrays": arrays, "config": job_orders.add_orders(ConfigRecord(), numbers)})
         content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
@@ -119,7 +117,7 @@ class FlowerEngine(EngineWithMemory):
             content["broadcast"] = vectors_to_arrays(job.broadcast)
         return Message(content, self._nodes[job.client], MessageType.TRAIN, group_id=group)
 
-    def _stop_on(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
+    def _stop_on_failures(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
         for node, why in failures.items():
             raise RunFailed(f"training client {names.get(node, f'node {node}')} failed: {why}")
 

@@ -35,13 +35,13 @@ class FrozenLayers:
         self._record = vectors_to_arrays(self.arrays)
         self.order = {FROZEN: digest(self.arrays, None)} if self.arrays else {}
 
-    def added(self, content: RecordDict, node: int) -> RecordDict:
+    def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
         if not self.arrays or node in self.holding:
             return content
         return RecordDict({**content, FROZEN: self._record})
 
-    def heard(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
+    def note_holders(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
         """Who of those that were asked holds the layers; the others get them again."""
         said = {reply.node for reply in replies if FROZEN in client_in_reply(reply.content)}
         self.holding = (self.holding - set(asked)) | said

@@ -36,3 +36,14 @@ def read_orders(content: RecordDict) -> dict[str, Any]:
     if not isinstance(orders, dict):
         raise UserError("the server's settings cannot be read: is its feddraw of the same version?")
     return orders
+
+
+def last_counted_round(content: RecordDict, name: str) -> int | None:
+    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
+    rounds = read_orders(content).get("counted")
+    if rounds is None:
+        return None
+    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
+    if not isinstance(counted, int):
+        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
+    return counted

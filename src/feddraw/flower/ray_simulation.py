@@ -32,8 +32,8 @@ class RaySimulation:
         self._app, self._nodes, self._workers = app, nodes, workers
         self._grids: Queue[Grid | BaseException] = Queue()
         self._crash: BaseException | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run_simulation, daemon=True)
 
     def grid(self, seconds: float = 120.0) -> Grid:
         self._thread.start()
@@ -49,7 +49,7 @@ class RaySimulation:
         """As the Grid's own, which would wait for ever for nodes that are gone with the simulation."""
         waiting, replies = set(grid.push_messages(messages)), list[Message]()
         while waiting:
-            self.check()
+            self.stop_if_over()
             found = list(grid.pull_messages(waiting))
             waiting -= {reply.metadata.reply_to_message_id for reply in found}
             replies += found
@@ -57,22 +57,22 @@ class RaySimulation:
                 time.sleep(POLL_SECONDS)
         return replies
 
-    def check(self) -> None:
+    def stop_if_over(self) -> None:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
-        if self._over.is_set():
+        if self._ended.is_set():
             why = "it ended early" if self._crash is None else _cause_of_crash(self._crash)
             raise RunFailed(
                 f"Flower's simulation on Ray crashed: {why}; run again with engine = serial, or see Ray's log in "
                 "/tmp/ray/session_latest/logs"
             )
 
-    def _run(self) -> None:
+    def _run_simulation(self) -> None:
         server = ServerApp()
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             self._grids.put(grid)
-            self._over.wait()
+            self._ended.wait()
 
         for name, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -86,10 +86,10 @@ class RaySimulation:
             self._crash = error
             self._grids.put(error)  # read by `grid` if it still waits
         finally:
-            self._over.set()  # lets the server's thread end too
+            self._ended.set()  # lets the server's thread end too
 
     def close(self) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join(timeout=60)
 
 

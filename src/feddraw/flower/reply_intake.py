@@ -6,12 +6,9 @@ arrival nor a node id that changes with every start changes the result.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +20,7 @@ from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_e
 from feddraw.server.policy import int_if_whole
 from feddraw.server.state_dict import blank, row_of
 from feddraw.sums import in_threads
+from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
@@ -124,9 +122,6 @@ def one_line(text: Any, most: int = 80) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()
 
 
-# ---------------------------------------------------------------------------------------------------- updates
-
-
 def decode_replies(
     replies: Sequence[Reply],
     numbers: Mapping[str, int],
@@ -146,7 +141,7 @@ def decode_replies(
     matrices, reader = blank(sent.layout, len(replies)) if fresh else room, ArrayRecordReader(sent.layout)
     assert matrices is not None
 
-    def attempt(row: int) -> Update | Refused:
+    def decode_row(row: int) -> Update | Refused:
         reply, into = replies[row], row_of(matrices, row)
         try:
             return _decode_update(reply.content, numbers[reply.name], into, reader, format, keep)
@@ -154,10 +149,10 @@ def decode_replies(
             return reason
         finally:
             if fresh and not keep:
-                _return_reply_memory()
+                return_freed_memory()  # of the reply that was read: else all replies would be there twice
 
     rows = range(len(replies))
-    found = [attempt(row) for row in rows] if fresh else in_threads(attempt, rows)
+    found = [decode_row(row) for row in rows] if fresh else in_threads(decode_row, rows)
     refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
     updates = [one for one in found if isinstance(one, Update)]
     return _without_gaps(updates, matrices) if refused else updates, refused, matrices
@@ -172,18 +167,6 @@ def _without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
             np.copyto(getattr(into, name), getattr(update.model, name))
         moved.append(replace(update, model=into))
     return moved
-
-
-@lru_cache(maxsize=1)
-def _malloc_trim() -> Callable[[int], object] | None:
-    """glibc's, where it is the library in use."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-
-
-def _return_reply_memory() -> None:
-    """Return the memory of a reply that has been read; glibc would keep it, and all replies would be there twice."""
-    if trim := _malloc_trim():
-        trim(0)
 
 
 def _decode_update(

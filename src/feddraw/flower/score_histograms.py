@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.analysis import metrics
+from feddraw.analysis.metrics import metrics_table
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
@@ -25,9 +25,9 @@ BIN_EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
 def count_by_score(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Histograms:
-    """Images by label, finding and bin of their score, a probability; a NaN counts as 0 (see `broken`).
+    """Images by label, finding and bin of their score, a probability.
 
-    Labels that are not known (NaN) are not counted.
+    A NaN counts as 0 (see `findings_with_broken_scores`). Labels that are not known (NaN) are not counted.
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), BIN_EDGES)
@@ -121,20 +121,12 @@ def histogram_metrics(
     counts[:, list(broken)] = 0
     areas = {name: histogram_auc(*counts[:, c]) for c, name in enumerate(findings)}
     rates = {name: _histogram_rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
-    means = {name: math.sqrt(se * sp) for name, (se, sp) in rates.items()}
     bounds = np.concatenate([[-np.inf], BIN_EDGES, [np.inf]])
-    return {
-        "auc": {"macro": metrics.macro(areas.values()), "per_class": areas},
-        "gm": {"macro": metrics.macro(means.values()), "per_class": means},
-        "sensitivity": {name: pair[0] for name, pair in rates.items()},
-        "specificity": {name: pair[1] for name, pair in rates.items()},
-        "thresholds": {
-            name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
-            for name, edge in zip(findings, edges, strict=True)
-        },
-        "undefined": [name for name in findings if math.isnan(areas[name]) or math.isnan(means[name])],
-        "not_finite": [findings[c] for c in broken],
+    thresholds = {
+        name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
+        for name, edge in zip(findings, edges, strict=True)
     }
+    return metrics_table(areas, rates, thresholds, [findings[c] for c in broken])
 
 
 def _histogram_rates(
@@ -153,9 +145,8 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
     """Metrics from all sites' counts: thresholds from the validation split, and the test split where it was sent."""
     validation = add_up_histograms(contents, "validation", len(findings))
     edges = [best_threshold_bin(*validation[:, c]) for c in range(len(findings))]
-    lost = findings_with_broken_scores(
-        contents, "validation", len(findings)
-    )  # without thresholds there is no GM elsewhere either
+    # without thresholds from validation data there is no GM of test data either
+    lost = findings_with_broken_scores(contents, "validation", len(findings))
     found = {"validation": histogram_metrics(validation, findings, edges, lost)}
     test = add_up_histograms(contents, "test", len(findings))
     lost = sorted({*lost, *findings_with_broken_scores(contents, "test", len(findings))})

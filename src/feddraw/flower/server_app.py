@@ -32,7 +32,7 @@ from feddraw.experiment.settings import Experiment, make_method, unnamed_default
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_listed_sites
-from feddraw.flower.settings import FederationSettings
+from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import Keeper
 from feddraw.results.run_folder import RunFolder
@@ -55,34 +55,34 @@ class ServerEvaluation:
         self.dataset: Dataset | None = None
         self.proxy: Proxy | None = None
         self.partition = Partition("sites", (), "")
-        self.counted: dict[str, Any] = {}  # from the sites, in the round under way
+        self.counted_by_sites: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
             self.findings = tuple(settings.findings_of_own_folders(experiment))
             build = partial(builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
                 options = experiment.section("data")[1] | {"path": validation}
-                self._take(open_dataset("folder", size=options.pop("size"), options=options))
+                self._evaluate_on(open_dataset("folder", size=options.pop("size"), options=options))
         else:
             setup = prepare(experiment)
             self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
-            self._take(setup.dataset)
+            self._evaluate_on(setup.dataset)
         self.method.weighting.check(self.initial.layout)
 
-    def _take(self, dataset: Dataset) -> None:
+    def _evaluate_on(self, dataset: Dataset) -> None:
         self.dataset = dataset
         trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
-    def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted = score_histograms.merged_histogram_metrics(contents, self.findings)
-        return score_histograms.metrics_for_flowers_log(self.counted)
+    def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
+        self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
+        return score_histograms.metrics_for_flowers_log(self.counted_by_sites)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:
             nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-            return (self.counted or nobody) | {"clients": {}}, {}
+            return (self.counted_by_sites or nobody) | {"clients": {}}, {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
         return self._evaluator.after_a_round(self._engine, [model], ("validation",)), {}
@@ -113,7 +113,7 @@ def serve_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
 def _run_strategy(
     grid: Grid,
     experiment: Experiment,
-    federation: FederationSettings,
+    federation: FlowerSettings,
     evaluation: ServerEvaluation,
     folder: RunFolder | None,
 ) -> MethodStrategy:
@@ -138,7 +138,7 @@ def _run_strategy(
 
 
 def make_strategy(
-    experiment: Experiment, federation: FederationSettings, evaluation: ServerEvaluation, folder: RunFolder | None
+    experiment: Experiment, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
     method: Method = evaluation.method
     if not experiment.policy.limits_weights:
@@ -154,7 +154,7 @@ def make_strategy(
         min_train_nodes=nodes,
         min_evaluate_nodes=nodes if evaluation.dataset is None else 0,
         min_available_nodes=nodes,
-        evaluate_metrics_aggr_fn=evaluation.merge,
+        evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
         seed=experiment.seed,
         wait=federation.wait,

@@ -21,7 +21,7 @@ from feddraw.server.policy import Policy, why_not
 
 
 @dataclass(frozen=True)
-class FederationSettings:
+class FlowerSettings:
     """What a federation has beyond an experiment."""
 
     out: str = ""  # the run's folder on the server
@@ -38,9 +38,8 @@ class FederationSettings:
     set: str = ""  # more settings, KEY=VALUE with blanks between
 
 
-READY_POLICY = Policy(
-    cap_times=1.5
-)  # unless the settings have a policy of their own: from three sites on, none outweighs all
+# Unless the settings have a policy of their own: from three sites on, none outweighs all others.
+READY_POLICY = Policy(cap_times=1.5)
 
 TRUST_VARIABLE = "FEDDRAW_TRUST"  # set to 1 in the server's environment: import code that a run's settings name
 AT_THE_SERVER = f"start the server with {TRUST_VARIABLE}=1 in its environment if you trust them"
@@ -54,7 +53,7 @@ def trusted_here() -> bool:
 
 def read_run_config(
     run_config: Mapping[str, Any], *, trust: bool = False, permit: str = AT_THE_SERVER
-) -> tuple[Experiment, FederationSettings]:
+) -> tuple[Experiment, FlowerSettings]:
     """The experiment and the federation that a run's settings describe; an empty text leaves a setting as it is.
 
     The settings come from another machine or from a file: code that they name is refused before anything is imported,
@@ -63,10 +62,10 @@ def read_run_config(
     given = {name: value for name, value in run_config.items() if value != ""}
     if given.pop("trust", False):
         raise UserError(f"a run's settings cannot ask for trust: {AT_THE_SERVER}; at sites, {AT_A_SITE}")
-    defaults = {field.name: field.default for field in fields(FederationSettings)}
+    defaults = {field.name: field.default for field in fields(FlowerSettings)}
     own = {name: given.pop(name) for name in defaults if name in given}
     check(own, defaults, "")
-    federation = FederationSettings(**own)
+    federation = FlowerSettings(**own)
     more = parse_settings(federation.set.split())
     experiment = Experiment.of(_run_config_by_section(given)).with_settings(more)
     experiment.trusted(trust, "the run's settings name", permit)
@@ -77,6 +76,9 @@ def read_run_config(
     if not any(name.startswith("policy.") for name in (*given, *more)) and not why_not(make_method(experiment)):
         experiment = replace(experiment, policy=READY_POLICY)
     return complete(experiment), federation
+
+
+read = read_run_config  # its name before, for scripts made after examples/flower/local_federation.py
 
 
 def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,10 +85,8 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
     held = frozen_layers.take_frozen(site.trainer, content, site.memory)
     job = read_site_job(site, content)
     run = str(job_orders.read_orders(content).get("run", ""))
-    kept, counted = (
-        ClientMemory(site.memory, run, site.name),
-        last_counted_round(content, client_alias(run, one_line(site.name))),
-    )
+    kept = ClientMemory(site.memory, run, site.name)
+    counted = job_orders.last_counted_round(content, client_alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
     memory: Memory = _vectors_sent_to_site(content, "memory") if carried else kept.load(job.round, counted)
     update, memory = site.trainer.work(job, memory)
@@ -108,17 +106,6 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
     return reply
 
 
-def last_counted_round(content: RecordDict, name: str) -> int | None:
-    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
-    rounds = job_orders.read_orders(content).get("counted")
-    if rounds is None:
-        return None
-    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
-    if not isinstance(counted, int):
-        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
-    return counted
-
-
 def read_site_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
     ordered = job_orders.read_orders(content)
@@ -131,15 +118,8 @@ def read_site_job(site: Site, content: RecordDict) -> Job:
         rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
-    return Job(
-        round,
-        rounds,
-        site.shard,
-        seed,
-        _model_sent_to_site(site, content),
-        _vectors_sent_to_site(content, "broadcast"),
-        effort,
-    )
+    model, broadcast = _model_sent_to_site(site, content), _vectors_sent_to_site(content, "broadcast")
+    return Job(round, rounds, site.shard, seed, model, broadcast, effort)
 
 
 def _check_agreed_policy(agreed: Policy, servers: Any) -> None:

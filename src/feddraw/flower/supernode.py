@@ -76,9 +76,6 @@ def _read_fab_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-# ---------------------------------------------------------------------------------------------------- the seam
-
-
 def guarded_pull(pull: Callable[..., int | None], signatures: Signatures) -> Callable[..., int | None]:
     """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not signed."""
 
@@ -120,9 +117,6 @@ def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> Non
         raise AppRefused(f"the run is of the kind '{run.primary_task_type}', and sites run client apps only")
     statement = signatures.check(content, run.fab_id, run.fab_version)
     log(INFO, "Signed by the operator: %s %s, until %s", statement.app, statement.version, statement.expires)
-
-
-# ---------------------------------------------------------------------------------------------------- the start
 
 
 def check_node_config(text: str) -> None:

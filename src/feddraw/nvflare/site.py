@@ -43,8 +43,9 @@ class Site:
             raise UserError(f"the server's model is not this site's network: {error}") from None
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
         carried = unpack_meta(received.meta)
-        self._settle(carried.get("counted"))
-        job = Job(round, rounds, self.shard, seed_of(self.seed, round, self.number), model, self._told(carried, model))
+        self._settle_memory(carried.get("counted"))
+        seed, broadcast = seed_of(self.seed, round, self.number), self._broadcast_to_site(carried, model)
+        job = Job(round, rounds, self.shard, seed, model, broadcast)
         update, memory = self.trainer.work(job, self._memory)
         self._learnt = round, memory
         beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
@@ -54,7 +55,7 @@ class Site:
         params = like(update.model, received.params)
         return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
 
-    def _settle(self, counted: dict[str, int] | None) -> None:
+    def _settle_memory(self, counted: dict[str, int] | None) -> None:
         """Keep what the last round taught, if the aggregator counted it, or does not say."""
         if self._learnt is not None:
             round, memory = self._learnt
@@ -62,6 +63,6 @@ class Site:
                 self._memory = memory
             self._learnt = None
 
-    def _told(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
+    def _broadcast_to_site(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
         """What the server rule sends beside the model; in the first round, what it would begin with."""
         return dict(carried.get("broadcast") or self.method.broadcast(self.method.init(model)))
