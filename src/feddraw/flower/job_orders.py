@@ -14,21 +14,19 @@ from flwr.app import ConfigRecord, RecordDict
 
 from feddraw.errors import UserError
 
-ORDERS_KEY = "feddraw"
+KEY = "feddraw"
 
 
 def add_orders(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
     """A copy of the user's configuration with our orders in it."""
-    if ORDERS_KEY in config:
-        raise UserError(
-            f"the configuration has a key '{ORDERS_KEY}', which this package uses itself: choose another name"
-        )
-    return ConfigRecord(dict(config) | {ORDERS_KEY: json.dumps(orders)})
+    if KEY in config:
+        raise UserError(f"the configuration has a key '{KEY}', which this package uses itself: choose another name")
+    return ConfigRecord(dict(config) | {KEY: json.dumps(orders)})
 
 
 def read_orders(content: RecordDict) -> dict[str, Any]:
     """Our orders in a message; none where the server is not ours."""
-    texts = [config[ORDERS_KEY] for config in content.config_records.values() if ORDERS_KEY in config]
+    texts = [config[KEY] for config in content.config_records.values() if KEY in config]
     try:
         orders = json.loads(str(texts[0])) if texts else {}
     except (ValueError, RecursionError):

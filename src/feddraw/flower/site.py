@@ -36,7 +36,7 @@ class Site:
     trainer: Trainer
     name: str
     number: int = -1  # its number among the clients, where it has one; else the name decides the seed
-    shard: int = 0  # which of the bench's shards is its own
+    shard: int = 0  # which of the trainer's shards is its own
     memory: Path = field(default_factory=default_memory_folder)
     holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
     policy: Policy | None = None  # the one that was agreed on: under another the site does not train
@@ -134,11 +134,11 @@ def _check_agreed_policy(agreed: Policy, servers: Any) -> None:
 def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is the last time."""
     frozen_layers.take_frozen(site.trainer, content, site.memory)
-    model, bench, examples = _model_sent_to_site(site, content), Serial(site.trainer), site.trainer.examples
+    model, engine, examples = _model_sent_to_site(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.holdout.items():
         if len(rows) and (part != "test" or job_orders.read_orders(content).get("final")):
-            scores = bench.predict(model, rows)
+            scores = engine.predict(model, rows)
             counts = count_by_score(scores, examples.targets[rows])
             metrics |= histograms_to_metrics(part, counts, not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0

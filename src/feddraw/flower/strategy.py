@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from feddraw.classifier_layer import described
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
-from feddraw.flower import job_orders, reply_intake
+from feddraw.flower import reply_intake
 from feddraw.flower.array_records import arrays_to_model, model_to_arrays, vectors_to_arrays
 from feddraw.flower.client_memory import client_alias
 from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
+from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
 from feddraw.flower.roster import Roster
 from feddraw.flower.round_numbers import RenumberedStrategy
@@ -56,7 +57,7 @@ MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
 SUSPECT_SIZE_TIMES = 1000.0  # a client that says it has so many times the median's images is pointed out
-TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # what tells the random draws of one round apart
+TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # so that a round draws other nodes for each
 LEDGER_PARTS = (*NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
@@ -218,7 +219,7 @@ class MethodStrategy(FedAvg):
         return self._restore_checkpoint() or initial_arrays
 
     def _lock_for_other_loop(self) -> None:
-        """What `start` does first, for a loop that is not ours."""
+        """For a loop that is not ours, what `start` does first: know the number of rounds, lock the folder."""
         if not self.rounds:
             raise UserError(
                 "the number of rounds is not known: a wrapper or a loop of your own does not tell it. Give it to this "
@@ -324,15 +325,13 @@ class MethodStrategy(FedAvg):
         config["server-round"] = count
         numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
-        counted = {
-            client_alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()
-        }
+        called = self.roster.called
+        counted = {client_alias(self.run, called.get(name, name)): last for name, last in self._counted.items()}
         ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
         if self.secure is not None:
             keys = (self.arrayrecord_key, self.weighted_by_key)
             ours |= self.secure.to_train(self.run, count - 1, *keys, self.model.layout.classifier)
-        settings = job_orders.add_orders(config, ours)
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, ours)})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
         return self._messages_to(content, MessageType.TRAIN, server_round, self._asked)
@@ -350,9 +349,8 @@ class MethodStrategy(FedAvg):
         ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self._masked_counts:
             ours |= self.secure.to_count(self.run, count - 1, len(self.findings))
-        settings = job_orders.add_orders(config, ours)
         shown = self.shown_arrays(arrays)
-        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
+        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: add_orders(config, ours)})
         return self._messages_to(content, MessageType.EVALUATE, server_round, nodes)
 
     def _adopt_next_model(self, arrays: ArrayRecord) -> None:
@@ -369,9 +367,8 @@ class MethodStrategy(FedAvg):
         return arrays if shown is self.model else model_to_arrays(shown)
 
     def _messages_to(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
-        return [
-            Message(self._frozen.with_layers(content, node), node, kind, group_id=str(server_round)) for node in nodes
-        ]
+        group, with_layers = str(server_round), self._frozen.with_layers
+        return [Message(with_layers(content, node), node, kind, group_id=group) for node in nodes]
 
     def _choose_nodes(self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]) -> list[int]:
         """A random sample of the nodes with our own seed; the same nodes give the same sample."""

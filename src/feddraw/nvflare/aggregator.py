@@ -71,9 +71,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         outputs: int = 0,  # the number of findings, against which the classifier is checked; 0: not known
     ) -> None:
         super().__init__()
-        self.method, self.rounds, self.settings, self.gate = method, rounds, settings, gate
-        self.outputs = outputs
-        self.classifier, self.size_key, self.folder, self.policy = classifier, size_key, folder, policy
+        self.method, self.rounds, self.settings, self.classifier = method, rounds, settings, classifier
+        self.size_key, self.folder, self.policy, self.gate, self.outputs = size_key, folder, policy, gate, outputs
         self._method_table = {"name": method, **(settings or {})}
         self._rule: Method = rule_of(self._method_table)[0]
         require(self._rule, method, ())
@@ -194,16 +193,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
         if self._models and not any(self._has_size(model) for model in self._models.values()):
             missing = f"no site sends {self.size_key} or {STEPS_KEY} in its model's meta, so none can be weighed"
-            raise self._logged_failure(f"{missing}: {self._how_to_send_sizes()}")
+            raise self._failure(f"{missing}: {self._how_to_send_sizes()}")
 
     def _stop_without_extras(self) -> None:
-        wanted = list(self._rule.sends)
-        if (
-            wanted
-            and self._models
-            and not any(_extra_in_meta(model).keys() & set(wanted) for model in self._models.values())
-        ):
-            raise self._logged_failure(
+        wanted, models = list(self._rule.sends), self._models.values()
+        if wanted and models and not any(_extra_in_meta(model).keys() & set(wanted) for model in models):
+            raise self._failure(
                 f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it: let the "
                 "client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
             )
@@ -215,11 +210,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         reasons = "; ".join(line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
         log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
-            raise self._logged_failure(
-                f"no update counted in two rounds in a row ({reasons}): fix this, then start again"
-            )
+            raise self._failure(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
 
-    def _logged_failure(self, why: str) -> RunFailed:
+    def _failure(self, why: str) -> RunFailed:
         """In FLARE's log too: some of its workflows show only the kind of an error."""
         log.error("%s", why)
         return RunFailed(why)
@@ -239,8 +232,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         try:
             self._clients = [str(name) for name in json.loads(carried["clients"])]
             self.history = _read_history(carried["ledger"])
-            about = carried["state"]
-            names = tuple(self._clients)
+            about, names = carried["state"], tuple(self._clients)
             self._state = AggregationState(about["method"], names, int(about["next_round"]), dict(about["values"]))
         except (KeyError, TypeError, ValueError):
             raise RunFailed("what the swarm's last aggregating site has handed on cannot be read") from None

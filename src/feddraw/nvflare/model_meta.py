@@ -31,7 +31,7 @@ def pack_meta(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What `packed` put there; empty if there is nothing."""
+    """What `pack_meta` put there; empty if there is nothing."""
     carried = (meta or {}).get(META_KEY)
     if carried is None:
         return {}
