@@ -20,7 +20,7 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.flower import MethodStrategy
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
-from feddraw.flower.roster import node_fingerprint, read_listed_sites
+from feddraw.flower.roster import node_fingerprint, read_roster
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
@@ -225,10 +225,10 @@ def test_a_list_that_cannot_be_right_is_refused(sites: dict[str, str], says: str
 
 
 def test_the_list_is_also_a_text() -> None:
-    assert read_listed_sites(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {"North": MARKS[0], "St. Mary": MARKS[1]}
-    assert read_listed_sites("") == {}
+    assert read_roster(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {"North": MARKS[0], "St. Mary": MARKS[1]}
+    assert read_roster("") == {}
     with pytest.raises(UserError, match="NAME=FINGERPRINT"):
-        read_listed_sites("North")
+        read_roster("North")
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")

@@ -19,7 +19,7 @@ from flwr.app import Context
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.run_preparation import Setup, make_trainer, prepare
-from feddraw.experiment.settings import Experiment, make_method
+from feddraw.experiment.settings import make_method
 from feddraw.flower import settings
 from feddraw.flower.client_memory import memory_folder
 from feddraw.flower.site import Site, client
@@ -36,18 +36,14 @@ def open_site(context: Context) -> Site:
         return _site_with_own_folder(run, own, context.node_id)
     if "partition-id" not in node:
         raise UserError('this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"')
-    return _site_of_partition(_scenario_setup(run, node.get("trust") is True), int(node["partition-id"]), node)
+    return _site_of_partition(_setup_of_run(run, node.get("trust") is True), int(node["partition-id"]), node)
 
 
 @lru_cache(maxsize=1)
-def _scenario_setup(run: str, trust: bool) -> Setup:
+def _setup_of_run(run: str, trust: bool) -> Setup:
     """The whole scenario, once per process: in a simulation one process serves several clients."""
-    return prepare(_experiment_of_run(run, trust))
-
-
-def _experiment_of_run(run: str, trust: bool) -> Experiment:
     experiment, _ = settings.read_run_config(json.loads(run), trust=trust, permit=settings.AT_A_SITE)
-    return experiment
+    return prepare(experiment)
 
 
 def _site_of_partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Site:
@@ -57,14 +53,15 @@ def _site_of_partition(setup: Setup, number: int, node: Mapping[str, Any]) -> Si
         raise UserError(f"partition {number} is not among the scenario's {len(setup.clients)} clients")
     holdout = {"validation": setup.evaluator.holdout[number]}
     name, memory = setup.clients[number], memory_folder(node)
-    return Site(setup.trainer, name, number, number, memory, holdout, _agreed_policy(node))
+    return Site(setup.trainer, name, number, number, memory, holdout, _policy_of_node(node))
 
 
 @lru_cache(maxsize=1)
 def _site_with_own_folder(run: str, own: str, node_id: int) -> Site:
     """A site with a folder of its own; nothing but its path is the site's to set."""
     node = json.loads(own)
-    experiment = _experiment_of_run(run, node.get("trust") is True)
+    trust = node.get("trust") is True
+    experiment, _ = settings.read_run_config(json.loads(run), trust=trust, permit=settings.AT_A_SITE)
     findings = settings.findings_of_own_folders(experiment)
     options = experiment.section("data")[1] | {"path": node["data"]}
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
@@ -74,10 +71,10 @@ def _site_with_own_folder(run: str, own: str, node_id: int) -> Site:
     trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
     name = str(node.get("client") or f"node {node_id}")
     holdout = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
-    return Site(trainer, name, memory=memory_folder(node), holdout=holdout, policy=_agreed_policy(node))
+    return Site(trainer, name, memory=memory_folder(node), holdout=holdout, policy=_policy_of_node(node))
 
 
-def _agreed_policy(node: Mapping[str, Any]) -> Policy | None:
+def _policy_of_node(node: Mapping[str, Any]) -> Policy | None:
     """The policy that the site agreed to, where it has a file of it."""
     return read_policy(Path(str(node["policy"]))) if node.get("policy") else None
 

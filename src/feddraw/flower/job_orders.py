@@ -36,7 +36,7 @@ def read_orders(content: RecordDict) -> dict[str, Any]:
     return orders
 
 
-def last_counted_round(content: RecordDict, name: str) -> int | None:
+def last_counted_in_orders(content: RecordDict, name: str) -> int | None:
     """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
     rounds = read_orders(content).get("counted")
     if rounds is None:

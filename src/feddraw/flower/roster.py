@@ -45,7 +45,7 @@ class Roster:
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
         self.names: list[str] = []  # of clients that have answered; the index is the client's number
         self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
-        self._listed = _listed_sites(sites or {})  # identity to name, by the operator's word
+        self._listed = _roster_of_sites(sites or {})  # identity to name, by the operator's word
         self._identity_of_name: dict[str, str] = {}  # name to identity
         self._name_of_identity: dict[str, str] = {}  # the same from identity to name
         self._identities: dict[int, str] = {}  # of the nodes that were seen in this run
@@ -136,7 +136,7 @@ class Roster:
             self._bind_name(str(name), str(identity))
 
 
-def _listed_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
+def _roster_of_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, given in sites.items():
         who = str(given).strip()
@@ -152,7 +152,7 @@ def _listed_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
     return found
 
 
-def read_listed_sites(text: str) -> dict[str, str]:
+def read_roster(text: str) -> dict[str, str]:
     """`North=SHA256:…,South=SHA256:…` as a mapping."""
     pairs = [item.rpartition("=") for item in text.split(",") if item.strip()]
     if bad := [who for name, _, who in pairs if not name.strip()]:

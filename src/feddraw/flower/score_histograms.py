@@ -72,7 +72,7 @@ def add_up_histograms(contents: Sequence[RecordDict], split: str, findings: int)
     total = np.zeros(2 * findings * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
-            cells, counts = (_whole_counts(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
+            cells, counts = (_histogram_counts(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
             if cells.shape == counts.shape and (cells < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
                 np.add.at(total, cells, counts)
     return total.reshape(2, findings, BINS)
@@ -81,11 +81,11 @@ def add_up_histograms(contents: Sequence[RecordDict], split: str, findings: int)
 def findings_with_broken_scores(contents: Sequence[RecordDict], split: str, findings: int) -> list[int]:
     """The findings for which a site's scores were not finite numbers."""
     records = [record for content in contents for record in content.metric_records.values()]
-    named = {int(index) for record in records for index in _whole_counts(record.get(f"{split}-not-finite", []))}
+    named = {int(index) for record in records for index in _histogram_counts(record.get(f"{split}-not-finite", []))}
     return sorted(index for index in named if index < findings)
 
 
-def _whole_counts(given: Any) -> NDArray[np.int64]:
+def _histogram_counts(given: Any) -> NDArray[np.int64]:
     """Whole numbers that no sum can carry beyond 64 bits; for anything else an empty array."""
     numbers = given if isinstance(given, list) else [given]
     good = all(isinstance(number, int) and 0 <= number <= MOST_IMAGES for number in numbers)

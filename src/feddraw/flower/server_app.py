@@ -31,7 +31,7 @@ from feddraw.experiment.running import evaluate_kept
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
 from feddraw.flower.array_records import model_to_arrays
-from feddraw.flower.roster import read_listed_sites
+from feddraw.flower.roster import read_roster
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import Keeper
@@ -164,7 +164,7 @@ def make_strategy(
         proxy=evaluation.proxy,
         folder=folder,
         resume=federation.resume,
-        sites=read_listed_sites(federation.sites),
+        sites=read_roster(federation.sites),
         rebind=federation.rebind,
         findings=evaluation.findings,
         frozen=evaluation.initial.layout.frozen,

@@ -86,7 +86,7 @@ def train_at_site(site: Site, content: RecordDict) -> RecordDict:
     job = read_site_job(site, content)
     run = str(job_orders.read_orders(content).get("run", ""))
     kept = ClientMemory(site.memory, run, site.name)
-    counted = job_orders.last_counted_round(content, client_alias(run, one_line(site.name)))
+    counted = job_orders.last_counted_in_orders(content, client_alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
     memory: Memory = _vectors_sent_to_site(content, "memory") if carried else kept.load(job.round, counted)
     update, memory = site.trainer.work(job, memory)

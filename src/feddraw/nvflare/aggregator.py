@@ -78,7 +78,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         require(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
-        self._gate = _gate_of(gate or {})
+        self._gate = _gate_for_flare(gate or {})
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
         self._known_layout: Layout | None = None
@@ -231,7 +231,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             return
         try:
             self._clients = [str(name) for name in json.loads(carried["clients"])]
-            self.history = _read_history(carried["ledger"])
+            self.history = _swarms_history(carried["ledger"])
             about, names = carried["state"], tuple(self._clients)
             self._state = AggregationState(about["method"], names, int(about["next_round"]), dict(about["values"]))
         except (KeyError, TypeError, ValueError):
@@ -243,7 +243,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         ledger = unpack_meta(learnable.get("meta")).get("ledger") if learnable else None
         if ledger is not None:
             self.fl_ctx = fl_ctx
-            self.history = max(self.history, _read_history(ledger), key=len)
+            self.history = max(self.history, _swarms_history(ledger), key=len)
             self._write_ledger()
 
     def _log_ledger(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
@@ -287,7 +287,7 @@ class FedDRAW(MethodAggregator):
         self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
 
 
-def _gate_of(settings: Mapping[str, Any]) -> Gate:
+def _gate_for_flare(settings: Mapping[str, Any]) -> Gate:
     try:
         return Gate(**settings)
     except TypeError as error:
@@ -311,5 +311,5 @@ def _extra_in_meta(model: FLModel) -> dict[str, Any]:
         return {}
 
 
-def _read_history(ledger: str) -> LedgerHistory:
+def _swarms_history(ledger: str) -> LedgerHistory:
     return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]

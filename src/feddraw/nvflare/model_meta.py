@@ -37,13 +37,13 @@ def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     try:
         words, forms = json.loads(carried["words"])
-        arrays = {name: _array_from_bits(carried["bits"][name], *form) for name, form in forms.items()}
+        arrays = {name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()}
         return dict(repack(words, arrays))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"what came as '{META_KEY}' in a model's meta cannot be read") from None
 
 
-def _array_from_bits(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
+def _array_in_meta(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
     kind = np.dtype(dtype)
     if kind.kind not in "fiub":
         raise ValueError(f"arrays of {dtype}")
