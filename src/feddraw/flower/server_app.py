@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import Evaluator
-from feddraw.core import Method, Model, Proxy
+from feddraw.core import Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -107,17 +107,13 @@ def serve_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
             numbers = federation.nodes * len(evaluation.initial.params)
             layout = evaluation.initial.layout
             folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
-        return _run_strategy(grid, experiment, federation, evaluation, folder)
+        return _run_strategy(grid, federation, evaluation, folder)
 
 
 def _run_strategy(
-    grid: Grid,
-    experiment: Experiment,
-    federation: FlowerSettings,
-    evaluation: ServerEvaluation,
-    folder: RunFolder | None,
+    grid: Grid, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
-    strategy = make_strategy(experiment, federation, evaluation, folder)
+    strategy, experiment = make_strategy(federation, evaluation, folder), evaluation.experiment
     keeper = Keeper(experiment.keep, experiment.rounds, folder)
     if folder is not None and federation.resume:
         keeper.resume()
@@ -137,10 +133,8 @@ def _run_strategy(
     return strategy
 
 
-def make_strategy(
-    experiment: Experiment, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
-) -> MethodStrategy:
-    method: Method = evaluation.method
+def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None) -> MethodStrategy:
+    experiment, method = evaluation.experiment, evaluation.method
     if not experiment.policy.limits_weights:
         log.warning("no policy limits how much a site counts: %s", why_not(method) or "the run's settings turn it off")
     least = FEWEST if experiment.secure else 2

@@ -102,7 +102,7 @@ class MethodStrategy(FedAvg):
         frozen: Mapping[str, NDArray[Any]] | None = None,  # tensors that nobody trains: sent to each site once
         secure: bool = False,  # see sums of updates only, never one; clients need `secure_mod` and keys
         site_keys: Directory | Path | str | None = None,  # with it: the sites' public keys by name, or their file
-        masked_counts: bool = False,  # with it: evaluations are counts (`histograms`), and added up under masks too
+        masked_counts: bool = False,  # with it: evaluations are counts (`score_histograms`), added up under masks too
     ) -> None:
         least = FEWEST_SUMMED if secure else 0
         super().__init__(
