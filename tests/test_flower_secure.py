@@ -38,7 +38,7 @@ from feddraw.secure_sums.signing_keys import directory_line, new_key
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
-from test_frozen import FROZEN, half_frozen, site_trainer
+from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 SITES = (*tiny.NAMES, "Coast", "Hill")
 STAGES = ("shares", "values", "survivors", "opening")
@@ -657,4 +657,4 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
     assert [len(done.weights) for done in strategy.history] == [3, 3]
     assert strategy.model is not None
     after = strategy.model.arrays()
-    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN)
+    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)
