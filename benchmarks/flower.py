@@ -28,8 +28,8 @@ from flwr.serverapp.strategy import FedAvg
 from feddraw.bench.ratios import Session, ratio, timed
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
+from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.records import to_arrays
 from feddraw.methods.fedavg import fedavg
 from feddraw.server.gate import Gate, accept_by_distance, check_each_update
 from feddraw.training import network_by_name
@@ -90,10 +90,9 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
         return found
 
     def decode() -> Any:
-        answers, _ = reply_intake.read(messages, strategy._asked, "1")
+        answers, _ = reply_intake.read_replies(messages, strategy._asked, "1")
         places = {answer.name: place for place, answer in enumerate(answers)}
-        keys = {"size_key": "num-examples", "arrays_key": "arrays", "room": strategy._room}
-        return reply_intake.decode(answers, places, sent, sends={}, **keys)[0]
+        return reply_intake.decode_replies(answers, places, sent, reply_intake.ReplyFormat({}), room=strategy._room)[0]
 
     sent, method = strategy.model, strategy.method
     assert sent is not None
@@ -105,7 +104,7 @@ def stages(strategy: MethodStrategy, replies: list[Message]) -> dict[str, float]
 
     lap("gate", gate)
     summed = lap("weigh and sum", lambda: method.aggregate(cohort, method.init(sent)))
-    lap("encode", lambda: to_arrays(summed.model))
+    lap("encode", lambda: model_to_arrays(summed.model))
     return clock
 
 

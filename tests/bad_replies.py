@@ -14,8 +14,8 @@ from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, Re
 
 from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.flower import MethodStrategy
-from feddraw.flower.in_process_grid import identify
-from feddraw.flower.records import NUMPY, pack, to_arrays, unpack, vectors_to_arrays
+from feddraw.flower.array_records import NUMPY_ARRAY, model_to_arrays, pack_array, unpack_array, vectors_to_arrays
+from feddraw.flower.in_process_grid import identify_process
 
 Change = Callable[[RecordDict], None]
 TENSOR = "classifier.weight"
@@ -24,7 +24,7 @@ TENSOR = "classifier.weight"
 def reply(update: Update, name: str = "") -> RecordDict:
     """What a client of the package answers."""
     metrics = MetricRecord({"num-examples": update.size, "num-steps": update.steps, **update.metrics})
-    content = RecordDict({"arrays": to_arrays(update.model), "metrics": metrics})
+    content = RecordDict({"arrays": model_to_arrays(update.model), "metrics": metrics})
     if name:
         content["client"] = ConfigRecord({"name": name, "number": update.client})
     if update.extra:
@@ -42,12 +42,12 @@ def tensor(change: Callable[[np.ndarray], np.ndarray], name: str = TENSOR) -> Ch
 
     def changed(content: RecordDict) -> None:
         arrays: Any = content["arrays"]
-        arrays[name] = pack(change(np.array(unpack(arrays[name]))))
+        arrays[name] = pack_array(change(np.array(unpack_array(arrays[name]))))
 
     return changed
 
 
-def raw(data: bytes, dtype: str = "float32", kind: str = NUMPY) -> Change:
+def raw(data: bytes, dtype: str = "float32", kind: str = NUMPY_ARRAY) -> Change:
     """Bytes that are no tensor."""
 
     def changed(content: RecordDict) -> None:
@@ -168,17 +168,17 @@ def beside(change: Callable[[Any], Any]) -> Change:
     def changed(content: RecordDict) -> None:
         extra: Any = content["extra"]
         name = next(iter(extra))
-        extra[name] = change(np.array(unpack(extra[name])))
+        extra[name] = change(np.array(unpack_array(extra[name])))
 
     return changed
 
 
 BAD_BESIDE: dict[str, tuple[Change, str]] = {
     "no vectors": (without("extra"), "no "),
-    "vectors not finite": (beside(lambda v: pack(v * np.float32(np.nan))), "buffers or extra vectors"),
-    "vectors too long": (beside(lambda v: pack(np.repeat(v, 2))), ""),
-    "vectors of words": (beside(lambda v: pack(v.astype("U4"))), ""),
-    "vectors of bytes": (beside(lambda v: Array("float32", (3,), NUMPY, b"xyz")), UNREADABLE),
+    "vectors not finite": (beside(lambda v: pack_array(v * np.float32(np.nan))), "buffers or extra vectors"),
+    "vectors too long": (beside(lambda v: pack_array(np.repeat(v, 2))), ""),
+    "vectors of words": (beside(lambda v: pack_array(v.astype("U4"))), ""),
+    "vectors of bytes": (beside(lambda v: Array("float32", (3,), NUMPY_ARRAY, b"xyz")), UNREADABLE),
 }
 
 
@@ -195,7 +195,7 @@ NODES = tuple(range(101, 105))
 
 def asked(node: int, group: str = "1") -> Message:
     """A message to a node."""
-    identify()
+    identify_process()
     return Message(RecordDict(), node, MessageType.TRAIN, group_id=group)
 
 
@@ -207,6 +207,6 @@ def answered(node: int, content: RecordDict, group: str = "1") -> Message:
 def server(method: Method, sent: Model, state: State, proxy: Proxy | None = None) -> MethodStrategy:
     """A strategy that has asked four nodes in its second round."""
     strategy = MethodStrategy(method, round_offset=1, rounds=3, proxy=proxy)
-    strategy._begin(to_arrays(sent))
+    strategy._adopt_model(model_to_arrays(sent))
     strategy.model, strategy.state, strategy._asked, strategy._population = sent, state, list(NODES), len(NODES)
     return strategy

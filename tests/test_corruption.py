@@ -151,7 +151,7 @@ def test_phantoms_may_follow_the_experiments_seed():
 
 def test_sites_with_folders_of_their_own_are_not_altered():
     pytest.importorskip("flwr")
-    from feddraw.flower.settings import read
+    from feddraw.flower.settings import read_run_config
 
     with pytest.raises(UserError, match="leave corruption out"):
-        read({"data.name": "folder", "data.findings": "Edema", "corruption.blur": "C1=1"})
+        read_run_config({"data.name": "folder", "data.findings": "Edema", "corruption.blur": "C1=1"})

@@ -121,14 +121,20 @@ def test_sites_say_which_findings_have_scores_that_are_no_numbers() -> None:
     good, bad = rng.random((40, 2)), rng.random((40, 2))
     bad[3, 1] = math.nan
     sent = [
-        score_histograms.to_metrics("validation", score_histograms.count(s, truth), not_finite(s)) for s in (good, bad)
+        score_histograms.histograms_to_metrics("validation", score_histograms.count_by_score(s, truth), not_finite(s))
+        for s in (good, bad)
     ]
     contents = [flwr.RecordDict({"metrics": flwr.MetricRecord(one)}) for one in sent]
-    found = score_histograms.merge(contents, ("Edema", "Nodule"))["validation"]
+    found = score_histograms.merged_histogram_metrics(contents, ("Edema", "Nodule"))["validation"]
     assert (found["undefined"], found["not_finite"]) == (["Nodule"], ["Nodule"])
     assert math.isnan(found["gm"]["per_class"]["Nodule"])
     assert 0 < found["auc"]["per_class"]["Edema"] < 1
-    assert json.dumps(score_histograms.to_metrics("test", score_histograms.count(good, truth))).count("not-finite") == 0
+    assert (
+        json.dumps(score_histograms.histograms_to_metrics("test", score_histograms.count_by_score(good, truth))).count(
+            "not-finite"
+        )
+        == 0
+    )
 
 
 def test_a_bootstrap_of_scores_that_are_no_numbers_has_no_value() -> None:

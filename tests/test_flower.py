@@ -25,8 +25,8 @@ from feddraw import catalog
 from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
+from feddraw.flower.array_records import arrays_to_model, model_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.records import to_arrays, to_model
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
@@ -58,7 +58,7 @@ def federation(method: Method, memory: Path, arrive: Any = None, nodes: Any = NO
 
 def trained(method: Method, memory: Path, rounds: int = ROUNDS, arrive: Any = None, **options: Any) -> MethodStrategy:
     strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, **options)
-    strategy.start(federation(method, memory, arrive), to_arrays(tiny.initial()), rounds)
+    strategy.start(federation(method, memory, arrive), model_to_arrays(tiny.initial()), rounds)
     return strategy
 
 
@@ -153,8 +153,8 @@ def test_a_server_needs_no_torch() -> None:
 def test_every_precision_travels_without_loss(dtype: torch.dtype) -> None:
     state = {"head.weight": torch.randn(3, 5).to(dtype), "head.bias": torch.randn(3).to(dtype), "n": torch.tensor(7)}
     arrays = record(state)
-    model = to_model(arrays, layout_of_arrays(arrays))
-    back = state_dict(to_arrays(model))
+    model = arrays_to_model(arrays, layout_of_arrays(arrays))
+    back = state_dict(model_to_arrays(model))
     for name, tensor in state.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
@@ -402,7 +402,7 @@ def test_a_site_with_one_image_is_refused_by_name_and_the_others_go_on(tmp_path:
     trainer = Trainer(tiny.build, tiny.examples(), rows, tiny.TRAINING, fedavg().local)
     site = client(lambda context: Site(trainer, tiny.NAMES[n := int(context.node_config["partition-id"])], n, n))
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, min_available_nodes=4)
-    strategy.start(InProcessGrid(site, NODES), to_arrays(tiny.initial()), 1)
+    strategy.start(InProcessGrid(site, NODES), model_to_arrays(tiny.initial()), 1)
     (ledger,) = (done.ledger for done in strategy.history)
     assert [entry.counted for entry in ledger] == [True, True, True, False]
     assert "1 image(s) in batches of 8: too few for a training step" in ledger[3].status
@@ -562,7 +562,7 @@ def test_an_offset_goes_on_with_the_schedule_by_hand(tmp_path: Path) -> None:
     first = trained(feddraw(), tmp_path, rounds=1, **{"round_offset": 0})  # T = 1 here: the prior
     assert first.rounds == 1
     started = MethodStrategy(feddraw(), fraction_evaluate=0.0, rounds=ROUNDS)
-    result = started.start(federation(feddraw(), tmp_path), to_arrays(tiny.initial()), 1)
+    result = started.start(federation(feddraw(), tmp_path), model_to_arrays(tiny.initial()), 1)
     assert started.rounds == ROUNDS
     rest = MethodStrategy(feddraw(), fraction_evaluate=0.0, round_offset=1)
     rest.start(federation(feddraw(), tmp_path), result.arrays, ROUNDS - 1)
@@ -573,7 +573,7 @@ def test_an_offset_goes_on_with_the_schedule_by_hand(tmp_path: Path) -> None:
 def test_a_loop_of_ones_own_must_say_how_many_rounds(tmp_path: Path) -> None:
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0)
     with pytest.raises(UserError, match=r"Give it to this strategy as rounds=…"):
-        strategy.configure_train(1, to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path))
+        strategy.configure_train(1, model_to_arrays(tiny.initial()), ConfigRecord(), federation(fedavg(), tmp_path))
 
 
 def test_a_client_of_another_network_says_so(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import run
 from feddraw.flower import score_histograms, server_app, settings
+from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.records import to_arrays
-from feddraw.flower.server_app import serve
-from feddraw.flower.settings import read
+from feddraw.flower.server_app import serve_run
+from feddraw.flower.settings import read_run_config
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
 from feddraw.results.outcome_settings import dotted_settings
@@ -49,7 +49,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) -> Any:
-    return serve(InProcessGrid(app, nodes, settings, arrive), settings)
+    return serve_run(InProcessGrid(app, nodes, settings, arrive), settings)
 
 
 @pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon", "random_effects"])
@@ -129,21 +129,21 @@ def test_a_server_that_finds_its_folder_used_when_it_gets_the_lock_leaves_it_alo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process is running in"):
         MethodStrategy(scaffold(), folder=tmp_path / "run", resume=True).start(
-            InProcessGrid(app, NODES, {}), to_arrays(prepare(small()).initial)
+            InProcessGrid(app, NODES, {}), model_to_arrays(prepare(small()).initial)
         )
 
 
 def test_settings_are_those_of_an_experiment() -> None:
-    experiment, federation = read(
+    experiment, federation = read_run_config(
         config(rounds=7, wait=5.0) | {"set": "method.beta_max=2 training.lr=0.01", "seed": ""}
     )
     assert (experiment.rounds, experiment.seed, experiment.training.lr) == (7, 0, 0.01)
     assert experiment.section("method")[1]["beta_max"] == 2
     assert federation.wait == 5.0
     with pytest.raises(UserError, match="did you mean rounds"):
-        read({"ronds": 3})
+        read_run_config({"ronds": 3})
     with pytest.raises(UserError, match="nodes must be a whole number"):
-        read({"nodes": "three"})
+        read_run_config({"nodes": "three"})
 
 
 def test_code_that_the_settings_name_is_not_imported_unless_a_site_allows_it(tmp_path: Path) -> None:
@@ -240,16 +240,20 @@ def test_under_secure_sums_the_sites_counts_are_added_up_under_masks(hospitals: 
 def test_counts_added_up_as_rows_of_numbers_are_those_of_one_site_with_all_images() -> None:
     rng, truth = np.random.default_rng(0), np.random.default_rng(1).integers(0, 2, (60, 3))
     scores = rng.uniform(size=(60, 3))
-    parts = [score_histograms.count(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
-    sites = [RecordDict({"metrics": MetricRecord(score_histograms.to_metrics("test", one, [1]))}) for one in parts]
+    parts = [score_histograms.count_by_score(scores[part], truth[part]) for part in np.split(np.arange(60), 3)]
+    sites = [
+        RecordDict({"metrics": MetricRecord(score_histograms.histograms_to_metrics("test", one, [1]))}) for one in parts
+    ]
     total = sum(
-        (score_histograms.to_words(site, 3) for site in sites),
+        (score_histograms.histograms_to_words(site, 3) for site in sites),
         np.zeros(2 * (2 * 3 * score_histograms.BINS + 3), np.uint64),
     )
-    found = [RecordDict({"metrics": score_histograms.from_words(total, 3)})]
-    assert np.array_equal(score_histograms.add_up(found, "test", 3), score_histograms.count(scores, truth))
-    assert score_histograms.broken(found, "test", 3) == [1]
-    assert not score_histograms.add_up(found, "validation", 3).any()
+    found = [RecordDict({"metrics": score_histograms.histograms_from_words(total, 3)})]
+    assert np.array_equal(
+        score_histograms.add_up_histograms(found, "test", 3), score_histograms.count_by_score(scores, truth)
+    )
+    assert score_histograms.findings_with_broken_scores(found, "test", 3) == [1]
+    assert not score_histograms.add_up_histograms(found, "validation", 3).any()
 
 
 def test_secure_sums_of_two_nodes_are_refused(hospitals: Any, tmp_path: Path) -> None:
@@ -282,14 +286,14 @@ def test_one_finding_is_named_like_several(hospitals: Any, tmp_path: Path) -> No
     [("Edema", ["Edema"]), ("Edema, pleural effusion", ["Edema", "Pleural Effusion"]), (["Edema"], ["Edema"])],
 )
 def test_findings_are_names_with_commas(given: Any, means: list[str]) -> None:
-    experiment, _ = read({"data.name": "folder", "data.findings": given})
-    assert settings.findings(experiment) == means
+    experiment, _ = read_run_config({"data.name": "folder", "data.findings": given})
+    assert settings.findings_of_own_folders(experiment) == means
 
 
 @pytest.mark.parametrize("given", ["all", "Edema,,Mass", 3])
 def test_findings_that_name_nothing_are_refused_in_a_line(given: Any) -> None:
     with pytest.raises(UserError, match=r"findings"):
-        settings.findings(read({"data.name": "folder", "data.findings": given})[0])
+        settings.findings_of_own_folders(read_run_config({"data.name": "folder", "data.findings": given})[0])
 
 
 def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> None:
@@ -302,13 +306,15 @@ def test_pooled_counts_give_the_auc_of_all_images_and_not_a_mean_of_means() -> N
         RecordDict(
             {
                 "metrics": MetricRecord(
-                    score_histograms.to_metrics("validation", score_histograms.count(scores[p], truth[p]))
+                    score_histograms.histograms_to_metrics(
+                        "validation", score_histograms.count_by_score(scores[p], truth[p])
+                    )
                 )
             }
         )
         for p in parts
     ]
-    found = score_histograms.merge(contents, ("a", "b"))["validation"]
+    found = score_histograms.merged_histogram_metrics(contents, ("a", "b"))["validation"]
     for place, name in enumerate("ab"):
         exact = metrics.auc(scores[:, place], truth[:, place])
         assert found["auc"]["per_class"][name] == pytest.approx(exact, abs=2e-3)

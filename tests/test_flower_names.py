@@ -18,9 +18,9 @@ import tiny
 from feddraw import catalog
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import MethodStrategy
+from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
-from feddraw.flower.records import to_arrays
-from feddraw.flower.roster import fingerprint, read_sites
+from feddraw.flower.roster import node_fingerprint, read_roster
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
@@ -31,7 +31,7 @@ KEYS = [
     for form in [(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)]
     for number in range(1, 5)
 ]
-MARKS = [fingerprint(key) for key in KEYS]
+MARKS = [node_fingerprint(key) for key in KEYS]
 
 
 class Keyed(InProcessGrid):
@@ -66,7 +66,7 @@ def trained(
 ) -> Any:
     method = method or fedavg()
     strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, **options)
-    strategy.start(federation(method, tmp_path / "memory", arrive, grid), to_arrays(tiny.initial()), 3)
+    strategy.start(federation(method, tmp_path / "memory", arrive, grid), model_to_arrays(tiny.initial()), 3)
     return strategy
 
 
@@ -225,10 +225,10 @@ def test_a_list_that_cannot_be_right_is_refused(sites: dict[str, str], says: str
 
 
 def test_the_list_is_also_a_text() -> None:
-    assert read_sites(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {"North": MARKS[0], "St. Mary": MARKS[1]}
-    assert read_sites("") == {}
+    assert read_roster(f"North={MARKS[0]}, St. Mary = {MARKS[1]}") == {"North": MARKS[0], "St. Mary": MARKS[1]}
+    assert read_roster("") == {}
     with pytest.raises(UserError, match="NAME=FINGERPRINT"):
-        read_sites("North")
+        read_roster("North")
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
@@ -239,4 +239,4 @@ def test_a_fingerprint_is_the_one_that_ssh_keygen_prints(tmp_path: Path) -> None
     pem = subprocess.run(
         ["ssh-keygen", "-e", "-m", "PKCS8", "-f", f"{key}.pub"], check=True, capture_output=True
     ).stdout
-    assert fingerprint(pem) == shown.split()[1]
+    assert node_fingerprint(pem) == shown.split()[1]

@@ -13,11 +13,11 @@ import tiny
 from feddraw.errors import UserError
 from feddraw.experiment.running import run
 from feddraw.flower import FedDRAW, MethodStrategy
+from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.records import to_arrays
-from feddraw.flower.server_app import serve
-from feddraw.flower.settings import READY, read
+from feddraw.flower.server_app import serve_run
+from feddraw.flower.settings import READY_POLICY, read_run_config
 from feddraw.methods.fednova import fednova
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.server.policy import Policy
@@ -50,7 +50,7 @@ def boasting() -> ClientApp:
 def taken(rounds: int = 15, **options: Any) -> list[float]:
     """What the site that boasts counts, by round."""
     strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, **options)
-    strategy.start(InProcessGrid(boasting(), NODES), to_arrays(tiny.initial()), rounds)
+    strategy.start(InProcessGrid(boasting(), NODES), model_to_arrays(tiny.initial()), rounds)
     return [done.weights["partition 3"] for done in strategy.history]
 
 
@@ -58,7 +58,7 @@ def test_a_site_that_says_ten_million_images_is_held_to_the_policy_of_the_strate
     drop_in = taken()  # in FedAvg's place nothing is limited unless asked
     assert [round(share, 3) for share in drop_in[:4]] == [1.0, 0.682, 0.532, 0.427]
     assert drop_in[0] > 0.9996
-    assert max(taken(policy=READY)) <= 1.5 / 4
+    assert max(taken(policy=READY_POLICY)) <= 1.5 / 4
     (tmp_path / "policy.toml").write_text("[policy]\nmax_size = 1000\ncap = 0.3\n")
     assert max(taken(policy=tmp_path / "policy.toml")) <= 0.3
     assert taken(policy={"max_size": 1000})[0] == pytest.approx(0.25)
@@ -76,20 +76,20 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def carry_out(settings: dict[str, Any], **node: Any) -> Any:
     nodes = [{"partition-id": number} | node for number in range(3)]
-    return serve(InProcessGrid(app, nodes, settings), settings)
+    return serve_run(InProcessGrid(app, nodes, settings), settings)
 
 
 def test_the_ready_app_limits_every_site_unless_its_settings_say_otherwise(tmp_path: Path, caplog: Any) -> None:
     strategy = carry_out(config(rounds=1) | {"out": str(tmp_path / "flower")})
-    assert strategy.policy == READY
+    assert strategy.policy == READY_POLICY
     assert strategy.history[0].weights["C1"] == 0.5  # with 55 % of the images
     assert read_toml(tmp_path / "flower" / "experiment.toml")["policy"]["cap_times"] == 1.5
     list(run(small(rounds=1, **{"policy.cap_times": 1.5}), tmp_path / "run"))
     for name in ("model.safetensors", "weights.csv", "metrics.json"):
         assert (tmp_path / "flower" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     assert read_csv(tmp_path / "run" / "weights.csv")[0]["clause"] == "cap_times"
-    assert read(config() | {"policy.cap": 0.6})[0].policy == Policy(cap=0.6)
-    assert read(config() | {"set": "policy.cap=1.0"})[0].policy == Policy()
+    assert read_run_config(config() | {"policy.cap": 0.6})[0].policy == Policy(cap=0.6)
+    assert read_run_config(config() | {"set": "policy.cap=1.0"})[0].policy == Policy()
     assert "no policy" not in caplog.text
     carry_out(config(rounds=1, method="fednova"))
     assert "no policy limits how much a site counts: its server rule turns weights into coefficients" in caplog.text

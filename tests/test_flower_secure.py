@@ -23,9 +23,9 @@ from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
+from feddraw.flower.array_records import model_to_arrays, unpack_array
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
-from feddraw.flower.records import to_arrays, unpack
 from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder
 from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
@@ -39,7 +39,7 @@ from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_lin
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
 from test_flower import QUICKSTART, app
-from test_frozen import FROZEN, half_frozen, site_trainer
+from test_frozen import FROZEN_NAMES, half_frozen, site_trainer
 
 SITES = (*tiny.NAMES, "Coast", "Hill")
 STAGES = ("shares", "values", "survivors", "opening")
@@ -94,7 +94,7 @@ class Line(InProcessGrid):
 
 def trained(method: Method, grid: Line, rounds: int = 2, **options: Any) -> MethodStrategy:
     strategy = MethodStrategy(method, fraction_evaluate=0.0, min_available_nodes=4, secure=True, **options)
-    strategy.start(grid, to_arrays(tiny.initial()), rounds)
+    strategy.start(grid, model_to_arrays(tiny.initial()), rounds)
     return strategy
 
 
@@ -226,7 +226,9 @@ def test_all_that_arrives_are_masked_words_and_listed_numbers(keys: Path, tmp_pa
             written = b"".join(one for one in config.get("contents", []) if isinstance(one, bytes))
             assert not any(model in written for model in known)
     assert strategy.history[0].metrics["train_loss"] == 0.5
-    words = [unpack(content.array_records["words"]["words"]) for _, _, content in grid.arrived if "words" in content]
+    words = [
+        unpack_array(content.array_records["words"]["words"]) for _, _, content in grid.arrived if "words" in content
+    ]
     assert len({one.tobytes() for one in words}) == 8
     assert np.abs(np.concatenate(words).view(np.int64) / 2.0**40).min() > 1  # a weighted move is less; chance: 10^-5
 
@@ -357,7 +359,7 @@ def test_answers_that_are_broken_on_the_way_are_refused_by_name(stage: str, keys
 def test_words_that_were_changed_on_the_way_are_refused_by_name(keys: Path, tmp_path: Path) -> None:
     def spoil(stage: str, site: str, reply: Message) -> list[Message]:
         if (stage, site) == ("values", "South"):
-            words = unpack(reply.content.array_records["words"]["words"]).copy()
+            words = unpack_array(reply.content.array_records["words"]["words"]).copy()
             words[3] += 1
             reply.content["words"] = ArrayRecord({"words": Array(words)})
         return [reply]
@@ -417,14 +419,14 @@ class Killed(Exception):
 
 def interrupted(grid: Line, folder: Path, at: int, rounds: int = 3) -> None:
     strategy = FedDRAW(fraction_evaluate=0.0, min_available_nodes=4, secure=True, folder=folder)
-    record = strategy._record
+    record = strategy._record_round
 
     def die(done: Any) -> None:
         if done.round == at:
             raise Killed
         record(done)
 
-    strategy._record = die  # type: ignore[method-assign]
+    strategy._record_round = die  # type: ignore[method-assign]
     with pytest.raises(Killed):
         strategy.start(grid, first_arrays(), rounds)
 
@@ -652,10 +654,10 @@ def test_frozen_layers_are_sent_once_under_secure_sums_too(keys: Path, tmp_path:
 
     grid = Line(client(site), nodes(keys, tmp_path, 3))
     strategy = MethodStrategy(fedavg(), fraction_evaluate=0.0, secure=True, frozen=initial.layout.frozen)
-    strategy.start(grid, to_arrays(initial), 2)
+    strategy.start(grid, model_to_arrays(initial), 2)
     assert grid.errors == []
     assert strategy._frozen.holding == {1001, 1002, 1003}
     assert [len(done.weights) for done in strategy.history] == [3, 3]
     assert strategy.model is not None
     after = strategy.model.arrays()
-    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN)
+    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)

@@ -22,9 +22,9 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.flower import job_orders
-from feddraw.flower.frozen_layers import KEY, FrozenLayers, take_frozen
+from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.frozen_layers import FROZEN, FrozenLayers, take_frozen
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.records import to_arrays
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.site import Site, client
 from feddraw.flower.strategy import MethodStrategy
@@ -36,13 +36,13 @@ from feddraw.training.server_images import ServerImages
 from feddraw.training.settings import Training
 from small import small
 
-FROZEN = ("first.weight", "second_norm.bias")
+FROZEN_NAMES = ("first.weight", "second_norm.bias")
 
 
 def half_frozen() -> tuple[nn.Module, str]:
     """The tiny network with a kernel and a shift of batch norm that nobody trains."""
     module, classifier = tiny.build()
-    for name in FROZEN:
+    for name in FROZEN_NAMES:
         module.get_parameter(name).requires_grad_(False)
     return module, classifier
 
@@ -72,10 +72,10 @@ def test_frozen_parameters_stay_to_the_bit_under_every_rule(name: str) -> None:
     for result in federate(initial, method, engine, tiny.NAMES, rounds=2, seed=0, proxy=proxy):
         after = result.next_model.arrays()
     for which in (trainer.network, *trainer._references):
-        for frozen in FROZEN:
+        for frozen in FROZEN_NAMES:
             assert np.array_equal(which.module.get_parameter(frozen).detach().numpy(), before[frozen])
             assert which.module.get_parameter(frozen).grad is None
-    assert all(np.array_equal(after[frozen], before[frozen]) for frozen in FROZEN)
+    assert all(np.array_equal(after[frozen], before[frozen]) for frozen in FROZEN_NAMES)
     assert (after["second.weight"] != before["second.weight"]).any()
     assert len(initial.params) == sum(array.size for name, array in before.items() if name in TRAINED)
 
@@ -143,11 +143,11 @@ def test_a_frozen_classifier_and_a_layer_that_is_not_there_are_one_line() -> Non
 
 
 def ordered(layers: FrozenLayers, node: int) -> RecordDict:
-    return layers.added(RecordDict({"config": job_orders.added(ConfigRecord(), layers.order)}), node)
+    return layers.with_layers(RecordDict({"config": job_orders.add_orders(ConfigRecord(), layers.order)}), node)
 
 
 def answered(node: int, held: str = "") -> Reply:
-    about = ConfigRecord({"name": f"site {node}"} | ({KEY: held} if held else {}))
+    about = ConfigRecord({"name": f"site {node}"} | ({FROZEN: held} if held else {}))
     return Reply(node, f"site {node}", (1, 0, ""), RecordDict({"client": about}))
 
 
@@ -160,27 +160,27 @@ def test_a_site_gets_the_frozen_layers_once_and_again_when_it_has_lost_them(tmp_
     server = initial_model(half_frozen, seed=7).layout.frozen
     layers, trainer = FrozenLayers(server), site_trainer()
     first = ordered(layers, 1)
-    assert KEY in first.array_records
+    assert FROZEN in first.array_records
     held = take_frozen(trainer, first, tmp_path)
     for name, array in server.items():
         assert np.array_equal(trainer.network.module.get_parameter(name).detach().numpy(), array)
-    layers.heard([1, 2], [answered(1, held), answered(2)])
+    layers.note_holders([1, 2], [answered(1, held), answered(2)])
     second = ordered(layers, 1)
-    assert KEY not in second.array_records
-    assert KEY in ordered(layers, 2).array_records
+    assert FROZEN not in second.array_records
+    assert FROZEN in ordered(layers, 2).array_records
     fresh = site_trainer()  # another process of the site
     assert take_frozen(fresh, second, tmp_path) == held
     assert all(np.array_equal(fresh.network.layout.frozen[name], array) for name, array in server.items())
     with pytest.raises(UserError, match="come again in the next round"):
         take_frozen(site_trainer(), second, tmp_path / "nowhere")
-    layers.heard([1], [])
-    assert KEY in ordered(layers, 1).array_records
+    layers.note_holders([1], [])
+    assert FROZEN in ordered(layers, 1).array_records
 
 
 def test_nothing_is_added_where_no_layer_is_frozen() -> None:
     layers = FrozenLayers({})
     content = RecordDict({"arrays": ArrayRecord()})
-    assert layers.added(content, 1) is content
+    assert layers.with_layers(content, 1) is content
     assert layers.order == {}
 
 
@@ -195,15 +195,15 @@ def test_a_federation_over_flower_keeps_the_servers_frozen_layers(tmp_path: Path
     class Watched(MethodStrategy):
         def configure_train(self, *arguments: Any) -> Any:
             messages = list(super().configure_train(*arguments))
-            sent.append(all(KEY in message.content.array_records for message in messages))
+            sent.append(all(FROZEN in message.content.array_records for message in messages))
             return messages
 
     strategy = Watched(fedavg(), fraction_evaluate=0.0, frozen=initial.layout.frozen, findings=("bright", "left"))
     nodes = [{"partition-id": number} for number in range(2)]
-    strategy.start(InProcessGrid(client(open_site), nodes), to_arrays(initial), 3)
+    strategy.start(InProcessGrid(client(open_site), nodes), model_to_arrays(initial), 3)
     assert sent == [True, False, False]
     assert strategy.model is not None
     after = strategy.model.arrays()
-    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN)
+    assert all(np.array_equal(after[name], initial.arrays()[name]) for name in FROZEN_NAMES)
     assert all(entry.counted for done in strategy.history for entry in done.ledger)
     assert (after["second.weight"] != initial.arrays()["second.weight"]).any()

@@ -46,7 +46,7 @@ PRINTED_BY = {
     "experiment/verify.py": ("verify",),
     "export/run_export.py": ("export",),
     "explorer/build.py": ("explore",),
-    "flower/signatures.py": ("operator sign",),
+    "flower/app_signatures.py": ("operator sign",),
     "report/writing.py": ("report",),
     "report/evidence.py": ("report",),
     "results/run_folder.py": ("run", "demo"),

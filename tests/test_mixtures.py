@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
 from feddraw.experiment.verify import verify
-from feddraw.flower.settings import read
+from feddraw.flower.settings import read_run_config
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.fedlaw import fedlaw
 from feddraw.methods.median import median
@@ -130,8 +130,8 @@ def test_every_way_of_setting_one_half_gives_the_same_method(tmp_path: Path) -> 
     wanted = complete(Experiment(method={"name": "fedadp+feddyn", "fedadp.alpha": 4.0})).method
     typed = Experiment().with_settings({"method": "fedadp+feddyn"} | parse_settings(["method.fedadp.alpha=4.0"]))
     assert complete(typed).method == wanted
-    assert read({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method == wanted
-    assert read({"method.name": "fedadp+feddyn", "method.fedadp.alpha": 4.0})[0].method == wanted
+    assert read_run_config({"method": "fedadp+feddyn", "set": "method.fedadp.alpha=4.0"})[0].method == wanted
+    assert read_run_config({"method.name": "fedadp+feddyn", "method.fedadp.alpha": 4.0})[0].method == wanted
     file = tmp_path / "experiment.toml"
     file.write_text('[method]\nname = "fedadp+feddyn"\nfedadp.alpha = 4.0\n')
     assert complete(Experiment.read(file)).method == wanted

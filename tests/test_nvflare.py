@@ -28,7 +28,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from feddraw.nvflare import FedDRAW, MethodAggregator, Site
-from feddraw.nvflare.carried_state import packed, unpacked
+from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 
 
 class Context:
@@ -240,23 +240,23 @@ def test_a_site_whose_update_did_not_count_forgets_what_it_learnt() -> None:
     method = catalog.find("methods", "scaffold")()
     site = sites_of(method)[0]
     sent = {"current_round": 0, "total_rounds": 2, "params": tiny.initial().arrays()}
-    site.train(FLModel(**sent, meta=packed({"counted": {}})))
-    site.train(FLModel(**sent, meta=packed({"counted": {"East": 0}})))
+    site.train(FLModel(**sent, meta=pack_meta({"counted": {}})))
+    site.train(FLModel(**sent, meta=pack_meta({"counted": {"East": 0}})))
     assert not site._memory
-    site.train(FLModel(**sent, meta=packed({"counted": {"North": 0}})))
+    site.train(FLModel(**sent, meta=pack_meta({"counted": {"North": 0}})))
     assert site._memory
 
 
 def test_what_travels_beside_a_model_is_words_and_bytes_and_comes_back_as_it_was() -> None:
     tree = {"state": {"mean": np.arange(6, dtype=np.float32).reshape(2, 3), "round": 3}, "names": ["A", "B"]}
-    meta = packed(tree)
+    meta = pack_meta(tree)
     assert {type(value) for value in meta["feddraw"]["bits"].values()} == {bytes}
-    back = unpacked(meta)
+    back = unpack_meta(meta)
     assert np.array_equal(back["state"].pop("mean"), tree["state"]["mean"])  # type: ignore[index]
     assert back == {"state": {"round": 3}, "names": ["A", "B"]}
-    assert packed({}) == unpacked({}) == unpacked(None) == {}
+    assert pack_meta({}) == unpack_meta({}) == unpack_meta(None) == {}
     with pytest.raises(UserError, match="cannot be read"):
-        unpacked({"feddraw": {"words": "[[1", "bits": {}}})
+        unpack_meta({"feddraw": {"words": "[[1", "bits": {}}})
 
 
 # ---------------------------------------------------------------------------------------------------- the older kind
@@ -307,7 +307,7 @@ def test_one_site_without_a_size_is_refused_with_the_line_to_add_and_the_others_
 def test_a_swarm_hands_the_state_on_and_every_site_has_the_whole_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddraw.nvflare.aggregator.PAUSE", 0.0)
+    monkeypatch.setattr("feddraw.nvflare.aggregator.SWARM_PAUSE", 0.0)
     method = catalog.find("methods", "fedadam")()  # it remembers moments
     results, sites = tiny.train(method, 3), sites_of(method)
     names = [f"{number} {name}" for number, name in enumerate(tiny.NAMES)]

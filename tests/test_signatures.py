@@ -27,27 +27,27 @@ from typer.testing import CliRunner
 
 from feddraw.cli import app as command_line
 from feddraw.errors import UserError
-from feddraw.flower import signatures, supernode
-from feddraw.flower.in_process_grid import identify
-from feddraw.flower.signatures import Bundle, Refused, Signatures
+from feddraw.flower import app_signatures, supernode
+from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
+from feddraw.flower.in_process_grid import identify_process
 from feddraw.secure_sums.signing_keys import read_operator_public_key, read_site_directory
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 OPERATOR = Ed25519PrivateKey.generate()
-FIRST = Bundle(b"the app", "hospital/app", "1.0")
-SECOND = Bundle(b"the app, mended", "hospital/app", "1.1")
+FIRST = AppBundle(b"the app", "hospital/app", "1.0")
+SECOND = AppBundle(b"the app, mended", "hospital/app", "1.1")
 
 
-def given(folder: Path, *bundles: Bundle, key: Ed25519PrivateKey = OPERATOR, days: float = 30) -> Signatures:
+def given(folder: Path, *bundles: AppBundle, key: Ed25519PrivateKey = OPERATOR, days: float = 30) -> Signatures:
     """A site's folder with a signature for each bundle, each a day later than the one before."""
     for number, bundle in enumerate(bundles):
-        text = signatures.sign(bundle, key, days=days, now=NOW + timedelta(days=number))
-        (folder / signatures.file_name(bundle)).write_text(text)
+        text = app_signatures.sign_bundle(bundle, key, days=days, now=NOW + timedelta(days=number))
+        (folder / app_signatures.signature_file_name(bundle)).write_text(text)
     return Signatures(folder, OPERATOR.public_key())
 
 
-def check(site: Signatures, bundle: Bundle, now: datetime = NOW + timedelta(days=3)) -> str:
+def check(site: Signatures, bundle: AppBundle, now: datetime = NOW + timedelta(days=3)) -> str:
     return site.check(bundle.content, bundle.app, bundle.version, now).version
 
 
@@ -64,27 +64,27 @@ def test_a_signed_bundle_is_accepted(tmp_path: Path) -> None:
         (SECOND, "has not signed this bundle"),
     ],
 )
-def test_an_altered_renamed_or_unsigned_bundle_is_refused(tmp_path: Path, bundle: Bundle, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+def test_an_altered_renamed_or_unsigned_bundle_is_refused(tmp_path: Path, bundle: AppBundle, words: str) -> None:
+    with pytest.raises(AppRefused, match=words):
         check(given(tmp_path, FIRST), bundle)
 
 
 def test_a_signature_of_another_key_does_not_count(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="is not signed with the operator's key"):
+    with pytest.raises(AppRefused, match="is not signed with the operator's key"):
         check(given(tmp_path, FIRST, key=Ed25519PrivateKey.generate()), FIRST)
 
 
 def test_a_signature_ends(tmp_path: Path) -> None:
     site = given(tmp_path, FIRST, days=2)
     assert check(site, FIRST, NOW + timedelta(days=1.9))
-    with pytest.raises(Refused, match="expired at 2026-03-03T00:00:00Z: ask the operator for a new one"):
+    with pytest.raises(AppRefused, match="expired at 2026-03-03T00:00:00Z: ask the operator for a new one"):
         check(site, FIRST, NOW + timedelta(days=2))
 
 
 def test_the_server_cannot_go_back_to_an_older_version_that_was_signed_once(tmp_path: Path) -> None:
     site = given(tmp_path, FIRST, SECOND)
     assert check(site, SECOND) == "1.1"
-    with pytest.raises(Refused, match=r"hospital/app 1\.0 was replaced by 1\.1"):
+    with pytest.raises(AppRefused, match=r"hospital/app 1\.0 was replaced by 1\.1"):
         check(site, FIRST)
 
 
@@ -103,7 +103,7 @@ def test_a_changed_signature_file_does_not_count(tmp_path: Path, change: Any) ->
     site = given(tmp_path, FIRST)
     (file,) = tmp_path.iterdir()
     file.write_bytes(b"\n".join(change(*file.read_bytes().splitlines())))
-    with pytest.raises(Refused, match="is not signed with the operator's key"):
+    with pytest.raises(AppRefused, match="is not signed with the operator's key"):
         check(site, FIRST)
 
 
@@ -119,39 +119,39 @@ def test_a_changed_signature_file_does_not_count(tmp_path: Path, change: Any) ->
     ],
 )
 def test_what_the_operators_key_signed_for_another_purpose_does_not_count(tmp_path: Path, statement: Any) -> None:
-    whole = json.loads(signatures.sign(FIRST, OPERATOR, days=1, now=NOW).splitlines()[0])
+    whole = json.loads(app_signatures.sign_bundle(FIRST, OPERATOR, days=1, now=NOW).splitlines()[0])
     line = json.dumps(whole | statement if len(statement) == 1 and "app" not in statement else statement).encode()
     file = tmp_path / "odd.signature"
-    file.write_bytes(line + b"\n" + signatures.base64.b64encode(OPERATOR.sign(line)))
+    file.write_bytes(line + b"\n" + app_signatures.base64.b64encode(OPERATOR.sign(line)))
     with pytest.raises(UserError, match="this version"):
-        signatures.read_statement(file, OPERATOR.public_key())
+        app_signatures.read_signed_statement(file, OPERATOR.public_key())
 
 
 def test_an_endless_signature_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large.signature").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(UserError, match="too large"):
-        signatures.read_statement(tmp_path / "large.signature", OPERATOR.public_key())
+        app_signatures.read_signed_statement(tmp_path / "large.signature", OPERATOR.public_key())
 
 
 # ---------------------------------------------------------------------------------------------------- Flower's seam
 
 
-def run_of(bundle: Bundle, **changes: Any) -> Run:
+def run_of(bundle: AppBundle, **changes: Any) -> Run:
     said = {"fab_id": bundle.app, "fab_version": bundle.version, "fab_hash": bundle.sha256}
     return replace(Run.create_empty(7), **(said | changes))
 
 
-def receive(bundle: Bundle, run: Run, site: Signatures) -> SimpleNamespace:
+def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
     """What Flower's own loop stores when the server sends a message, a run and its bundle."""
-    identify(run=run.run_id, node=2)
+    identify_process(run=run.run_id, node=2)
     stores = ObjectStoreFactory()
     state, store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
     state.set_node_id(1)
     message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), dst_node_id=1, message_type="train")
     message.metadata.__dict__.update(_run_id=run.run_id, _message_id=message.object_id, _src_node_id=2)
     objects = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
-    answer = supernode.guarded(loop._pull_and_store_message, site)(
+    answer = supernode.guarded_pull(loop._pull_and_store_message, site)(
         state=state,
         object_store=store,
         node_config={},
@@ -168,16 +168,16 @@ def receive(bundle: Bundle, run: Run, site: Signatures) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module")
-def ready() -> Bundle:
-    return supernode.read_bundle(APP)
+def ready() -> AppBundle:
+    return supernode.read_app_bundle(APP)
 
 
-def now_given(folder: Path, bundle: Bundle) -> Signatures:
-    (folder / "app.signature").write_text(signatures.sign(bundle, OPERATOR, days=1))
+def now_given(folder: Path, bundle: AppBundle) -> Signatures:
+    (folder / "app.signature").write_text(app_signatures.sign_bundle(bundle, OPERATOR, days=1))
     return Signatures(folder, OPERATOR.public_key())
 
 
-def test_flower_stores_a_signed_app(tmp_path: Path, ready: Bundle) -> None:
+def test_flower_stores_a_signed_app(tmp_path: Path, ready: AppBundle) -> None:
     found = receive(ready, run_of(ready), now_given(tmp_path, ready))
     assert found.bundle.content == ready.content
     assert found.run is not None
@@ -194,14 +194,14 @@ def test_flower_stores_a_signed_app(tmp_path: Path, ready: Bundle) -> None:
     ],
 )
 def test_flower_stores_nothing_where_the_run_calls_a_signed_app_something_else(
-    tmp_path: Path, ready: Bundle, changes: Any, words: str
+    tmp_path: Path, ready: AppBundle, changes: Any, words: str
 ) -> None:
     found = receive(ready, run_of(ready, **changes), now_given(tmp_path, ready))
     assert (found.bundle, found.run, found.answer) == (None, None, 7)
     assert words in found.errors[0]
 
 
-def test_flower_stores_nothing_of_an_unsigned_app_and_the_server_is_told(tmp_path: Path, ready: Bundle) -> None:
+def test_flower_stores_nothing_of_an_unsigned_app_and_the_server_is_told(tmp_path: Path, ready: AppBundle) -> None:
     altered = replace(ready, content=ready.content + b" ")
     found = receive(altered, run_of(altered), now_given(tmp_path, ready))
     assert (found.bundle, found.run, found.answer) == (None, None, 7)
@@ -214,12 +214,12 @@ def test_a_flower_whose_inside_is_not_known_is_refused() -> None:
         supernode.refuse_unknown_flower("1.42.0")
 
 
-def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(tmp_path: Path, ready: Bundle) -> None:
+def test_what_is_signed_is_what_flwr_run_sends_from_a_copy_of_the_app(tmp_path: Path, ready: AppBundle) -> None:
     copy = shutil.copytree(APP, tmp_path / "app")
     os.utime(copy / "pyproject.toml", (0, 0))
-    assert supernode.read_bundle(copy) == ready
+    assert supernode.read_app_bundle(copy) == ready
     (tmp_path / "app.fab").write_bytes(ready.content)
-    assert supernode.read_bundle(tmp_path / "app.fab") == ready
+    assert supernode.read_app_bundle(tmp_path / "app.fab") == ready
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
@@ -245,7 +245,7 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: Bundle) -> None:
+def test_the_operators_commands_make_what_a_site_accepts(operator: Path, ready: AppBundle) -> None:
     public = read_operator_public_key(operator / "operator.key.pub")
     assert Signatures(operator, public).check(ready.content, ready.app, ready.version).sha256 == ready.sha256
     assert (operator / "operator.key").stat().st_mode & 0o777 == 0o600

@@ -95,16 +95,16 @@ def run_config(section: str, name: str) -> dict[str, Any]:
 def by_flower_server(section: str, name: str) -> str:
     from feddraw.flower.client_app import app as client
     from feddraw.flower.in_process_grid import InProcessGrid
-    from feddraw.flower.server_app import serve
+    from feddraw.flower.server_app import serve_run
 
     settings = run_config(section, name)
-    return refused(lambda: serve(InProcessGrid(client, [{"partition-id": 0}], settings), settings))
+    return refused(lambda: serve_run(InProcessGrid(client, [{"partition-id": 0}], settings), settings))
 
 
 def by_flower_set(section: str, name: str) -> str:
-    from feddraw.flower.settings import read
+    from feddraw.flower.settings import read_run_config
 
-    return refused(lambda: read({"set": f"{section}={name}"}))
+    return refused(lambda: read_run_config({"set": f"{section}={name}"}))
 
 
 def by_flower_client(section: str, name: str) -> str:
@@ -187,10 +187,10 @@ def test_settings_that_come_over_flower_cannot_trust_themselves(monkeypatch: pyt
     from feddraw.flower import settings
 
     with pytest.raises(UserError, match="a run's settings cannot ask for trust: start the server with FEDDRAW_TRUST=1"):
-        settings.read(run_config("model", "canary:f") | {"trust": True})
+        settings.read_run_config(run_config("model", "canary:f") | {"trust": True})
     assert not settings.trusted_here()
     monkeypatch.setenv("FEDDRAW_TRUST", "1")
-    experiment, _ = settings.read(run_config("model", "canary:f"), trust=settings.trusted_here())
+    experiment, _ = settings.read_run_config(run_config("model", "canary:f"), trust=settings.trusted_here())
     assert experiment.section("model")[0] == "canary:f"
 
 

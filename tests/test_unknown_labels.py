@@ -27,8 +27,8 @@ from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import opened_engine, run
 from feddraw.federation import federate
-from feddraw.flower.score_histograms import BINS, count, summary
-from feddraw.flower.score_histograms import best_edge as merged_edge
+from feddraw.flower.score_histograms import BINS, count_by_score, histogram_metrics
+from feddraw.flower.score_histograms import best_threshold_bin as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
@@ -221,7 +221,7 @@ def test_metrics_leave_unknown_labels_out() -> None:
     both = np.stack([truth, np.full(5, UNKNOWN, np.int8)], 1)
     macro = bootstrap._macro(bootstrap.weighted_auc, np.stack([scores] * 2, 1), both, weights, [np.arange(5)])
     assert macro.tolist() == [0.75]
-    kinds = count(scores[:, None], np.array([[0], [1], [1], [0], [math.nan]]))
+    kinds = count_by_score(scores[:, None], np.array([[0], [1], [1], [0], [math.nan]]))
     assert kinds.sum(axis=2).tolist() == [[2], [2]]
 
 
@@ -231,7 +231,7 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
     validation = counts.copy()
     validation[1, 1] = 0  # no site has a positive validation image of b
     edges = [merged_edge(*validation[:, place]) for place in range(2)]
-    found = summary(counts, ("a", "b"), edges)
+    found = histogram_metrics(counts, ("a", "b"), edges)
     assert found["auc"]["per_class"] == {"a": 1.0, "b": 1.0}
     assert found["gm"]["per_class"]["a"] == found["gm"]["macro"] == 1.0
     assert math.isnan(found["gm"]["per_class"]["b"])

@@ -296,10 +296,10 @@ def clients(settings: str) -> int:
     from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
     from feddraw.experiment.run_preparation import prepare
-    from feddraw.flower.settings import own_folders, read, trusted_here
+    from feddraw.flower.settings import own_folders, read_run_config, trusted_here
 
     given = get_fused_config_from_dir(APP, parse_config_args([settings]))
-    experiment, _ = read(given, trust=trusted_here())
+    experiment, _ = read_run_config(given, trust=trusted_here())
     if own_folders(experiment):
         raise SystemExit("here all nodes share one data set: for folders of their own, follow docs/federation.md")
     return len(prepare(experiment).clients)

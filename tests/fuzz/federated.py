@@ -24,11 +24,11 @@ from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked,
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import records, reply_intake, score_histograms, site, strategy
-from feddraw.flower.in_process_grid import identify
-from feddraw.flower.records import pack, to_arrays, unpack, vectors_to_arrays
+from feddraw.flower import array_records, metric_means, reply_intake, score_histograms, site
+from feddraw.flower.array_records import model_to_arrays, pack_array, unpack_array, vectors_to_arrays
+from feddraw.flower.in_process_grid import identify_process
 from feddraw.flower.roster import Roster
-from feddraw.flower.score_histograms import merge, to_metrics
+from feddraw.flower.score_histograms import histograms_to_metrics, merged_histogram_metrics
 from feddraw.flower.site import Site
 from feddraw.training.client import Trainer
 
@@ -82,7 +82,7 @@ def read_reply(data: bytes, _: Path) -> object:
     check(ledger, waiting.model.params)
     waiting.aggregate_evaluate(1, [message])
     if message.has_content():
-        score_histograms.flat(merge([message.content], CLASSES))
+        score_histograms.metrics_for_flowers_log(merged_histogram_metrics([message.content], CLASSES))
     refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
     if refused:
         raise UserError(refused[0])
@@ -97,8 +97,8 @@ def check(ledger: dict[str, Any], params: np.ndarray) -> None:
 
 
 def evaluated() -> RecordDict:
-    counts = score_histograms.count(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
-    return RecordDict({"metrics": MetricRecord({"num-examples": 4, **to_metrics("validation", counts)})})
+    counts = score_histograms.count_by_score(np.full((4, 2), 0.5), np.array([[0, 1]] * 4))
+    return RecordDict({"metrics": MetricRecord({"num-examples": 4, **histograms_to_metrics("validation", counts)})})
 
 
 def reply_seeds() -> list[bytes]:
@@ -130,7 +130,7 @@ def in_bfloat16(good: RecordDict) -> RecordDict:
     """Half of each number, under that type's name."""
     halved = copied(good)
     arrays: Any = halved["arrays"]
-    arrays[TENSOR] = pack(unpack(arrays[TENSOR]), "bfloat16")
+    arrays[TENSOR] = pack_array(unpack_array(arrays[TENSOR]), "bfloat16")
     return halved
 
 
@@ -181,8 +181,8 @@ def read_request(data: bytes, room: Path) -> object:
     message = received(data)
     if not message.has_content():
         raise UserError("no content")
-    site._vectors(message.content, "memory")
-    return site.read_job(own_site(room), message.content)
+    site._vectors_sent_to_site(message.content, "memory")
+    return site.read_site_job(own_site(room), message.content)
 
 
 def request_seeds() -> list[bytes]:
@@ -198,12 +198,12 @@ def request_seeds() -> list[bytes]:
     ]
     found = []
     for config in numbers:
-        request = RecordDict({"arrays": to_arrays(sent), "config": ConfigRecord(config)})
+        request = RecordDict({"arrays": model_to_arrays(sent), "config": ConfigRecord(config)})
         request["broadcast"] = vectors_to_arrays(method.broadcast(state))
         request["memory"] = vectors_to_arrays({"control": sent.params})
         found.append(request)
     spoilt_one, empty = copied(found[0]), RecordDict({"config": ConfigRecord({})})
-    spoilt_one["broadcast"] = ArrayRecord({"x": records.Array("float32", (1,), records.NUMPY, b"")})
+    spoilt_one["broadcast"] = ArrayRecord({"x": array_records.Array("float32", (1,), array_records.NUMPY_ARRAY, b"")})
     spoilt_one["arrays"] = ArrayRecord()
     kinds = ("turned", "integers", "an archive", "another kind", "a tensor too many")
     others = [*(spoilt(found[0], BAD_REPLIES[kind][0]) for kind in kinds), in_bfloat16(found[0]), spoilt_one, empty]
@@ -214,26 +214,30 @@ def request_seeds() -> list[bytes]:
 
 
 def targets() -> list[Target]:
-    identify()
-    inside = "read reply_of _once of_kind _equal one_line decode _moved_up _update _metrics _size _arrays_name"
+    identify_process()
+    inside = (
+        "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line decode_replies "
+        "_without_gaps _decode_update _metrics_with_size _size_in_reply _record_of_model"
+    )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    tensors = [getattr(records, name) for name in ["unpack", "_view", "_other", "_same_names", "arrays_to_vectors"]]
-    tensors.append(records.Reader.read)
+    within = "unpack_array _view_npy _array_with_other_header _check_array_names arrays_to_vectors"
+    tensors = [getattr(array_records, name) for name in within.split()]
+    tensors.append(array_records.ArrayRecordReader.read)
     counting = [
-        score_histograms.add_up,
-        score_histograms._whole,
-        strategy.weighted_means,
-        strategy._weight,
-        reply_intake.all_metrics,
+        score_histograms.add_up_histograms,
+        score_histograms._histogram_counts,
+        metric_means.weighted_metric_means,
+        metric_means.size_in_metrics,
+        reply_intake.metrics_in_reply,
     ]
-    asking = [site.read_job, site._vectors, site._model]
+    asking = [site.read_site_job, site._vectors_sent_to_site, site._model_sent_to_site]
     return [
         Target(
             "Flower replies",
             read_reply,
             (UserError,),
             reply_seeds(),
-            [*reading, *tensors, records.extras, *counting],
+            [*reading, *tensors, array_records.arrays_to_extras, *counting],
             WORDS,
             reshape,
         ),

@@ -74,15 +74,26 @@ def evaluate(scores: Scores, truth: Truth, findings: Sequence[str], thresholds: 
     columns = range(len(findings))
     areas = {name: auc(scores[:, c], truth[:, c]) for c, name in zip(columns, findings, strict=True)}
     pairs = {name: rates(scores[:, c], truth[:, c], thresholds[c]) for c, name in zip(columns, findings, strict=True)}
+    chosen = dict(zip(findings, map(float, thresholds), strict=True))
+    return metrics_table(areas, pairs, chosen, [findings[c] for c in not_finite(scores)])
+
+
+def metrics_table(
+    areas: dict[str, float],
+    pairs: Mapping[str, tuple[float, float]],
+    thresholds: dict[str, float],
+    broken: Sequence[str],
+) -> dict[str, Any]:
+    """AUC, sensitivity with specificity, and threshold by finding, as `metrics.json` holds them."""
     means = {name: math.sqrt(se * sp) for name, (se, sp) in pairs.items()}
     return {
         "auc": {"macro": macro(areas.values()), "per_class": areas},
         "gm": {"macro": macro(means.values()), "per_class": means},
         "sensitivity": {name: pair[0] for name, pair in pairs.items()},
         "specificity": {name: pair[1] for name, pair in pairs.items()},
-        "thresholds": dict(zip(findings, map(float, thresholds), strict=True)),
-        "undefined": [name for name in findings if math.isnan(areas[name]) or math.isnan(means[name])],
-        "not_finite": [findings[c] for c in not_finite(scores)],
+        "thresholds": thresholds,
+        "undefined": [name for name in areas if math.isnan(areas[name]) or math.isnan(means[name])],
+        "not_finite": list(broken),
     }
 
 

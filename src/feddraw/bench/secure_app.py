@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from feddraw.bench.server_step import CLIENTS, network
-from feddraw.flower.records import to_arrays
+from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
 from feddraw.system.file_writing import write_whole
@@ -44,7 +44,7 @@ def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool)
         secure=secure,
         on_round=lambda _: ends.append(time.perf_counter()),
     )
-    strategy.start(grid, to_arrays(network(parameters)), rounds, timeout=900)
+    strategy.start(grid, model_to_arrays(network(parameters)), rounds, timeout=900)
     if any(len(done.weights) < CLIENTS for done in strategy.history):
         raise RuntimeError(f"not all clients counted: {strategy.history[-1].ledger}")
     return np.diff(ends).tolist()

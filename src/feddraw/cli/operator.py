@@ -42,16 +42,16 @@ def sign(
     ] = None,
 ) -> None:
     """Sign an app: its name, version and SHA-256, the time and an expiry. Sites run what is signed and nothing else."""
-    from feddraw.flower.signatures import file_name, sign
-    from feddraw.flower.supernode import read_bundle
+    from feddraw.flower.app_signatures import sign_bundle, signature_file_name
+    from feddraw.flower.supernode import read_app_bundle
     from feddraw.secure_sums.signing_keys import read_private_key
     from feddraw.system.file_writing import write_whole
 
-    made = read_bundle(bundle)
-    target = out or Path(file_name(made))
+    made = read_app_bundle(bundle)
+    target = out or Path(signature_file_name(made))
     if not target.parent.is_dir():
         raise UserError(f"cannot write {target}: there is no folder {target.parent}")
-    text = sign(made, read_private_key(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
+    text = sign_bundle(made, read_private_key(key, lambda: str(typer.prompt("passphrase", hide_input=True))), days=days)
     write_whole(target, text.encode())
     typer.echo(f"{made.app} {made.version}, SHA-256 {made.sha256}")
     typer.echo(f"wrote {target}: sites put it in the folder that `feddraw site start --signatures` names")

@@ -45,8 +45,8 @@ def start(
     port: Annotated[int, Option(min=1, max=65535, help="A port on 127.0.0.1 for the node's own processes.")] = 9094,
 ) -> None:
     """Start this site's SuperNode. An app is unpacked only if the operator has signed it; others are refused."""
-    from feddraw.flower.signatures import Signatures
-    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start
+    from feddraw.flower.app_signatures import Signatures
+    from feddraw.flower.supernode import check_node_config, refuse_unknown_flower, start_supernode
     from feddraw.secure_sums.signing_keys import read_operator_public_key
 
     refuse_unknown_flower()
@@ -63,4 +63,4 @@ def start(
     arguments = ["--superlink", superlink, "--auth-supernode-private-key", str(key)]
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--root-certificates", str(root_certificates)] if root_certificates is not None else []
-    start(given, arguments + (["--node-config", node_config] if node_config else []))
+    start_supernode(given, arguments + (["--node-config", node_config] if node_config else []))

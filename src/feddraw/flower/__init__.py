@@ -15,7 +15,7 @@ from feddraw.old_names import warn_renamed
 if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")
 
-from feddraw.flower.records import record, state_dict
+from feddraw.flower.array_records import record, state_dict
 from feddraw.flower.secure_site import secure_mod
 from feddraw.flower.strategy import FedDRAW, MethodStrategy
 from feddraw.server.round import RoundRecord

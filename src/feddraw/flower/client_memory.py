@@ -22,17 +22,17 @@ from feddraw.errors import UserError, first_line
 from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 
 
-def default_folder() -> Path:
+def default_memory_folder() -> Path:
     """Where memory is kept by default."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
 
 
-def folder_of(node: Mapping[str, Any]) -> Path:
+def memory_folder(node: Mapping[str, Any]) -> Path:
     """Where a node's settings say that memory is kept."""
-    return Path(str(node["memory"])) if node.get("memory") else default_folder()
+    return Path(str(node["memory"])) if node.get("memory") else default_memory_folder()
 
 
-def alias(run: str, client: str) -> str:
+def client_alias(run: str, client: str) -> str:
     """A client's name as a hash, for messages and paths: only who knows the name recognises it."""
     return hashlib.sha256(f"{run}\n{client}".encode()).hexdigest()[:24]
 
@@ -41,18 +41,18 @@ class ClientMemory:
     """What one client remembers in one run. The run's name comes from the server, so only its hash becomes a path."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
-        self.path = folder / alias(run, client)
+        self.path = folder / client_alias(run, client)
 
-    def _kept(self) -> dict[int, Path]:
+    def _kept_rounds(self) -> dict[int, Path]:
         """Round to file, for rounds whose memory is there."""
         return {int(file.stem): file for file in sorted(self.path.glob("[0-9]*.safetensors")) if file.stem.isdecimal()}
 
     def load(self, round: int, counted: int | None = None) -> Memory:
         """What the client remembers after the round in which it last counted; if none is said, after the last one."""
-        before = [number for number in self._kept() if number < round and counted in (None, number)]
+        before = [number for number in self._kept_rounds() if number < round and counted in (None, number)]
         if not before:
             return {}
-        file = self._kept()[max(before)]
+        file = self._kept_rounds()[max(before)]
         try:
             return {name: np.array(vector) for name, vector in load_file(file).items()}
         except (SafetensorError, OSError, ValueError) as error:
@@ -68,7 +68,7 @@ class ClientMemory:
         make_subfolder(self.path, private=True)
         arrays = {name: np.ascontiguousarray(vector) for name, vector in memory.items()}
         write_whole(self.path / f"{round:06d}.safetensors", save(arrays), private=True)
-        wanted = sorted(self._kept())[-2:] if counted is None else (counted, round)
-        for number, file in self._kept().items():
+        wanted = sorted(self._kept_rounds())[-2:] if counted is None else (counted, round)
+        for number, file in self._kept_rounds().items():
             if number > round or number not in wanted:
                 file.unlink()

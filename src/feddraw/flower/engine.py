@@ -22,36 +22,36 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.flower import job_orders, reply_intake
+from feddraw.flower.array_records import arrays_to_vectors, model_to_arrays, vectors_to_arrays
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.ray_simulation import Simulation
-from feddraw.flower.records import arrays_to_vectors, to_arrays, vectors_to_arrays
+from feddraw.flower.ray_simulation import RaySimulation
 from feddraw.flower.reply_intake import ReplyFormat
 from feddraw.flower.site import Site, client
 
-WAIT = 120.0  # seconds for simulated nodes to come up
+WAIT_FOR_NODES = 120.0  # seconds for simulated nodes to come up
 
 
 def flower(setup: PreparedRun, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
     if installed("ray"):
         table = json.dumps(setup.experiment.table())
-        simulation = Simulation(client(partial(_site_of, table)), len(setup.clients), workers)
+        simulation = RaySimulation(client(partial(_site_on_ray, table)), len(setup.clients), workers)
         return FlowerEngine(simulation.grid(), setup, simulation)
     nodes = [{"partition-id": number} for number in range(len(setup.clients))]
-    return FlowerEngine(InProcessGrid(client(partial(_site, setup)), nodes), setup)
+    return FlowerEngine(InProcessGrid(client(partial(_simulated_site, setup)), nodes), setup)
 
 
-def _site(setup: PreparedRun, context: Context) -> Site:
+def _simulated_site(setup: PreparedRun, context: Context) -> Site:
     number = int(context.node_config["partition-id"])
     return Site(setup.trainer, setup.clients[number], number, number)
 
 
-def _site_of(table: str, context: Context) -> Site:
-    return _site(_prepared(table), context)
+def _site_on_ray(table: str, context: Context) -> Site:
+    return _simulated_site(_setup_on_ray(table), context)
 
 
 @lru_cache(maxsize=1)
-def _prepared(table: str) -> PreparedRun:
+def _setup_on_ray(table: str) -> PreparedRun:
     """Prepared once per worker process."""
     return prepare(Experiment.of(json.loads(table)))
 
@@ -59,30 +59,30 @@ def _prepared(table: str) -> PreparedRun:
 class FlowerEngine(EngineWithMemory):
     """An engine whose clients are reached over a Grid."""
 
-    def __init__(self, grid: Grid, setup: PreparedRun, simulation: Simulation | None = None) -> None:
+    def __init__(self, grid: Grid, setup: PreparedRun, simulation: RaySimulation | None = None) -> None:
         super().__init__()
         self._grid, self._setup, self._simulation = grid, setup, simulation
         self._evaluation = Serial(setup.trainer)  # evaluation is the server's own
         self._numbers = {name: number for number, name in enumerate(setup.clients)}
         self._room: Model | None = None
-        self._nodes = self._find_nodes()
+        self._nodes = self._nodes_by_client()
 
-    def _find_nodes(self) -> dict[int, int]:
+    def _nodes_by_client(self) -> dict[int, int]:
         """Client to node: simulated nodes get new ids with every start."""
-        nodes = self._everyone()
+        nodes = self._wait_for_nodes()
         asked = [Message(RecordDict(), node, MessageType.QUERY, group_id="roll call") for node in nodes]
-        replies, failures = reply_intake.read(self._exchange(asked), nodes, "roll call")
-        self._stop_on(failures, {node: f"node {node}" for node in nodes})
+        replies, failures = reply_intake.read_replies(self._exchange(asked), nodes, "roll call")
+        self._stop_on_failures(failures, {node: f"node {node}" for node in nodes})
         return {self._numbers[reply.name]: reply.node for reply in replies}
 
-    def _everyone(self) -> list[int]:
+    def _wait_for_nodes(self) -> list[int]:
         """All nodes: simulated ones come up while the server already runs."""
-        deadline = time.monotonic() + WAIT
+        deadline = time.monotonic() + WAIT_FOR_NODES
         while len(nodes := list(self._grid.get_node_ids())) < len(self._numbers):
             if self._simulation is not None:
-                self._simulation.check()
+                self._simulation.stop_if_over()
             if time.monotonic() > deadline:
-                raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT:g} s")
+                raise RunFailed(f"only {len(nodes)} of {len(self._numbers)} nodes came up within {WAIT_FOR_NODES:g} s")
             time.sleep(0.05)
         return nodes
 
@@ -94,30 +94,30 @@ class FlowerEngine(EngineWithMemory):
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
         """All replies are there at once, so in turn saves no memory here."""
         group, sent = str(jobs[0].round), jobs[0].model
-        arrays = to_arrays(sent)
+        arrays = model_to_arrays(sent)
         names = {self._nodes[job.client]: self._setup.clients[job.client] for job in jobs}
-        messages = [self._message(job, arrays, group) for job in jobs]
-        replies, failures = reply_intake.read(self._exchange(messages), list(names), group)
-        self._stop_on(failures, names)
-        self._stop_on(dict.fromkeys(names.keys() - {reply.node for reply in replies}, "it did not answer"), names)
+        messages = [self._job_message(job, arrays, group) for job in jobs]
+        replies, failures = reply_intake.read_replies(self._exchange(messages), list(names), group)
+        silent = names.keys() - failures.keys() - {reply.node for reply in replies}
+        self._stop_on_failures(failures | dict.fromkeys(silent, "it did not answer"), names)
         for reply in replies:
             remembered = reply.content.array_records["memory"]
             self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
-        format = ReplyFormat(self._setup.method.sends)
-        updates, refused, self._room = reply_intake.decode(replies, self._numbers, sent, format, room=self._room)
+        given = (replies, self._numbers, sent, ReplyFormat(self._setup.method.sends))
+        updates, refused, self._room = reply_intake.decode_replies(*given, room=self._room)
         if refused:
             raise RunFailed(f"what client {min(refused)} sent cannot be read: {refused[min(refused)]}")
         yield from sorted(updates, key=lambda update: update.client) if in_turn else updates
 
-    def _message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
+    def _job_message(self, job: Job, arrays: ArrayRecord, group: str) -> Message:
         numbers = {"round": job.round, "rounds": job.rounds, "client-seed": job.seed, "effort": job.effort}
-        content = RecordDict({"arrays": arrays, "config": job_orders.added(ConfigRecord(), numbers)})
+        content = RecordDict({"arrays": arrays, "config": job_orders.add_orders(ConfigRecord(), numbers)})
         content["memory"] = vectors_to_arrays(self.memory.get(job.client, {}))
         if job.broadcast:
             content["broadcast"] = vectors_to_arrays(job.broadcast)
         return Message(content, self._nodes[job.client], MessageType.TRAIN, group_id=group)
 
-    def _stop_on(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
+    def _stop_on_failures(self, failures: Mapping[int, str], names: Mapping[int, str]) -> None:
         for node, why in failures.items():
             raise RunFailed(f"training client {names.get(node, f'node {node}')} failed: {why}")
 

@@ -14,15 +14,15 @@ from safetensors.numpy import load_file, save
 
 from feddraw.errors import UserError
 from feddraw.flower import job_orders
-from feddraw.flower.records import Refused, arrays_to_vectors, vectors_to_arrays
-from feddraw.flower.reply_intake import Reply, about_client, one_line
+from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
+from feddraw.flower.reply_intake import Reply, client_in_reply, one_line
 from feddraw.results.checkpoint import digest
 from feddraw.system.file_writing import make_folder, write_whole
 
 if TYPE_CHECKING:
     from feddraw.training.client import Trainer
 
-KEY = "frozen"  # of the record, of the order, and of a site's answer
+FROZEN = "frozen"  # of the record, of the order, and of a site's answer
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -33,45 +33,45 @@ class FrozenLayers:
     def __init__(self, frozen: Arrays) -> None:
         self.arrays, self.holding = dict(frozen), set[int]()
         self._record = vectors_to_arrays(self.arrays)
-        self.order = {KEY: digest(self.arrays, None)} if self.arrays else {}
+        self.order = {FROZEN: digest(self.arrays, None)} if self.arrays else {}
 
-    def added(self, content: RecordDict, node: int) -> RecordDict:
+    def with_layers(self, content: RecordDict, node: int) -> RecordDict:
         """A message's content, with the layers for a node that does not hold them."""
         if not self.arrays or node in self.holding:
             return content
-        return RecordDict({**content, KEY: self._record})
+        return RecordDict({**content, FROZEN: self._record})
 
-    def heard(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
+    def note_holders(self, asked: Iterable[int], replies: Iterable[Reply]) -> None:
         """Who of those that were asked holds the layers; the others get them again."""
-        said = {reply.node for reply in replies if KEY in about_client(reply.content)}
+        said = {reply.node for reply in replies if FROZEN in client_in_reply(reply.content)}
         self.holding = (self.holding - set(asked)) | said
 
 
 def take_frozen(trainer: Trainer, content: RecordDict, folder: Path) -> str:
     """The site's side: give the network the server's frozen layers, and say by their digest that they are here."""
-    wanted, here = str(job_orders.found(content).get(KEY, "")), trainer.network.layout.frozen
+    wanted, here = str(job_orders.read_orders(content).get(FROZEN, "")), trainer.network.layout.frozen
     if not wanted or digest(here, None) == wanted:
         return wanted
     file = folder / f"frozen-{one_line(wanted, 32)}.safetensors"
-    if KEY in content.array_records:
+    if FROZEN in content.array_records:
         try:
-            sent = arrays_to_vectors(content.array_records[KEY])
+            sent = arrays_to_vectors(content.array_records[FROZEN])
         except Refused as error:
             raise UserError(f"the server's frozen layers cannot be read: {one_line(error)}") from None
     else:
-        sent = _kept(file)
+        sent = _kept_frozen_layers(file)
     if digest(sent, None) != wanted:
         raise UserError("the server's frozen layers are not here, or damaged: they come again in the next round")
     if {name: a.shape for name, a in sent.items()} != {name: a.shape for name, a in here.items()}:
         raise UserError("the server's frozen layers are not those of this site's network: do the settings agree?")
     trainer.freeze(sent)
-    if KEY in content.array_records:
+    if FROZEN in content.array_records:
         make_folder(folder, private=True)
         write_whole(file, save({name: np.ascontiguousarray(a) for name, a in sent.items()}), private=True)
     return wanted
 
 
-def _kept(file: Path) -> dict[str, NDArray[Any]]:
+def _kept_frozen_layers(file: Path) -> dict[str, NDArray[Any]]:
     try:
         return dict(load_file(file))
     except (SafetensorError, OSError, ValueError):

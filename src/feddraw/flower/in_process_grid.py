@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 FIRST_NODE, SUPERLINK = 1001, 1
 
 
-def identify(run: int = 1, node: int = SUPERLINK) -> None:
+def identify_process(run: int = 1, node: int = SUPERLINK) -> None:
     """Let this process make messages, as Flower's launchers do; before 1.38 any process may."""
     with suppress(ModuleNotFoundError):
         from flwr.supercore.task_identity import TaskIdentity
@@ -36,7 +36,7 @@ class InProcessGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         arrive: Callable[[list[Message]], Iterable[Message]] | None = None,
     ) -> None:
-        identify()
+        identify_process()
         self.app, self.arrive = app, arrive
         self._pushed: dict[str, Message] = {}
         self.contexts = {
@@ -79,10 +79,10 @@ class InProcessGrid(Grid):
             del self._pushed[message.metadata.message_id]
         replies = list(self.send_and_receive(asked))
         answered = {reply.metadata.reply_to_message_id for reply in replies}
-        return replies + [_lost(message) for message in asked if message.metadata.message_id not in answered]
+        return replies + [_lost_message(message) for message in asked if message.metadata.message_id not in answered]
 
 
-def _lost(message: Message) -> Message:
+def _lost_message(message: Message) -> Message:
     """How a SuperLink says that a node is gone: in its own name."""
     reply = Message(Error(0, "the node is not there"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK

@@ -17,14 +17,14 @@ from feddraw.errors import UserError
 KEY = "feddraw"
 
 
-def added(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
+def add_orders(config: ConfigRecord, orders: Mapping[str, Any]) -> ConfigRecord:
     """A copy of the user's configuration with our orders in it."""
     if KEY in config:
         raise UserError(f"the configuration has a key '{KEY}', which this package uses itself: choose another name")
     return ConfigRecord(dict(config) | {KEY: json.dumps(orders)})
 
 
-def found(content: RecordDict) -> dict[str, Any]:
+def read_orders(content: RecordDict) -> dict[str, Any]:
     """Our orders in a message; none where the server is not ours."""
     texts = [config[KEY] for config in content.config_records.values() if KEY in config]
     try:
@@ -34,3 +34,14 @@ def found(content: RecordDict) -> dict[str, Any]:
     if not isinstance(orders, dict):
         raise UserError("the server's settings cannot be read: is its feddraw of the same version?")
     return orders
+
+
+def last_counted_in_orders(content: RecordDict, name: str) -> int | None:
+    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
+    rounds = read_orders(content).get("counted")
+    if rounds is None:
+        return None
+    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
+    if not isinstance(counted, int):
+        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
+    return counted

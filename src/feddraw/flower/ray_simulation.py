@@ -16,8 +16,8 @@ from flwr.simulation import run_simulation
 
 from feddraw.errors import RunFailed
 
-POLL = 0.05  # seconds between two looks for replies
-ENVIRONMENT = {
+POLL_SECONDS = 0.05  # seconds between two looks for replies
+RAY_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -25,15 +25,15 @@ ENVIRONMENT = {
 }
 
 
-class Simulation:
+class RaySimulation:
     """Nodes on Ray from the first call of `grid` until `close`."""
 
     def __init__(self, app: ClientApp, nodes: int, workers: int) -> None:
         self._app, self._nodes, self._workers = app, nodes, workers
         self._grids: Queue[Grid | BaseException] = Queue()
         self._crash: BaseException | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run_simulation, daemon=True)
 
     def grid(self, seconds: float = 120.0) -> Grid:
         self._thread.start()
@@ -42,39 +42,39 @@ class Simulation:
         except Empty:
             raise RunFailed(f"Flower's simulation did not start within {seconds:g} s") from None
         if isinstance(found, BaseException):
-            raise RunFailed(f"Flower's simulation did not start: {_cause(found)}")
+            raise RunFailed(f"Flower's simulation did not start: {_cause_of_crash(found)}")
         return found
 
     def send_and_receive(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
         """As the Grid's own, which would wait for ever for nodes that are gone with the simulation."""
         waiting, replies = set(grid.push_messages(messages)), list[Message]()
         while waiting:
-            self.check()
+            self.stop_if_over()
             found = list(grid.pull_messages(waiting))
             waiting -= {reply.metadata.reply_to_message_id for reply in found}
             replies += found
             if not found:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         return replies
 
-    def check(self) -> None:
+    def stop_if_over(self) -> None:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
-        if self._over.is_set():
-            why = "it ended early" if self._crash is None else _cause(self._crash)
+        if self._ended.is_set():
+            why = "it ended early" if self._crash is None else _cause_of_crash(self._crash)
             raise RunFailed(
                 f"Flower's simulation on Ray crashed: {why}; run again with engine = serial, or see Ray's log in "
                 "/tmp/ray/session_latest/logs"
             )
 
-    def _run(self) -> None:
+    def _run_simulation(self) -> None:
         server = ServerApp()
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             self._grids.put(grid)
-            self._over.wait()
+            self._ended.wait()
 
-        for name, value in ENVIRONMENT.items():
+        for name, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own age at every start
         # a cluster that is there already has its own processors, and refuses to be told how many
@@ -86,14 +86,14 @@ class Simulation:
             self._crash = error
             self._grids.put(error)  # read by `grid` if it still waits
         finally:
-            self._over.set()  # lets the server's thread end too
+            self._ended.set()  # lets the server's thread end too
 
     def close(self) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join(timeout=60)
 
 
-def _cause(error: BaseException) -> str:
+def _cause_of_crash(error: BaseException) -> str:
     """The first error of a chain, on one line: Flower's own only says that there was one."""
     while error.__cause__ is not None:
         error = error.__cause__

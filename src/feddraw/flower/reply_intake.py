@@ -6,12 +6,9 @@ arrival nor a node id that changes with every start changes the result.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,10 +16,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
-from feddraw.flower.records import Reader, Refused, extras
+from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.state_dict import blank_model, model_in_row
 from feddraw.system.threads import in_threads
+from feddraw.training.allocator import return_freed_memory
 
 LOSSES = ("loss", "train_loss", "train-loss")
 SECONDS = "train-seconds"  # how long a client says that it worked
@@ -48,7 +46,7 @@ class Reply:
     content: RecordDict
 
 
-def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tuple[list[Reply], dict[int, str]]:
+def read_replies(messages: Iterable[Message], asked: Collection[int], group: str) -> tuple[list[Reply], dict[int, str]]:
     """Valid replies in client order, and, by node, why others are not valid."""
     replies, failures = [], {}
     for message in messages:
@@ -61,19 +59,19 @@ def read(messages: Iterable[Message], asked: Collection[int], group: str) -> tup
         elif message.metadata.group_id != group:
             failures[node] = f"it answers round {one_line(message.metadata.group_id)}, not round {group}"
         else:
-            replies.append(reply_of(node, message.content))
-    once, twice = _once(replies)
+            replies.append(named_reply(node, message.content))
+    once, twice = _one_reply_per_node(replies)
     answered = {reply.node for reply in once}
     return once, {node: why for node, why in (failures | twice).items() if node not in answered}
 
 
-def reply_of(node: int, content: RecordDict) -> Reply:
+def named_reply(node: int, content: RecordDict) -> Reply:
     """What a client answers, under the name that it gives."""
-    about = about_client(content)
+    about = client_in_reply(content)
     name, number = about.get("name"), about.get("number")
     given = one_line(name) if isinstance(name, str) else ""
     if number is None:
-        number = all_metrics(content).get("partition-id")
+        number = metrics_in_reply(content).get("partition-id")
     if isinstance(number, int | float) and math.isfinite(number):
         label = given or f"partition {int(number)}"
         return Reply(node, label, (0, int(number), label), content)
@@ -81,19 +79,19 @@ def reply_of(node: int, content: RecordDict) -> Reply:
     return Reply(node, label, (1, 0, label), content)
 
 
-def about_client(content: RecordDict) -> Mapping[str, Any]:
+def client_in_reply(content: RecordDict) -> Mapping[str, Any]:
     """What a client says of itself: its name, its number, which findings it labels."""
     about = content.get("client")
     return about if isinstance(about, ConfigRecord) else {}
 
 
-def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
+def _one_reply_per_node(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
     """One reply per node. Equal copies count once; of two different ones, neither counts."""
     by_node: dict[int, Reply] = {}
     torn = {}
     for reply in replies:
         first = by_node.setdefault(reply.node, reply)
-        if first is not reply and not _equal(first.content, reply.content):
+        if first is not reply and not _same_replies(first.content, reply.content):
             torn[reply.node] = "it answered twice, and not the same"
     once = [reply for node, reply in by_node.items() if node not in torn]
     return sorted(once, key=lambda reply: reply.order), torn
@@ -102,20 +100,20 @@ def _once(replies: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
 Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
 
 
-def of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
+def records_of_kind(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
     """The records of one kind. Flower's own views are cycles that would keep a reply's tensors in memory."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
-def all_metrics(content: RecordDict) -> dict[str, Any]:
+def metrics_in_reply(content: RecordDict) -> dict[str, Any]:
     """All numbers and lists of a reply; of two records with one name for a metric, the first counts."""
     found: dict[str, Any] = {}
-    for metrics in of_kind(content, MetricRecord).values():
+    for metrics in records_of_kind(content, MetricRecord).values():
         found = dict(metrics.items()) | found
     return found
 
 
-def _equal(one: RecordDict, other: RecordDict) -> bool:
+def _same_replies(one: RecordDict, other: RecordDict) -> bool:
     return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
 
 
@@ -124,10 +122,7 @@ def one_line(text: Any, most: int = 80) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()
 
 
-# ---------------------------------------------------------------------------------------------------- updates
-
-
-def decode(
+def decode_replies(
     replies: Sequence[Reply],
     numbers: Mapping[str, int],
     sent: Model,
@@ -143,27 +138,27 @@ def decode(
     slow.
     """
     fresh = room is None or len(room.params) != len(replies)
-    matrices, reader = blank_model(sent.layout, len(replies)) if fresh else room, Reader(sent.layout)
+    matrices, reader = blank_model(sent.layout, len(replies)) if fresh else room, ArrayRecordReader(sent.layout)
     assert matrices is not None
 
-    def attempt(row: int) -> Update | Refused:
+    def decode_row(row: int) -> Update | Refused:
         reply, into = replies[row], model_in_row(matrices, row)
         try:
-            return _update(reply.content, numbers[reply.name], into, reader, format, keep)
+            return _decode_update(reply.content, numbers[reply.name], into, reader, format, keep)
         except Refused as reason:
             return reason
         finally:
             if fresh and not keep:
-                _give_back()
+                return_freed_memory()  # of the reply that was read: else all replies would be there twice
 
     rows = range(len(replies))
-    found = [attempt(row) for row in rows] if fresh else in_threads(attempt, rows)
+    found = [decode_row(row) for row in rows] if fresh else in_threads(decode_row, rows)
     refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
     updates = [one for one in found if isinstance(one, Update)]
-    return _moved_up(updates, matrices) if refused else updates, refused, matrices
+    return _without_gaps(updates, matrices) if refused else updates, refused, matrices
 
 
-def _moved_up(updates: Sequence[Update], matrices: Model) -> list[Update]:
+def _without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
     """Moved to the first rows of the matrices, so that no row of a refused reply is between them."""
     moved = []
     for number, update in enumerate(updates):
@@ -174,24 +169,14 @@ def _moved_up(updates: Sequence[Update], matrices: Model) -> list[Update]:
     return moved
 
 
-@lru_cache(maxsize=1)
-def _trim() -> Callable[[int], object] | None:
-    """glibc's, where it is the library in use."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-
-
-def _give_back() -> None:
-    """Return the memory of a reply that has been read; glibc would keep it, and all replies would be there twice."""
-    if trim := _trim():
-        trim(0)
-
-
-def _update(content: RecordDict, client: int, into: Model, reader: Reader, format: ReplyFormat, keep: bool) -> Update:
-    metrics = _metrics(content, format.size_key)
-    size = _size(metrics, format.size_key)
-    beside = of_kind(content, ArrayRecord).get("extra") if format.sends else None
-    extra = extras(beside, format.sends, into.layout)
-    name = _arrays_name(content, format.arrays_key)
+def _decode_update(
+    content: RecordDict, client: int, into: Model, reader: ArrayRecordReader, format: ReplyFormat, keep: bool
+) -> Update:
+    metrics = _metrics_with_size(content, format.size_key)
+    size = _size_in_reply(metrics, format.size_key)
+    beside = records_of_kind(content, ArrayRecord).get("extra") if format.sends else None
+    extra = arrays_to_extras(beside, format.sends, into.layout)
+    name = _record_of_model(content, format.arrays_key)
     arrays = content[name]
     assert isinstance(arrays, ArrayRecord)
     reader.read(arrays, into)
@@ -202,23 +187,23 @@ def _update(content: RecordDict, client: int, into: Model, reader: Reader, forma
     steps = next((int(numbers[key]) for key in STEPS if key in numbers), 1)
     loss = next((numbers[key] for key in LOSSES if key in numbers), 0.0)
     seconds = numbers.pop(SECONDS, math.nan)
-    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in(content), seconds)
+    return Update(client, into, size, steps, numbers | {"loss": loss}, extra, labelled_in_reply(content), seconds)
 
 
-def size_and_labels(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
+def size_and_labels_in_reply(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
-    return _size(_metrics(content, size_key), size_key), labelled_in(content)
+    return _size_in_reply(_metrics_with_size(content, size_key), size_key), labelled_in_reply(content)
 
 
-def seconds(content: RecordDict) -> float:
+def seconds_in_reply(content: RecordDict) -> float:
     """How long a client says that it worked; NaN where it says nothing."""
-    given = all_metrics(content).get(SECONDS)
+    given = metrics_in_reply(content).get(SECONDS)
     return float(given) if isinstance(given, int | float) else math.nan
 
 
-def labelled_in(content: RecordDict) -> NDArray[np.bool_] | None:
+def labelled_in_reply(content: RecordDict) -> NDArray[np.bool_] | None:
     """Which findings the client says it labels; all where it says nothing."""
-    given = about_client(content).get("labelled")
+    given = client_in_reply(content).get("labelled")
     if given is None:
         return None
     if not (isinstance(given, list) and all(isinstance(one, bool) for one in given)):
@@ -226,14 +211,14 @@ def labelled_in(content: RecordDict) -> NDArray[np.bool_] | None:
     return np.array(given, bool)
 
 
-def _metrics(content: RecordDict, size_key: str) -> MetricRecord:
-    found = [metrics for metrics in of_kind(content, MetricRecord).values() if size_key in metrics]
+def _metrics_with_size(content: RecordDict, size_key: str) -> MetricRecord:
+    found = [metrics for metrics in records_of_kind(content, MetricRecord).values() if size_key in metrics]
     if not found:
         raise Refused(f"no {size_key} among its metrics")
     return found[0]
 
 
-def _size(metrics: MetricRecord, size_key: str) -> float:
+def _size_in_reply(metrics: MetricRecord, size_key: str) -> float:
     """Any positive number."""
     value = metrics[size_key]
     if isinstance(value, list) or not math.isfinite(value) or value <= 0:
@@ -241,17 +226,17 @@ def _size(metrics: MetricRecord, size_key: str) -> float:
     return size_as_int_if_whole(value)
 
 
-def tensor_names(reply: Reply, arrays_key: str) -> frozenset[str]:
+def tensors_in_reply(reply: Reply, arrays_key: str) -> frozenset[str]:
     """Which tensors a reply's model has; none where it has no model."""
     try:
-        return frozenset(reply.content[_arrays_name(reply.content, arrays_key)])
+        return frozenset(reply.content[_record_of_model(reply.content, arrays_key)])
     except Refused:
         return frozenset()
 
 
-def _arrays_name(content: RecordDict, arrays_key: str) -> str:
+def _record_of_model(content: RecordDict, arrays_key: str) -> str:
     """The record that holds the model: the one of this name, or the only one there is."""
-    names = [name for name in of_kind(content, ArrayRecord) if name != "extra"]
+    names = [name for name in records_of_kind(content, ArrayRecord) if name != "extra"]
     if arrays_key in names or len(names) == 1:
         return arrays_key if arrays_key in names else names[0]
     raise Refused(f"{len(names)} records of tensors, none of them '{arrays_key}'" if names else "no tensors")

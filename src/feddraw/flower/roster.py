@@ -25,11 +25,11 @@ from feddraw.naming import safe_line
 
 log = logging.getLogger("flwr")
 
-KEY = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-ANONYMOUS = re.compile(r"node \d+")
+NODE_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+NODE_NUMBER = re.compile(r"node \d+")
 
 
-def fingerprint(public_key: bytes) -> str:
+def node_fingerprint(public_key: bytes) -> str:
     """A public key's fingerprint as `ssh-keygen -l` prints it; of other bytes, their hash in the same form."""
     try:
         shown = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -45,17 +45,15 @@ class Roster:
     def __init__(self, sites: Mapping[str, str | int] | None = None) -> None:
         self.names: list[str] = []  # of clients that have answered; the index is the client's number
         self.called: dict[str, str] = {}  # by name, what the client last called itself, which is how it knows itself
-        self._listed = _listed(sites or {})  # identity to name, by the operator's word
-        self._owners: dict[str, str] = {}  # name to identity
-        self._named: dict[str, str] = {}  # the same from identity to name
+        self._listed = _roster_of_sites(sites or {})  # identity to name, by the operator's word
+        self._identity_of_name: dict[str, str] = {}  # name to identity
+        self._name_of_identity: dict[str, str] = {}  # the same from identity to name
         self._identities: dict[int, str] = {}  # of the nodes that were seen in this run
-
-    # ------------------------------------------------------------------------------------------ nodes
 
     def meet(self, grid: Grid) -> None:
         """Read the keys of the connected nodes; a node without a key is identified by its number."""
         if not hasattr(grid, "get_nodes"):
-            if keys := [name for who, name in self._listed.items() if KEY.fullmatch(who)]:
+            if keys := [name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)]:
                 raise UserError(
                     f"sites: {keys[0]} is given by its key, and this Flower does not tell keys: pip install "
                     "'flwr>=1.38', or give node ids"
@@ -63,7 +61,7 @@ class Roster:
             return
         for info in grid.get_nodes():
             key = bytes(info.public_key)
-            self._identities[info.node_id] = fingerprint(key) if key else f"node {info.node_id}"
+            self._identities[info.node_id] = node_fingerprint(key) if key else f"node {info.node_id}"
 
     def identity(self, node: int) -> str:
         return self._identities.get(node, f"node {node}")
@@ -72,7 +70,7 @@ class Roster:
         """The name that belongs to a node, if it has one yet."""
         if self._listed:
             return self._listed.get(self.identity(node)) or self._listed.get(f"node {node}")
-        return self._named.get(self.identity(node))
+        return self._name_of_identity.get(self.identity(node))
 
     def label(self, node: int) -> str:
         """A node's name in the ledger."""
@@ -84,9 +82,7 @@ class Roster:
 
     def knows_any(self, nodes: Iterable[int]) -> bool:
         """Whether a node that answered before is among these, where that matters."""
-        return bool(self._listed) or not self._owners or any(self.name_of(node) for node in nodes)
-
-    # ------------------------------------------------------------------------------------------ names
+        return bool(self._listed) or not self._identity_of_name or any(self.name_of(node) for node in nodes)
 
     def recognize(self, answers: Sequence[Reply]) -> tuple[list[Reply], dict[int, str]]:
         """Answers under the names that belong to their nodes, and, by node, why others are refused.
@@ -104,11 +100,11 @@ class Roster:
                 recognized.append(replace(answer, name=own or answer.name))
                 self.called[own or answer.name] = answer.name
         for answer in recognized:
-            self._bind(answer.name, self.identity(answer.node))
+            self._bind_name(answer.name, self.identity(answer.node))
         return recognized, refused
 
-    def _bind(self, name: str, identity: str) -> None:
-        self._owners[name], self._named[identity] = identity, name
+    def _bind_name(self, name: str, identity: str) -> None:
+        self._identity_of_name[name], self._name_of_identity[identity] = identity, name
         if name not in self.names:
             self.names.append(name)
 
@@ -117,9 +113,9 @@ class Roster:
         claimed, unnamed = answer.name, f"node {answer.node}"
         if own is None and self._listed:
             return f"its key {self.identity(answer.node)} is not on the operator's list of sites"
-        if own != claimed and (claimed in self._owners or claimed in self._listed.values()):
+        if own != claimed and (claimed in self._identity_of_name or claimed in self._listed.values()):
             return f"it answers as {claimed}, which is another node's name"
-        if own is None and ANONYMOUS.fullmatch(claimed) and claimed != unnamed:
+        if own is None and NODE_NUMBER.fullmatch(claimed) and claimed != unnamed:
             return f"it answers as {claimed}, which is another node's number"
         if nodes > 1:
             return f"{nodes} nodes answer as {own or claimed}"
@@ -127,26 +123,24 @@ class Roster:
             log.warning("%s now calls itself %s: it counts as %s", *map(safe_line, (own, claimed, own)))
         return ""
 
-    # ------------------------------------------------------------------------------------------ checkpoints
-
-    def kept(self) -> dict[str, Any]:
+    def for_checkpoint(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {"clients": list(self.names), "owners": dict(self._owners), "called": dict(self.called)}
+        return {"clients": list(self.names), "owners": dict(self._identity_of_name), "called": dict(self.called)}
 
     def restore(self, kept: Mapping[str, Any], *, rebind: bool = False) -> None:
         """Clients keep their numbers; with `rebind` the names are free for whoever answers under them first."""
         self.names = [str(name) for name in kept["clients"]]
         self.called = {str(name): str(own) for name, own in kept.get("called", {}).items()}
-        self._owners, self._named = {}, {}
+        self._identity_of_name, self._name_of_identity = {}, {}
         for name, identity in () if rebind else kept.get("owners", {}).items():
-            self._bind(str(name), str(identity))
+            self._bind_name(str(name), str(identity))
 
 
-def _listed(sites: Mapping[str, str | int]) -> dict[str, str]:
+def _roster_of_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, given in sites.items():
         who = str(given).strip()
-        if not (KEY.fullmatch(who) or who.isdecimal()):
+        if not (NODE_FINGERPRINT.fullmatch(who) or who.isdecimal()):
             raise UserError(
                 f"sites: {name} = {given!s:.60} is neither a key's fingerprint (SHA256:…, as ssh-keygen -lf KEY.pub "
                 "prints it) nor a node id"
@@ -158,7 +152,7 @@ def _listed(sites: Mapping[str, str | int]) -> dict[str, str]:
     return found
 
 
-def read_sites(text: str) -> dict[str, str]:
+def read_roster(text: str) -> dict[str, str]:
     """`North=SHA256:…,South=SHA256:…` as a mapping."""
     pairs = [item.rpartition("=") for item in text.split(",") if item.strip()]
     if bad := [who for name, _, who in pairs if not name.strip()]:

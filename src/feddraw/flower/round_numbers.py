@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 
-class Counting(Strategy):
+class RenumberedStrategy(Strategy):
     """Another strategy, whose rounds begin after those that are done."""
 
     def __init__(self, strategy: Strategy, done: int) -> None:

@@ -14,30 +14,30 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from feddraw.analysis import metrics
+from feddraw.analysis.metrics import metrics_table
 from feddraw.server.gate import MOST_IMAGES
 
 BINS, REACH = 2048, 16.0  # of the logit, which spreads rare findings' small probabilities out
 SPLITS = ("validation", "test")
-Counts = NDArray[np.int64]  # (2, findings, bins): negative and positive images
+Histograms = NDArray[np.int64]  # (2, findings, bins): negative and positive images
 
-EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
+BIN_EDGES = np.linspace(-REACH, REACH, BINS + 1)[1:-1]
 
 
-def count(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Counts:
-    """Images by label, finding and bin of their score, a probability; a NaN counts as 0 (see `broken`).
+def count_by_score(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating[Any] | np.integer[Any]]) -> Histograms:
+    """Images by label, finding and bin of their score, a probability.
 
-    Labels that are not known (NaN) are not counted.
+    A NaN counts as 0 (see `findings_with_broken_scores`). Labels that are not known (NaN) are not counted.
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
-    bins = np.digitize(np.log(clipped / (1 - clipped)), EDGES)
+    bins = np.digitize(np.log(clipped / (1 - clipped)), BIN_EDGES)
     findings = scores.shape[1]
     known = ~np.isnan(truth)
     cells = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
     return np.bincount(cells[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 
 
-def to_metrics(split: str, counts: Counts, broken: Sequence[int] = ()) -> dict[str, list[int]]:
+def histograms_to_metrics(split: str, counts: Histograms, broken: Sequence[int] = ()) -> dict[str, list[int]]:
     """As metrics that Flower carries: only bins that hold something, as (index, count).
 
     `broken` are the findings with a score that is not a finite number.
@@ -48,51 +48,51 @@ def to_metrics(split: str, counts: Counts, broken: Sequence[int] = ()) -> dict[s
     return found | ({f"{split}-not-finite": list(broken)} if broken else {})
 
 
-def to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
+def histograms_to_words(content: RecordDict, findings: int) -> NDArray[np.uint64]:
     """A site's counts of both splits as one row of whole numbers, which can be added up under masks."""
     rows = []
     for split in SPLITS:
         flags = np.zeros(findings, np.int64)
-        flags[broken([content], split, findings)] = 1
-        rows += [add_up([content], split, findings).ravel(), flags]
+        flags[findings_with_broken_scores([content], split, findings)] = 1
+        rows += [add_up_histograms([content], split, findings).ravel(), flags]
     return np.concatenate(rows).astype(np.uint64)
 
 
-def from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
+def histograms_from_words(words: NDArray[np.uint64], findings: int) -> MetricRecord:
     """The sum of such rows, as one site with all images would have sent it."""
     found: dict[str, list[int]] = {}
     for split, row in zip(SPLITS, words.reshape(len(SPLITS), -1).astype(np.int64), strict=True):
         counts, flags = np.split(row, [2 * findings * BINS])
-        found |= to_metrics(split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist())
+        found |= histograms_to_metrics(split, counts.reshape(2, findings, BINS), np.flatnonzero(flags).tolist())
     return MetricRecord({name: numbers for name, numbers in found.items() if numbers})
 
 
-def add_up(contents: Sequence[RecordDict], split: str, findings: int) -> Counts:
+def add_up_histograms(contents: Sequence[RecordDict], split: str, findings: int) -> Histograms:
     """The sites' counts added up; those of another form are left out."""
     total = np.zeros(2 * findings * BINS, np.int64)
     for content in contents:
         for record in content.metric_records.values():
-            cells, counts = (_whole(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
+            cells, counts = (_histogram_counts(record.get(f"{split}-{what}", [])) for what in ("places", "counts"))
             if cells.shape == counts.shape and (cells < len(total)).all() and counts.sum() <= findings * MOST_IMAGES:
                 np.add.at(total, cells, counts)
     return total.reshape(2, findings, BINS)
 
 
-def broken(contents: Sequence[RecordDict], split: str, findings: int) -> list[int]:
+def findings_with_broken_scores(contents: Sequence[RecordDict], split: str, findings: int) -> list[int]:
     """The findings for which a site's scores were not finite numbers."""
     records = [record for content in contents for record in content.metric_records.values()]
-    named = {int(index) for record in records for index in _whole(record.get(f"{split}-not-finite", []))}
+    named = {int(index) for record in records for index in _histogram_counts(record.get(f"{split}-not-finite", []))}
     return sorted(index for index in named if index < findings)
 
 
-def _whole(given: Any) -> NDArray[np.int64]:
+def _histogram_counts(given: Any) -> NDArray[np.int64]:
     """Whole numbers that no sum can carry beyond 64 bits; for anything else an empty array."""
     numbers = given if isinstance(given, list) else [given]
     good = all(isinstance(number, int) and 0 <= number <= MOST_IMAGES for number in numbers)
     return np.array(numbers if good else [], np.int64)
 
 
-def auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:
+def histogram_auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
         return math.nan
@@ -100,7 +100,7 @@ def auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float:
     return float((positives * (below + negatives / 2)).sum() / pairs)
 
 
-def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int | None:
+def best_threshold_bin(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int | None:
     """The bin from which on images are called positive, for the largest GM; the middle one of equals.
 
     None where the validation data has one label only.
@@ -113,31 +113,25 @@ def best_edge(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int
     return int(best[(len(best) - 1) // 2])
 
 
-def summary(
-    counts: Counts, findings: Sequence[str], edges: Sequence[int | None], broken: Sequence[int] = ()
+def histogram_metrics(
+    counts: Histograms, findings: Sequence[str], edges: Sequence[int | None], broken: Sequence[int] = ()
 ) -> dict[str, Any]:
     """All metrics of the summed counts, in the form of `metrics.json`; broken findings have none."""
     counts = counts.copy()
     counts[:, list(broken)] = 0
-    areas = {name: auc(*counts[:, c]) for c, name in enumerate(findings)}
-    rates = {name: _rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
-    means = {name: math.sqrt(se * sp) for name, (se, sp) in rates.items()}
-    bounds = np.concatenate([[-np.inf], EDGES, [np.inf]])
-    return {
-        "auc": {"macro": metrics.macro(areas.values()), "per_class": areas},
-        "gm": {"macro": metrics.macro(means.values()), "per_class": means},
-        "sensitivity": {name: pair[0] for name, pair in rates.items()},
-        "specificity": {name: pair[1] for name, pair in rates.items()},
-        "thresholds": {
-            name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
-            for name, edge in zip(findings, edges, strict=True)
-        },
-        "undefined": [name for name in findings if math.isnan(areas[name]) or math.isnan(means[name])],
-        "not_finite": [findings[c] for c in broken],
+    areas = {name: histogram_auc(*counts[:, c]) for c, name in enumerate(findings)}
+    rates = {name: _histogram_rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
+    bounds = np.concatenate([[-np.inf], BIN_EDGES, [np.inf]])
+    thresholds = {
+        name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
+        for name, edge in zip(findings, edges, strict=True)
     }
+    return metrics_table(areas, rates, thresholds, [findings[c] for c in broken])
 
 
-def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int | None) -> tuple[float, float]:
+def _histogram_rates(
+    negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int | None
+) -> tuple[float, float]:
     if edge is None:
         return math.nan, math.nan
 
@@ -147,18 +141,19 @@ def _rates(negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int
     return share(positives[edge:], positives), share(negatives[:edge], negatives)
 
 
-def merge(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
+def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
     """Metrics from all sites' counts: thresholds from the validation split, and the test split where it was sent."""
-    validation = add_up(contents, "validation", len(findings))
-    edges = [best_edge(*validation[:, c]) for c in range(len(findings))]
-    lost = broken(contents, "validation", len(findings))  # without thresholds there is no GM elsewhere either
-    found = {"validation": summary(validation, findings, edges, lost)}
-    test = add_up(contents, "test", len(findings))
-    lost = sorted({*lost, *broken(contents, "test", len(findings))})
-    return found | ({"test": summary(test, findings, edges, lost)} if test.any() else {})
+    validation = add_up_histograms(contents, "validation", len(findings))
+    edges = [best_threshold_bin(*validation[:, c]) for c in range(len(findings))]
+    # without thresholds from validation data there is no GM of test data either
+    lost = findings_with_broken_scores(contents, "validation", len(findings))
+    found = {"validation": histogram_metrics(validation, findings, edges, lost)}
+    test = add_up_histograms(contents, "test", len(findings))
+    lost = sorted({*lost, *findings_with_broken_scores(contents, "test", len(findings))})
+    return found | ({"test": histogram_metrics(test, findings, edges, lost)} if test.any() else {})
 
 
-def flat(found: dict[str, Any]) -> MetricRecord:
+def metrics_for_flowers_log(found: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
     pairs = {f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")}
     areas = {

@@ -60,7 +60,7 @@ class SecureOrder:
 
     def message(self, pairs: Mapping[str, bytes] | None = None) -> RecordDict:
         """A message of a stage after the first, with what belongs to names."""
-        config = job_orders.added(ConfigRecord(), {SECURE_ORDER: asdict(self)})
+        config = job_orders.add_orders(ConfigRecord(), {SECURE_ORDER: asdict(self)})
         return RecordDict({CONFIG: ConfigRecord(dict(config) | _pairs_as_record(pairs or {}))})
 
 
@@ -82,7 +82,7 @@ def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -
     """
     digest = hashlib.sha256(repr(sorted(run_config.items())).encode())
     for name, record in sorted(content.items()):
-        if name == frozen_layers.KEY and isinstance(record, ArrayRecord):
+        if name == frozen_layers.FROZEN and isinstance(record, ArrayRecord):
             continue
         if isinstance(record, ArrayRecord):
             arrays = ((name, array.dtype, list(array.shape), array.stype, array.data) for name, array in record.items())
@@ -95,7 +95,7 @@ def hash_of_secure_message(content: RecordDict, run_config: Mapping[str, Any]) -
 
 def secure_order_in(content: RecordDict) -> SecureOrder | None:
     """The order in a message; none where the server asks for none."""
-    given = job_orders.found(content).get(SECURE_ORDER)
+    given = job_orders.read_orders(content).get(SECURE_ORDER)
     return SecureOrder.of(given) if given else None
 
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
 from feddraw.flower import reply_intake, score_histograms
+from feddraw.flower.array_records import Refused, unpack_array
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.records import Refused, unpack
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.roster import Roster
 from feddraw.flower.secure_messages import (
@@ -97,7 +97,7 @@ class SecureServerAnswers:
         """By site, which findings it labels; None = all."""
 
         def read(own: str) -> Labels:
-            labelled = reply_intake.labelled_in(self.by_name[own].content)
+            labelled = reply_intake.labelled_in_reply(self.by_name[own].content)
             if labelled is not None and len(labelled) != findings:
                 raise UserError(f"{len(labelled)} labelled findings where there are {findings}")
             return labelled
@@ -201,7 +201,7 @@ class FlowerSecureServer:
         """Those that say how many images they have."""
 
         def read(own: str) -> AnnouncedParty:
-            size, labelled = reply_intake.size_and_labels(answers.by_name[own].content, size_key)
+            size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             return announced_party(own, size, labelled)
@@ -257,7 +257,7 @@ class FlowerSecureServer:
         except (SecureSumFailed, TooFewSummed) as failure:
             log.error("no evaluation: %s", failure)
             return None
-        metrics = score_histograms.from_words(opened.words, findings)
+        metrics = score_histograms.histograms_from_words(opened.words, findings)
         metrics[size_key] = sum(_images_evaluated(answers.by_name[name].content, size_key) for name in opened.survivors)
         return RecordDict({"metrics": metrics})
 
@@ -265,7 +265,7 @@ class FlowerSecureServer:
 def _images_evaluated(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
-        return reply_intake.size_and_labels(content, size_key)[0]
+        return reply_intake.size_and_labels_in_reply(content, size_key)[0]
     except Refused:
         return 0
 
@@ -481,7 +481,7 @@ class _SecureServerAttempt:
         self._announced[name] = said
 
     def _take_values(self, name: str, content: RecordDict) -> None:
-        words = unpack(content.array_records[MASKED_WORDS][MASKED_WORDS])
+        words = unpack_array(content.array_records[MASKED_WORDS][MASKED_WORDS])
         self._sum_server.take_masked(name, words, secure_pairs_in(content)["seal"])
 
     def _take_signature(self, name: str, content: RecordDict) -> None:

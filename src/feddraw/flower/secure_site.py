@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
-from feddraw.flower.client_memory import folder_of
+from feddraw.flower.array_records import arrays_to_model, arrays_to_vectors, pack_array
+from feddraw.flower.client_memory import memory_folder
 from feddraw.flower.method_as_text import method_from_text
-from feddraw.flower.records import arrays_to_vectors, pack, to_model
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import (
     ANNOUNCEMENT,
@@ -78,7 +78,7 @@ class SecureSiteNode:
         self.key = read_site_key(Path(str(node["key"])))
         self.directory = read_site_directory(Path(str(node["sites"]))) if node.get("sites") else None
         self.fewest = int(node.get("fewest", FEWEST_SUMMED))  # clients that must be in a sum
-        self._frozen = str(job_orders.found(received).get(frozen_layers.KEY, ""))  # digest of layers that are sent once
+        self._frozen = str(job_orders.read_orders(received).get(frozen_layers.FROZEN, ""))  # digest of frozen layers
         self._context = context
         self._listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
 
@@ -87,7 +87,7 @@ class SecureSiteNode:
         about = content.get("client")
         own = about.get("name") if isinstance(about, ConfigRecord) else self._context.node_config.get("client")
         if self.directory is None:
-            return one_line(own) if own else reply_intake.reply_of(self._context.node_id, content).name
+            return one_line(own) if own else reply_intake.named_reply(self._context.node_id, content).name
         name = site_of_key(self.directory, self.key.public_key())
         if own and one_line(own) not in (name, f"node {self._context.node_id}"):
             raise UserError(f"this site calls itself {one_line(own)}, but its key is that of {name}")
@@ -95,16 +95,16 @@ class SecureSiteNode:
 
     def in_clear(self, content: RecordDict) -> RecordDict:
         """What may leave of an app's answer: who it is, and single numbers under listed names. Never a tensor."""
-        who, about = ConfigRecord({"name": self.name(content)}), reply_intake.about_client(content)
+        who, about = ConfigRecord({"name": self.name(content)}), reply_intake.client_in_reply(content)
         number, labelled = about.get("number"), about.get("labelled")
         if isinstance(number, int):
             who["number"] = number
         if isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled):
             who["labelled"] = labelled
-        if about.get(frozen_layers.KEY) == self._frozen:
-            who[frozen_layers.KEY] = self._frozen
+        if about.get(frozen_layers.FROZEN) == self._frozen:
+            who[frozen_layers.FROZEN] = self._frozen
         metrics = MetricRecord()
-        for record in reply_intake.of_kind(content, MetricRecord).values():
+        for record in reply_intake.records_of_kind(content, MetricRecord).values():
             for name, value in record.items():
                 if self.lists(name) and name not in metrics and isinstance(value, int | float):
                     metrics[name] = value if math.isfinite(value) else math.nan
@@ -142,9 +142,9 @@ class SecureSiteRound:
             return None
         with reading_secure_message():
             arrays, named = content.array_records[self._order.settings["arrays"]], self._order.settings["classifier"]
-            sent = to_model(arrays, layout_of_arrays(arrays, classifier_from_json(named)))
+            sent = arrays_to_model(arrays, layout_of_arrays(arrays, classifier_from_json(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
-            frozen = str(job_orders.found(content).get("frozen", ""))
+            frozen = str(job_orders.read_orders(content).get("frozen", ""))
             self._received = fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
             return sent
 
@@ -173,8 +173,8 @@ class SecureSiteRound:
             format = reply_intake.ReplyFormat(dict(self._order.settings["sends"]), size, arrays)
         if not self._node.lists(size):
             raise UserError(f"the server weighs by {one_line(size)}: list it in this node's metrics=…")
-        reply = reply_intake.reply_of(0, content)
-        found, refused, _ = reply_intake.decode([reply], {reply.name: 0}, sent, format)
+        reply = reply_intake.named_reply(0, content)
+        found, refused, _ = reply_intake.decode_replies([reply], {reply.name: 0}, sent, format)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
@@ -185,7 +185,7 @@ class SecureSiteRound:
         """What an evaluation counted."""
         with reading_secure_message():
             findings = int(self._order.settings["findings"])
-        return {COUNTS_SUM: score_histograms.to_words(content, findings)}, {}
+        return {COUNTS_SUM: score_histograms.histograms_to_words(content, findings)}, {}
 
     # ------------------------------------------------------------------------------------------ the later stages
 
@@ -238,7 +238,7 @@ class SecureSiteRound:
         self._state.agreed[self._order.sum] = agreed.hex()
         self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them
         found = secure_answer({"seal": sum_client.seal(masked)})
-        found[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack(masked)})
+        found[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack_array(masked)})
         return found
 
     def _sign(self, sum_client: SecureSumClient, _: dict[str, bytes]) -> RecordDict:
@@ -312,7 +312,7 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     if order is None:
         reply = app(message, context)
         return reply if reply.has_error() else Message(node.in_clear(reply.content), reply_to=message)
-    memory = SecureSiteMemory(folder_of(context.node_config), order.run, node.key.public_key(), kind)
+    memory = SecureSiteMemory(memory_folder(context.node_config), order.run, node.key.public_key(), kind)
     if order.stage != "begin":
         with memory.held():
             return Message(SecureSiteRound(node, memory, kind, order).answer(message.content), reply_to=message)

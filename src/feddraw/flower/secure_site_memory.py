@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from feddraw.core import Heads, Layout, Model, Update
 from feddraw.errors import UserError, first_line
-from feddraw.flower.client_memory import alias
+from feddraw.flower.client_memory import client_alias
 from feddraw.secure_sums.signing_keys import public_line
 from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 from feddraw.system.locks import lock_file
@@ -60,7 +60,7 @@ class SecureSiteMemory:
     """One site's state in one run, for one kind of round, training or evaluation. It is written only while `held`."""
 
     def __init__(self, folder: Path, run: str, key: Ed25519PublicKey, kind: str) -> None:
-        self.path = folder / alias(run, f"secure {public_line(key)}")
+        self.path = folder / client_alias(run, f"secure {public_line(key)}")
         self._state, self._waiting = self.path / f"{kind}.json", self.path / f"{kind}.safetensors"
 
     @contextmanager

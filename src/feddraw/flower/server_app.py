@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import Evaluator
-from feddraw.core import Method, Model, Proxy
+from feddraw.core import Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -36,9 +36,9 @@ from feddraw.experiment.run_preparation import (
 from feddraw.experiment.running import evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
-from feddraw.flower.records import to_arrays
-from feddraw.flower.roster import read_sites
-from feddraw.flower.settings import Federation
+from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.roster import read_roster
+from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import Keeper
 from feddraw.results.run_folder import RunFolder
@@ -61,34 +61,34 @@ class ServerEvaluation:
         self.dataset: Dataset | None = None
         self.proxy: Proxy | None = None
         self.partition = Partition("sites", (), "")
-        self.counted: dict[str, Any] = {}  # from the sites, in the round under way
+        self.counted_by_sites: dict[str, Any] = {}  # from the sites, in the round under way
         if settings.own_folders(experiment):
-            self.findings = tuple(settings.findings(experiment))
+            self.findings = tuple(settings.findings_of_own_folders(experiment))
             build = partial(network_builder(experiment, len(self.findings)), pretrained=True)
             self.initial = initial_model(build, experiment.seed)
             if validation:
                 options = experiment.section("data")[1] | {"path": validation}
-                self._take(open_dataset("folder", size=options.pop("size"), options=options))
+                self._evaluate_on(open_dataset("folder", size=options.pop("size"), options=options))
         else:
             setup = prepare(experiment)
             self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
-            self._take(setup.dataset)
+            self._evaluate_on(setup.dataset)
         self.method.weighting.check(self.initial.layout)
 
-    def _take(self, dataset: Dataset) -> None:
+    def _evaluate_on(self, dataset: Dataset) -> None:
         self.dataset = dataset
         trainer = make_trainer(self.experiment, dataset, [np.arange(0)], self.method, self.initial.layout.frozen)
         self._engine, self._evaluator = Serial(trainer), Evaluator(dataset, (), ())
         self.proxy = prepare_server_images(self.experiment, dataset, trainer) if self.method.weighting.proxy else None
 
-    def merge(self, contents: list[RecordDict], _: str) -> MetricRecord:
-        self.counted = score_histograms.merge(contents, self.findings)
-        return score_histograms.flat(self.counted)
+    def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
+        self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
+        return score_histograms.metrics_for_flowers_log(self.counted_by_sites)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:
             nobody = {"validation": {"auc": {"macro": math.nan, "per_class": {}}}}
-            return (self.counted or nobody) | {"clients": {}}, {}
+            return (self.counted_by_sites or nobody) | {"clients": {}}, {}
         if final:
             return self._evaluator.at_the_end(self._engine, [model], personal=False)
         return self._evaluator.after_a_round(self._engine, [model], ("validation",)), {}
@@ -98,9 +98,9 @@ class ServerEvaluation:
         return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
-def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
+def serve_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
-    experiment, federation = settings.read(run_config, trust=settings.trusted_here())
+    experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
     table = experiment.table()
     how: dict[str, Any] = {"resume": federation.resume, "defaults": unnamed_defaults()}
@@ -113,13 +113,13 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
             numbers = federation.nodes * len(evaluation.initial.params)
             layout = evaluation.initial.layout
             folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
-        return _carry_out(grid, experiment, federation, evaluation, folder)
+        return _run_strategy(grid, federation, evaluation, folder)
 
 
-def _carry_out(
-    grid: Grid, experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
+def _run_strategy(
+    grid: Grid, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
-    strategy = make_strategy(experiment, federation, evaluation, folder)
+    strategy, experiment = make_strategy(federation, evaluation, folder), evaluation.experiment
     keeper = Keeper(experiment.keep, experiment.rounds, folder)
     if folder is not None and federation.resume:
         keeper.resume()
@@ -130,19 +130,17 @@ def _carry_out(
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
-        return _conclude(strategy, evaluation, folder, keeper, done)
+        return _conclude_server_round(strategy, evaluation, folder, keeper, done)
 
-    arrays, rounds = to_arrays(evaluation.initial), experiment.rounds
+    arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
     if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
-        _conclude(strategy, evaluation, folder, keeper, rounds - 1)
+        _conclude_server_round(strategy, evaluation, folder, keeper, rounds - 1)
     return strategy
 
 
-def make_strategy(
-    experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
-) -> MethodStrategy:
-    method: Method = evaluation.method
+def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None) -> MethodStrategy:
+    experiment, method = evaluation.experiment, evaluation.method
     if not experiment.policy.limits_weights:
         log.warning(
             "no policy limits how much a site counts: %s", why_no_policy(method) or "the run's settings turn it off"
@@ -158,7 +156,7 @@ def make_strategy(
         min_train_nodes=nodes,
         min_evaluate_nodes=nodes if evaluation.dataset is None else 0,
         min_available_nodes=nodes,
-        evaluate_metrics_aggr_fn=evaluation.merge,
+        evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
         seed=experiment.seed,
         wait=federation.wait,
@@ -168,7 +166,7 @@ def make_strategy(
         proxy=evaluation.proxy,
         folder=folder,
         resume=federation.resume,
-        sites=read_sites(federation.sites),
+        sites=read_roster(federation.sites),
         rebind=federation.rebind,
         findings=evaluation.findings,
         frozen=evaluation.initial.layout.frozen,
@@ -178,7 +176,7 @@ def make_strategy(
     )
 
 
-def _conclude(
+def _conclude_server_round(
     strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: Keeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
@@ -211,4 +209,4 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    serve(grid, context.run_config)
+    serve_run(grid, context.run_config)

@@ -21,7 +21,7 @@ from feddraw.server.policy import Policy, why_no_policy
 
 
 @dataclass(frozen=True)
-class Federation:
+class FlowerSettings:
     """What a federation has beyond an experiment."""
 
     out: str = ""  # the run's folder on the server
@@ -38,21 +38,22 @@ class Federation:
     set: str = ""  # more settings, KEY=VALUE with blanks between
 
 
-READY = Policy(cap_times=1.5)  # unless the settings have a policy of their own: from three sites on, none outweighs all
+# Unless the settings have a policy of their own: from three sites on, none outweighs all others.
+READY_POLICY = Policy(cap_times=1.5)
 
-TRUSTING = "FEDDRAW_TRUST"  # set to 1 in the server's environment: import code that a run's settings name
-AT_THE_SERVER = f"start the server with {TRUSTING}=1 in its environment if you trust them"
+TRUST_VARIABLE = "FEDDRAW_TRUST"  # set to 1 in the server's environment: import code that a run's settings name
+AT_THE_SERVER = f"start the server with {TRUST_VARIABLE}=1 in its environment if you trust them"
 AT_A_SITE = "start the node with trust=true in its --node-config if you trust them"
 
 
 def trusted_here() -> bool:
     """Whether the server's operator allows code; a run's settings cannot say so of themselves."""
-    return os.environ.get(TRUSTING) == "1"
+    return os.environ.get(TRUST_VARIABLE) == "1"
 
 
-def read(
+def read_run_config(
     run_config: Mapping[str, Any], *, trust: bool = False, permit: str = AT_THE_SERVER
-) -> tuple[Experiment, Federation]:
+) -> tuple[Experiment, FlowerSettings]:
     """The experiment and the federation that a run's settings describe; an empty text leaves a setting as it is.
 
     The settings come from another machine or from a file: code that they name is refused before anything is imported,
@@ -61,23 +62,26 @@ def read(
     given = {name: value for name, value in run_config.items() if value != ""}
     if given.pop("trust", False):
         raise UserError(f"a run's settings cannot ask for trust: {AT_THE_SERVER}; at sites, {AT_A_SITE}")
-    defaults = {field.name: field.default for field in fields(Federation)}
+    defaults = {field.name: field.default for field in fields(FlowerSettings)}
     own = {name: given.pop(name) for name in defaults if name in given}
     check_setting_types(own, defaults, "")
-    federation = Federation(**own)
+    federation = FlowerSettings(**own)
     more = parse_settings(federation.set.split())
-    experiment = Experiment.of(_nested(given)).with_settings(more)
+    experiment = Experiment.of(_run_config_by_section(given)).with_settings(more)
     experiment.trusted(trust, "the run's settings name", permit)
     if experiment.participation != Participation():
         raise UserError("who takes part is the federation's to say: set fraction, and leave participation as it is")
     if experiment.corruption != Corruption() and own_folders(experiment):
         raise UserError("sites with folders of their own have the data they have: leave corruption out")
     if not any(name.startswith("policy.") for name in (*given, *more)) and not why_no_policy(make_method(experiment)):
-        experiment = replace(experiment, policy=READY)
+        experiment = replace(experiment, policy=READY_POLICY)
     return complete(experiment), federation
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+read = read_run_config  # its name before, for scripts made after examples/flower/local_federation.py
+
+
+def _run_config_by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for path, value in settings.items():
         section, _, name = path.partition(".")
@@ -94,7 +98,7 @@ def own_folders(experiment: Experiment) -> bool:
     return experiment.section("data")[0] == "folder"
 
 
-def findings(experiment: Experiment) -> list[str]:
+def findings_of_own_folders(experiment: Experiment) -> list[str]:
     """The findings of sites with their own folders: named, so that all sites mean the same."""
     named = experiment.section("data")[1].get("findings", "all")
     listed = named.split(",") if isinstance(named, str) and named != "all" else named

@@ -18,15 +18,15 @@ from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
 from feddraw.federation import client_seed
 from feddraw.flower import frozen_layers, job_orders
-from feddraw.flower.client_memory import ClientMemory, alias, default_folder
-from feddraw.flower.records import Refused, arrays_to_vectors, to_arrays, to_model, vectors_to_arrays
+from feddraw.flower.array_records import Refused, arrays_to_model, arrays_to_vectors, model_to_arrays, vectors_to_arrays
+from feddraw.flower.client_memory import ClientMemory, client_alias, default_memory_folder
 from feddraw.flower.reply_intake import SECONDS, one_line
-from feddraw.flower.score_histograms import count, to_metrics
+from feddraw.flower.score_histograms import count_by_score, histograms_to_metrics
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.server.policy import Policy
 from feddraw.training.client import Trainer
 
-BESIDE = ("broadcast", "memory", frozen_layers.KEY)  # records of tensors that are not the model
+BESIDE_THE_MODEL = ("broadcast", "memory", frozen_layers.FROZEN)  # records of tensors that are not the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Site:
     trainer: Trainer
     name: str
     number: int = -1  # its number among the clients, where it has one; else the name decides the seed
-    shard: int = 0  # which of the bench's shards is its own
-    memory: Path = field(default_factory=default_folder)
+    shard: int = 0  # which of the trainer's shards is its own
+    memory: Path = field(default_factory=default_memory_folder)
     holdout: Mapping[str, Rows] = field(default_factory=dict)  # "validation" and "test"
     policy: Policy | None = None  # the one that was agreed on: under another the site does not train
 
@@ -57,20 +57,20 @@ def client(open_site: Callable[[Context], Site]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(train_once(open_site(context), message.content), reply_to=message)
+        return Message(train_at_site(open_site(context), message.content), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(evaluate_once(open_site(context), message.content), reply_to=message)
+        return Message(evaluate_at_site(open_site(context), message.content), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"client": announcement(open_site(context))}), reply_to=message)
+        return Message(RecordDict({"client": about_site(open_site(context))}), reply_to=message)
 
     return app
 
 
-def announcement(site: Site) -> ConfigRecord:
+def about_site(site: Site) -> ConfigRecord:
     """How a client calls itself, and which findings it labels where these are not all."""
     record = ConfigRecord({"name": site.name})
     if site.number >= 0:
@@ -80,23 +80,24 @@ def announcement(site: Site) -> ConfigRecord:
     return record
 
 
-def train_once(site: Site, content: RecordDict) -> RecordDict:
+def train_at_site(site: Site, content: RecordDict) -> RecordDict:
     """One client's part of a round."""
     held = frozen_layers.take_frozen(site.trainer, content, site.memory)
-    job = read_job(site, content)
-    run = str(job_orders.found(content).get("run", ""))
-    kept, counted = ClientMemory(site.memory, run, site.name), last_counted(content, alias(run, one_line(site.name)))
+    job = read_site_job(site, content)
+    run = str(job_orders.read_orders(content).get("run", ""))
+    kept = ClientMemory(site.memory, run, site.name)
+    counted = job_orders.last_counted_in_orders(content, client_alias(run, one_line(site.name)))
     carried = "memory" in content  # in a simulation, where the server's process keeps it
-    memory: Memory = _vectors(content, "memory") if carried else kept.load(job.round, counted)
+    memory: Memory = _vectors_sent_to_site(content, "memory") if carried else kept.load(job.round, counted)
     update, memory = site.trainer.work(job, memory)
     if not carried:
         kept.save(job.round, memory, counted)
     metrics: dict[str, Any] = {"num-examples": update.size, "num-steps": update.steps} | dict(update.metrics)
     metrics[SECONDS] = update.seconds
-    about = announcement(site)
+    about = about_site(site)
     if held:
-        about[frozen_layers.KEY] = held
-    reply = RecordDict({"arrays": to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about})
+        about[frozen_layers.FROZEN] = held
+    reply = RecordDict({"arrays": model_to_arrays(update.model), "metrics": MetricRecord(metrics), "client": about})
     extra = {name: vector for name, vector in update.extra.items() if name not in GRADIENT_MEANS or vector.any()}
     if extra:  # without the mean of nothing, in rounds and at sites that measure none
         reply["extra"] = vectors_to_arrays(extra)
@@ -105,33 +106,23 @@ def train_once(site: Site, content: RecordDict) -> RecordDict:
     return reply
 
 
-def last_counted(content: RecordDict, name: str) -> int | None:
-    """The last round in which the server counted this client, -1 before the first; none if the server does not say."""
-    rounds = job_orders.found(content).get("counted")
-    if rounds is None:
-        return None
-    counted = rounds.get(name, -1) if isinstance(rounds, dict) else ""
-    if not isinstance(counted, int):
-        raise UserError("the server's settings cannot be read: which updates it counted is not a round by client")
-    return counted
-
-
-def read_job(site: Site, content: RecordDict) -> Job:
+def read_site_job(site: Site, content: RecordDict) -> Job:
     """What the server asks for."""
-    ordered = job_orders.found(content)
+    ordered = job_orders.read_orders(content)
     config: Mapping[str, Any] = next(iter(content.config_records.values()), {})
     if site.policy is not None:
-        _agree(site.policy, ordered.get("policy", {}))
+        _check_agreed_policy(site.policy, ordered.get("policy", {}))
     try:
         round = int(ordered.get("round", config.get("server-round", 1) - 1))
         seed = int(ordered.get("client-seed") or client_seed(int(ordered.get("seed", 0)), round, site.seed_number))
         rounds, effort = int(ordered.get("rounds", round + 1)), float(ordered.get("effort", 1.0))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the server's settings cannot be read: {one_line(error)}") from None
-    return Job(round, rounds, site.shard, seed, _model(site, content), _vectors(content, "broadcast"), effort)
+    model, broadcast = _model_sent_to_site(site, content), _vectors_sent_to_site(content, "broadcast")
+    return Job(round, rounds, site.shard, seed, model, broadcast, effort)
 
 
-def _agree(agreed: Policy, servers: Any) -> None:
+def _check_agreed_policy(agreed: Policy, servers: Any) -> None:
     """Stop if the server's policy differs from the site's."""
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
     other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
@@ -140,21 +131,21 @@ def _agree(agreed: Policy, servers: Any) -> None:
         raise UserError(f"another policy than agreed: {said}")  # short, as a log of the server's will cut it
 
 
-def evaluate_once(site: Site, content: RecordDict) -> RecordDict:
+def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     """Counts of the site's own images by score; the test split only when the server says that it is the last time."""
     frozen_layers.take_frozen(site.trainer, content, site.memory)
-    model, bench, examples = _model(site, content), Serial(site.trainer), site.trainer.examples
+    model, engine, examples = _model_sent_to_site(site, content), Serial(site.trainer), site.trainer.examples
     metrics: dict[str, Any] = {"num-examples": 0}
     for part, rows in site.holdout.items():
-        if len(rows) and (part != "test" or job_orders.found(content).get("final")):
-            scores = bench.predict(model, rows)
-            counts = count(scores, examples.targets[rows])
-            metrics |= to_metrics(part, counts, not_finite(scores))
+        if len(rows) and (part != "test" or job_orders.read_orders(content).get("final")):
+            scores = engine.predict(model, rows)
+            counts = count_by_score(scores, examples.targets[rows])
+            metrics |= histograms_to_metrics(part, counts, not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
-    return RecordDict({"metrics": MetricRecord(metrics), "client": announcement(site)})
+    return RecordDict({"metrics": MetricRecord(metrics), "client": about_site(site)})
 
 
-def _vectors(content: RecordDict, name: str) -> dict[str, Vector]:
+def _vectors_sent_to_site(content: RecordDict, name: str) -> dict[str, Vector]:
     """A record of vectors beside the model; none where it is not there."""
     try:
         return arrays_to_vectors(content.array_records[name]) if name in content.array_records else {}
@@ -162,9 +153,9 @@ def _vectors(content: RecordDict, name: str) -> dict[str, Vector]:
         raise UserError(f"what the server sends as {name} cannot be read: {one_line(error)}") from None
 
 
-def _model(site: Site, content: RecordDict) -> Model:
-    names = [name for name in content.array_records if name not in BESIDE]
+def _model_sent_to_site(site: Site, content: RecordDict) -> Model:
+    names = [name for name in content.array_records if name not in BESIDE_THE_MODEL]
     try:
-        return to_model(content.array_records[names[0]], site.trainer.network.layout)
+        return arrays_to_model(content.array_records[names[0]], site.trainer.network.layout)
     except (Refused, IndexError) as error:
         raise UserError(f"the server's model is not this site's network: {one_line(error)}") from None

@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
-from feddraw.flower import job_orders, reply_intake
-from feddraw.flower.client_memory import alias
-from feddraw.flower.frozen_layers import KEY as FROZEN
-from feddraw.flower.frozen_layers import FrozenLayers
-from feddraw.flower.records import to_arrays, to_model, vectors_to_arrays
+from feddraw.flower import reply_intake
+from feddraw.flower.array_records import arrays_to_model, model_to_arrays, vectors_to_arrays
+from feddraw.flower.client_memory import client_alias
+from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
+from feddraw.flower.job_orders import add_orders
+from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
 from feddraw.flower.roster import Roster
-from feddraw.flower.round_numbers import Counting
+from feddraw.flower.round_numbers import RenumberedStrategy
 from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import safe_line
@@ -43,7 +44,7 @@ from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.secure_sums.signing_keys import SiteDirectory, site_directory_from
-from feddraw.server.gate import MOST_IMAGES, Gate
+from feddraw.server.gate import Gate
 from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
@@ -51,13 +52,13 @@ from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 
 log = logging.getLogger("flwr")
 
-Outcome = tuple[RoundResult, dict[str, str], dict[str, float]]  # by client, why it is refused, how long it worked
-Merge = Callable[[list[RecordDict], str], MetricRecord]
+RoundOutcome = tuple[RoundResult, dict[str, str], dict[str, float]]  # by client, why it is refused, how long it worked
+MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
-SUSPECT = 1000.0  # a client that says it has so many times the median's images is pointed out
-TRAINING, EVALUATION = (), (1,)  # what tells the random draws of one round apart
-PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
+SUSPECT_SIZE_TIMES = 1000.0  # a client that says it has so many times the median's images is pointed out
+TRAINING_DRAW, EVALUATION_DRAW = (), (1,)  # so that a round draws other nodes for each
+LEDGER_PARTS = (*LEDGER_NUMBERS, "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 class MethodStrategy(FedAvg):
@@ -79,8 +80,8 @@ class MethodStrategy(FedAvg):
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        train_metrics_aggr_fn: Merge | None = None,
-        evaluate_metrics_aggr_fn: Merge | None = None,
+        train_metrics_aggr_fn: MetricsMerge | None = None,
+        evaluate_metrics_aggr_fn: MetricsMerge | None = None,
         *,
         classifier: str | Sequence[str] = "",  # its layer, or several in the order of the findings; empty: found
         round_offset: int = 0,  # rounds done before this start
@@ -101,7 +102,7 @@ class MethodStrategy(FedAvg):
         frozen: Mapping[str, NDArray[Any]] | None = None,  # tensors that nobody trains: sent to each site once
         secure: bool = False,  # see sums of updates only, never one; clients need `secure_mod` and keys
         site_keys: SiteDirectory | Path | str | None = None,  # with it: the sites' public keys by name, or their file
-        masked_counts: bool = False,  # with it: evaluations are counts (`histograms`), and added up under masks too
+        masked_counts: bool = False,  # with it: evaluations are counts (`score_histograms`), added up under masks too
     ) -> None:
         least = FEWEST_SUMMED if secure else 0
         super().__init__(
@@ -113,8 +114,8 @@ class MethodStrategy(FedAvg):
             weighted_by_key,
             arrayrecord_key,
             configrecord_key,
-            train_metrics_aggr_fn or weighted_means,
-            evaluate_metrics_aggr_fn or weighted_means,
+            train_metrics_aggr_fn or weighted_metric_means,
+            evaluate_metrics_aggr_fn or weighted_metric_means,
         )
         if method.weighting.proxy and proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
@@ -150,7 +151,7 @@ class MethodStrategy(FedAvg):
         self._timeout = 3600.0  # seconds for the answers to a message
         self._driving = False  # our own loop calls us, and counts rounds over all restarts
         self._through: Strategy | None = None  # a wrapper between that loop and us
-        self._entered = ExitStack()  # a loop of another's: the folder's lock
+        self._other_loops_lock = ExitStack()  # a loop of another's: the folder's lock
         self._sent = time.perf_counter()  # when the last orders went out
         self.logs_rounds = True  # whether `rounds.jsonl` is written here, and not by whoever evaluates
         self._ready = False  # the folder has been looked into
@@ -164,8 +165,6 @@ class MethodStrategy(FedAvg):
     def clients(self) -> list[str]:
         """Names of those that have answered so far; the index is the client's number."""
         return self.roster.names
-
-    # ------------------------------------------------------------------------------------------ the whole
 
     def start(
         self,
@@ -188,13 +187,15 @@ class MethodStrategy(FedAvg):
         self._driving, self._through, self._timeout = True, through, timeout
         try:
             with nullcontext() if self.folder is None else self.folder.locked():
-                return self._start(grid, initial_arrays, num_rounds, arguments)
+                return self._run_rounds(grid, initial_arrays, num_rounds, arguments)
         finally:
             self._driving, self._through = False, None
 
-    def _start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, arguments: tuple[Any, ...]) -> Result:
-        self._begin(initial_arrays)
-        resumed = self._restore() if self.folder is not None else None
+    def _run_rounds(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, arguments: tuple[Any, ...]
+    ) -> Result:
+        self._adopt_model(initial_arrays)
+        resumed = self._restore_checkpoint()
         self.rounds = self._given_rounds or (num_rounds if resumed else self.round_offset + num_rounds)
         done = self.round_offset
         left = min(num_rounds, self.rounds - done)
@@ -203,7 +204,7 @@ class MethodStrategy(FedAvg):
             return Result(arrays=resumed)
         first = resumed or initial_arrays
         if done:
-            result = Counting(self._through or self, done).go_on(grid, first, left, *arguments)
+            result = RenumberedStrategy(self._through or self, done).go_on(grid, first, left, *arguments)
         elif self._through is not None:
             result = self._through.start(grid, first, left, *arguments)
         else:
@@ -215,32 +216,32 @@ class MethodStrategy(FedAvg):
 
         The arrays are those of the folder's checkpoint, if `resume` is set and there is one.
         """
-        self._enter()
-        self._begin(initial_arrays)
-        return (self._restore() if self.folder is not None else None) or initial_arrays
+        self._lock_for_other_loop()
+        self._adopt_model(initial_arrays)
+        return self._restore_checkpoint() or initial_arrays
 
-    def _enter(self) -> None:
-        """What `start` does first, for a loop that is not ours."""
+    def _lock_for_other_loop(self) -> None:
+        """For a loop that is not ours, what `start` does first: know the number of rounds, lock the folder."""
         if not self.rounds:
             raise UserError(
                 "the number of rounds is not known: a wrapper or a loop of your own does not tell it. Give it to this "
                 "strategy as rounds=…, or let it lead: strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
             )
         if self.folder is not None and not self._ready:
-            self._entered.enter_context(self.folder.locked())
+            self._other_loops_lock.enter_context(self.folder.locked())
 
-    def _join(self, arrays: ArrayRecord) -> None:
+    def _join_other_loop(self, arrays: ArrayRecord) -> None:
         """The first round of a loop that is not ours."""
-        self._enter()
+        self._lock_for_other_loop()
         if self.folder is not None and not self._ready:
-            self._begin(arrays)
-            if self._restore() is not None:
+            self._adopt_model(arrays)
+            if self._restore_checkpoint() is not None:
                 raise UserError(
                     f"{self.folder.path} holds {self.round_offset} rounds that this loop does not know of: go on with "
                     "strategy.start(…, through=wrapper), or begin your own loop with strategy.restore(initial_arrays)"
                 )
 
-    def _count(self, server_round: int) -> int:
+    def _rounds_with_this(self, server_round: int) -> int:
         """Rounds with this one, over all restarts; a loop that is not ours begins at 1."""
         count = server_round if self._driving else self.round_offset + server_round
         if count > self.rounds > 0:
@@ -253,31 +254,32 @@ class MethodStrategy(FedAvg):
         own = type(self).aggregate_train is MethodStrategy.aggregate_train
         return self._driving and self._through is None and own
 
-    def _begin(self, arrays: ArrayRecord) -> None:
+    def _adopt_model(self, arrays: ArrayRecord) -> None:
         """Take over a model that we did not make; with the first one, the state starts."""
-        layout = self._layout(arrays)
+        layout = self._model_layout(arrays)
         if self.model is None or self.state is None:
             self.method.weighting.check(layout)
             log.info("classifier: %s", classifier_in_words(layout.classifier, layout.outputs))
-        self.model, self._arrays = to_model(arrays, layout), arrays
+        self.model, self._arrays = arrays_to_model(arrays, layout), arrays
         if self.state is None:
             self.state = self.method.init(self.model)
 
-    def _layout(self, arrays: ArrayRecord) -> Layout:
+    def _model_layout(self, arrays: ArrayRecord) -> Layout:
         ask = looks_at_classifier(self.method)
         found = layout_of_arrays(arrays, self.classifier, outputs=len(self.findings), ask=ask)
         return replace(found, frozen=self._frozen.arrays)
 
-    def _restore(self) -> ArrayRecord | None:
+    def _restore_checkpoint(self) -> ArrayRecord | None:
         """Continue from the folder's checkpoint, if there is one; start its ledger."""
-        assert self.folder is not None
+        if self.folder is None:
+            return None
         assert self.model is not None
         self._ready = True
         if not self.resume and self.folder.ledger.exists():
             raise UserError(f"{self.folder.path} is already used: choose another folder, or go on with resume=True")
         if self.resume and (tensors := self.folder.checkpoint_notes().get("flower", {}).get("tensors")):
             self._tensors = [name for name in self._arrays or () if name in tensors]
-            self._cut(self._arrays or ArrayRecord())
+            self._cut_model_to_shared_tensors(self._arrays or ArrayRecord())
         checkpoint = self.folder.load_checkpoint(self.model.layout) if self.resume else None
         self.folder.forget_from(checkpoint.next_round if checkpoint else self.round_offset)
         if checkpoint is None:
@@ -287,28 +289,26 @@ class MethodStrategy(FedAvg):
         self.state = {rule: state for rule, state in checkpoint.state.items() if rule != "flower"}
         self.roster.restore(about, rebind=self.rebind)
         self.run, self._population, self._counted = about["run"], about["population"], dict(about["counted"])
-        self._arrays = self._made = to_arrays(self.model)
+        self._arrays = self._made = model_to_arrays(self.model)
         log.info("continuing after %d rounds from %s", self.round_offset, self.folder.path)
         return self._arrays
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         """A checkpoint of the last round, with the model that is sent next."""
         if self.folder is None or self._unsaved is None:
             return
         assert self.model is not None
         assert self.state is not None
-        about = self.roster.kept() | {"run": self.run, "population": self._population}
+        about = self.roster.for_checkpoint() | {"run": self.run, "population": self._population}
         about |= {"counted": self._counted, "tensors": self._tensors}
         self.folder.save_checkpoint(Checkpoint(self.model, self.state | {"flower": about}, self._unsaved, {}))
         if self._unsaved == self.rounds:
-            self._entered.close()
+            self._other_loops_lock.close()
         self._unsaved = None
 
     def summary(self) -> None:
         super().summary()
         log.info("\t└──> %s, server rounds %d to %d", self.method, self.round_offset + 1, self.rounds)
-
-    # ------------------------------------------------------------------------------------------ out
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -316,65 +316,65 @@ class MethodStrategy(FedAvg):
         if self.fraction_train == 0.0:
             return []
         if not self._driving:
-            self._join(arrays)
-        count = self._count(server_round)
-        self._take(arrays)
+            self._join_other_loop(arrays)
+        count = self._rounds_with_this(server_round)
+        self._adopt_next_model(arrays)
         assert self.model is not None
         assert self.state is not None
         self._grid = grid
-        self._asked = self._choose(grid, self.fraction_train, self.min_train_nodes, count, TRAINING)
+        self._asked = self._choose_nodes(grid, self.fraction_train, self.min_train_nodes, count, TRAINING_DRAW)
         self._sent = time.perf_counter()  # waiting for nodes is not training
         config["server-round"] = count
         numbers = {"round": count - 1, "rounds": self.rounds, "seed": self.seed}
         limits = {} if self.policy == Policy() else {"policy": asdict(self.policy)}  # sites may hold it against theirs
-        counted = {alias(self.run, self.roster.called.get(name, name)): last for name, last in self._counted.items()}
+        called = self.roster.called
+        counted = {client_alias(self.run, called.get(name, name)): last for name, last in self._counted.items()}
         ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
         if self.secure is not None:
             keys = (self.arrayrecord_key, self.weighted_by_key)
             ours |= self.secure.to_train(self.run, count - 1, *keys, self.model.layout.classifier)
-        settings = job_orders.added(config, ours)
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, ours)})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
-        return self._messages(content, MessageType.TRAIN, server_round, self._asked)
+        return self._messages_to(content, MessageType.TRAIN, server_round, self._asked)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._take(arrays)
+        self._adopt_next_model(arrays)
         if self.fraction_evaluate == 0.0:
             return []
-        count = self._count(server_round)
-        nodes = self._choose(grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION)
+        count = self._rounds_with_this(server_round)
+        nodes = self._choose_nodes(grid, self.fraction_evaluate, self.min_evaluate_nodes, count, EVALUATION_DRAW)
         self._grid, self._evaluating = grid, nodes
         config["server-round"] = count
         ours: dict[str, Any] = {"final": count == self.rounds} | self._frozen.order
         if self.secure is not None and self._masked_counts:
             ours |= self.secure.to_count(self.run, count - 1, len(self.findings))
-        settings = job_orders.added(config, ours)
         shown = self.shown_arrays(arrays)
-        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: settings})
-        return self._messages(content, MessageType.EVALUATE, server_round, nodes)
+        content = RecordDict({self.arrayrecord_key: shown, self.configrecord_key: add_orders(config, ours)})
+        return self._messages_to(content, MessageType.EVALUATE, server_round, nodes)
 
-    def _take(self, arrays: ArrayRecord) -> None:
+    def _adopt_next_model(self, arrays: ArrayRecord) -> None:
         """The model of the next round, which a wrapper or a subclass may have changed; only now it can be saved."""
         if arrays is not self._arrays:
-            self._begin(arrays)
-        self._save()
+            self._adopt_model(arrays)
+        self._save_checkpoint()
 
     def shown_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """The model to evaluate and to keep, where it is not the one that is sent next."""
         if self.model is None or self.state is None or arrays is not self._made:
             return arrays
         shown = self.method.shown(self.model, self.state)
-        return arrays if shown is self.model else to_arrays(shown)
+        return arrays if shown is self.model else model_to_arrays(shown)
 
-    def _messages(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
-        return [Message(self._frozen.added(content, node), node, kind, group_id=str(server_round)) for node in nodes]
+    def _messages_to(self, content: RecordDict, kind: str, server_round: int, nodes: Sequence[int]) -> list[Message]:
+        group, with_layers = str(server_round), self._frozen.with_layers
+        return [Message(with_layers(content, node), node, kind, group_id=group) for node in nodes]
 
-    def _choose(self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]) -> list[int]:
+    def _choose_nodes(self, grid: Grid, share: float, least: int, round: int, draw: Sequence[int]) -> list[int]:
         """A random sample of the nodes with our own seed; the same nodes give the same sample."""
-        nodes = self._wait_for(grid, max(self.min_available_nodes, least))
+        nodes = self._wait_for_nodes(grid, max(self.min_available_nodes, least))
         self._population = max(self._population, len(nodes))
         count = max(int(len(nodes) * share), least)
         self.roster.meet(grid)
@@ -390,7 +390,7 @@ class MethodStrategy(FedAvg):
         log.info("server round %d: %d of %d nodes are asked", round, count, len(nodes))
         return [ordered[index] for index in sorted(chosen)]
 
-    def _wait_for(self, grid: Grid, count: int) -> list[int]:
+    def _wait_for_nodes(self, grid: Grid, count: int) -> list[int]:
         began, logged = time.monotonic(), -1
         while len(nodes := list(grid.get_node_ids())) < count:
             if time.monotonic() - began > self.wait:
@@ -403,8 +403,6 @@ class MethodStrategy(FedAvg):
             time.sleep(min(1.0, self.wait / 10))
         return nodes
 
-    # ------------------------------------------------------------------------------------------ in
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -413,72 +411,72 @@ class MethodStrategy(FedAvg):
         if self.model is None or self.state is None:
             raise UserError("aggregate_train before configure_train: there is no model to compare the replies with")
         began = time.perf_counter()
-        round = self._count(server_round) - 1
-        answers, failures = reply_intake.read(replies, self._asked, str(server_round))
-        self._frozen.heard(self._asked, answers)
+        round = self._rounds_with_this(server_round) - 1
+        answers, failures = reply_intake.read_replies(replies, self._asked, str(server_round))
+        self._frozen.note_holders(self._asked, answers)
         answers, impostors = self.roster.recognize(answers)
         if self.secure is None:
-            result, refused, took = self._in_clear(round, answers)
+            result, refused, took = self._aggregate_in_clear(round, answers)
         else:
-            result, refused, took = self._under_masks(self.secure, round, answers, server_round)
+            result, refused, took = self._aggregate_secure_sums(self.secure, round, answers, server_round)
         counted = {entry.client for entry in result.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
             self.model, self.state = result.next_model, result.state
             self._counted |= dict.fromkeys(counted, round)
-            self._arrays = self._made = to_arrays(result.next_model)
-        ledger = self._ledger(round, result.ledger, refused, failures, impostors)
-        metrics = self._report(ledger, contents)
+            self._arrays = self._made = model_to_arrays(result.next_model)
+        ledger = self._complete_ledger(round, result.ledger, refused, failures, impostors)
+        metrics = self._metrics_of_round(ledger, contents)
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
         about: dict[str, Any] = {"metrics": dict(metrics), "seconds": seconds, "client_seconds": took}
         pieces = pieces_by_finding(result.pieces, self.findings)
-        self._record(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about))
+        self._record_round(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
-    def _in_clear(self, round: int, answers: list[reply_intake.Reply]) -> Outcome:
+    def _aggregate_in_clear(self, round: int, answers: list[reply_intake.Reply]) -> RoundOutcome:
         """The round from the clients' models."""
         assert self.model is not None
         assert self.state is not None
-        self._narrow(answers)
+        self._leave_out_private_tensors(answers)
         known = {name: number for number, name in enumerate(self.clients)}
         answers.sort(key=lambda answer: known[answer.name])  # a row of the matrix each, in the order of their numbers
         format = reply_intake.ReplyFormat(self.method.sends, self.weighted_by_key, self.arrayrecord_key)
         keep = not (self._unwrapped and self._own_metrics) if self._keep_replies is None else self._keep_replies
         given = (answers, known, self.model, format)
-        updates, refused, self._room = reply_intake.decode(*given, keep=keep, room=self._room)
-        self._point_out_sizes({self.clients[update.client]: update.size for update in updates})
+        updates, refused, self._room = reply_intake.decode_replies(*given, keep=keep, room=self._room)
+        self._warn_of_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
         this = (round, self.rounds, self.model, self.method, self.state)
         how: dict[str, Any] = {"asked": asked, "proxy": self.proxy, "policy": self.policy}
-        result = aggregate_round(*this, updates, self._everyone, self.gate, **how)
+        result = aggregate_round(*this, updates, self._all_client_names, self.gate, **how)
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
-    def _under_masks(
+    def _aggregate_secure_sums(
         self, secure: FlowerSecureServer, round: int, answers: list[reply_intake.Reply], server_round: int
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """The same from sums of masked updates, with what the clients say in clear."""
         assert self.model is not None
         assert self.state is not None
-        table = self._table(answers, self._asked)
-        this = (self.rounds, self.model, self.state, self._everyone, self.weighted_by_key)
+        table = self._secure_table(answers, self._asked)
+        this = (self.rounds, self.model, self.state, self._all_client_names, self.weighted_by_key)
         frozen = self._frozen.order.get(FROZEN, "")
         result, refused = secure.train(self.run, round, table, str(server_round), *this, frozen)
-        self._point_out_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
-        return result, refused, {answer.name: reply_intake.seconds(answer.content) for answer in answers}
+        self._warn_of_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
+        return result, refused, {answer.name: reply_intake.seconds_in_reply(answer.content) for answer in answers}
 
-    def _table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> SecureServerAnswers:
+    def _secure_table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> SecureServerAnswers:
         if self._grid is None:
             raise UserError("secure sums take several messages: this strategy must have sent the first one itself")
         return SecureServerAnswers(answers, asked, self.roster, self._grid, self._timeout)
 
     @property
-    def _everyone(self) -> list[str]:
+    def _all_client_names(self) -> list[str]:
         """The population: also those that never answered."""
         return [*self.clients, *(f"absent {number}" for number in range(self._population - len(self.clients)))]
 
-    def _narrow(self, answers: Sequence[reply_intake.Reply]) -> None:
+    def _leave_out_private_tensors(self, answers: Sequence[reply_intake.Reply]) -> None:
         """If all clients keep the same tensors private, as with FedBN, the other tensors are the model from now on.
 
         Only before anything was averaged, and only if most of those asked agree: one client cannot cut the model.
@@ -487,7 +485,7 @@ class MethodStrategy(FedAvg):
         assert self.model is not None
         if any(done.weights for done in self.history) or self.round_offset or 2 * len(answers) <= len(self._asked):
             return
-        shared = {reply_intake.tensor_names(answer, self.arrayrecord_key) for answer in answers}
+        shared = {reply_intake.tensors_in_reply(answer, self.arrayrecord_key) for answer in answers}
         there, layout = set(self._arrays), self.model.layout
         part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
         if not part or not part < there:
@@ -501,15 +499,15 @@ class MethodStrategy(FedAvg):
             *(len(part), len(there), safe_line(", ".join(kept[:3])) + (" and others" if len(kept) > 3 else "")),
         )
         self._tensors = [name for name in self._arrays if name in part]
-        self._cut(self._arrays)
+        self._cut_model_to_shared_tensors(self._arrays)
 
-    def _cut(self, arrays: ArrayRecord) -> None:
+    def _cut_model_to_shared_tensors(self, arrays: ArrayRecord) -> None:
         """Continue with the shared tensors only."""
         self.classifier = self.model.layout.classifier if self.model else self.classifier
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
-        layout = self._layout(shared)
+        layout = self._model_layout(shared)
         self.method.weighting.check(layout)
-        self.model, self._arrays, self._room = to_model(shared, layout), shared, None
+        self.model, self._arrays, self._room = arrays_to_model(shared, layout), shared, None
         self.state = self.method.init(self.model)
 
     def _stop_without_clients(self, round: int, ledger: Sequence[LedgerEntry]) -> None:
@@ -523,16 +521,16 @@ class MethodStrategy(FedAvg):
         if self._idle > 1:
             raise RunFailed(f"no update counted in rounds {round} and {round + 1} ({reasons}): fix this, then resume")
 
-    def _point_out_sizes(self, sizes: Mapping[str, float]) -> None:
+    def _warn_of_sizes(self, sizes: Mapping[str, float]) -> None:
         """Log sizes that are out of all proportion."""
         if len(sizes) < FEWEST_FOR_MEDIAN:
             return
         middle = median(sizes.values())
         for client, size in sizes.items():
-            if size > SUSPECT * middle:
+            if size > SUSPECT_SIZE_TIMES * middle:
                 log.warning("%s reports %s images, %.0f × the median", safe_line(client), size, size / middle)
 
-    def _ledger(
+    def _complete_ledger(
         self,
         round: int,
         entries: Sequence[LedgerEntry],
@@ -553,7 +551,7 @@ class MethodStrategy(FedAvg):
             for name, entry in whole.items()
         )
 
-    def _report(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
+    def _metrics_of_round(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
         """The mean of the clients' metrics, and the ledger's columns as lists."""
         metrics = MetricRecord()
         if contents:
@@ -563,12 +561,12 @@ class MethodStrategy(FedAvg):
         counted = [entry for entry in ledger if entry.counted]
         if counted:
             metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
-            columns = {part: [float(getattr(entry, part)) for entry in counted] for part in PARTS}
+            columns = {part: [float(getattr(entry, part)) for entry in counted] for part in LEDGER_PARTS}
             there = {part: column for part, column in columns.items() if not all(map(math.isnan, column))}
             metrics.update({f"ledger-{part}": column for part, column in there.items()})
         return metrics
 
-    def _record(self, done: RoundRecord) -> None:
+    def _record_round(self, done: RoundRecord) -> None:
         shares = "  ".join(f"{safe_line(client)} {weight:.3f}" for client, weight in done.weights.items())
         log.info("server round %d/%d: %s", done.round + 1, self.rounds, shares or "no update counted")
         if measured := [entry for entry in done.ledger if math.isfinite(entry.q)]:
@@ -586,7 +584,7 @@ class MethodStrategy(FedAvg):
                 self.folder.add_line(done.round, loss, {}, done.seconds, done.client_seconds, rounds=self.rounds)
             self.folder.add_to_ledger(done.ledger, done.pieces)
         if self._unwrapped:
-            self._save()
+            self._save_checkpoint()
         if self.on_round is not None:
             self.on_round(done)
 
@@ -594,17 +592,19 @@ class MethodStrategy(FedAvg):
         messages = list(replies)
         contents = [message.content for message in messages if not message.has_error()]
         if self.secure is not None and self._masked_counts:
-            contents = self._added_up(self.secure, server_round, messages) if contents else []
-        usable = [content for content in contents if _weight(content, self.weighted_by_key) > 0]
+            contents = self._summed_counts(self.secure, server_round, messages) if contents else []
+        usable = [content for content in contents if size_in_metrics(content, self.weighted_by_key) > 0]
         if len(usable) < len(contents):
             log.warning("%d evaluations without %s are left out", len(contents) - len(usable), self.weighted_by_key)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
-    def _added_up(self, secure: FlowerSecureServer, server_round: int, messages: list[Message]) -> list[RecordDict]:
+    def _summed_counts(
+        self, secure: FlowerSecureServer, server_round: int, messages: list[Message]
+    ) -> list[RecordDict]:
         """All sites' counts as those of one site."""
-        answers, _ = reply_intake.read(messages, self._evaluating, str(server_round))
-        table = self._table(self.roster.recognize(answers)[0], self._evaluating)
-        this = (self.run, self._count(server_round) - 1, table, str(server_round))
+        answers, _ = reply_intake.read_replies(messages, self._evaluating, str(server_round))
+        table = self._secure_table(self.roster.recognize(answers)[0], self._evaluating)
+        this = (self.run, self._rounds_with_this(server_round) - 1, table, str(server_round))
         found = secure.count(*this, len(self.findings), self.weighted_by_key)
         return [] if found is None else [found]
 
@@ -625,30 +625,3 @@ class FedDRAW(MethodStrategy):
         **others: Any,
     ) -> None:
         super().__init__(feddraw(eta, lam, beta_max, reading), *arguments, **others)
-
-
-def weighted_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
-    """The mean of each metric, weighted by size; of lists, number by number.
-
-    Each mean is over the clients that report the metric with finite numbers.
-    """
-    given: dict[str, list[tuple[float, Any]]] = {}
-    for content in contents:
-        for name, value in reply_intake.all_metrics(content).items():
-            given.setdefault(name, []).append((_weight(content, size_key), value))
-    means = MetricRecord()
-    for name, column in given.items():
-        good = [(size, value) for size, value in column if np.isfinite(value).all() and size > 0]
-        shapes = {np.shape(value) for _, value in good}
-        if len(good) < len(column) or len(shapes) > 1:
-            why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
-            log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why)
-        if len(shapes) == 1 and name not in (size_key, "partition-id", reply_intake.SECONDS):
-            mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
-            means[name] = mean.tolist()
-    return means
-
-
-def _weight(content: RecordDict, size_key: str) -> float:
-    size = reply_intake.all_metrics(content).get(size_key, 0.0)
-    return size if isinstance(size, int | float) and 0 < size <= MOST_IMAGES else 0.0

@@ -24,12 +24,12 @@ import click
 from flwr.app import Error, Message
 
 from feddraw.errors import UserError
-from feddraw.flower.signatures import LARGEST_BUNDLE, Bundle, Refused, Signatures
+from feddraw.flower.app_signatures import LARGEST_BUNDLE, AppBundle, AppRefused, Signatures
 from feddraw.secure_sums.client import NO_DIRECTORY
 from feddraw.secure_sums.signing_keys import read_site_directory, read_site_key
 
 KNOWN_FLOWER = ("1.41.0",)
-package_version = version("flwr")
+FLOWER_VERSION = version("flwr")
 
 try:
     from flwr.cli.build import build_fab_from_disk
@@ -40,14 +40,14 @@ try:
     from flwr.supernode import start_client_internal as loop
 except ImportError:
     raise UserError(
-        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {package_version}: start nodes of older versions with "
+        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: start nodes of older versions with "
         "flower-supernode itself, which runs every app that the server sends"
     ) from None
 
-COMMAND = "flower-supernode"
+SUPERNODE_COMMAND = "flower-supernode"
 
 
-def refuse_unknown_flower(found: str = package_version) -> None:
+def refuse_unknown_flower(found: str = FLOWER_VERSION) -> None:
     """With an unknown Flower the check could be bypassed silently: do not start."""
     if found not in KNOWN_FLOWER:
         known = " or ".join(KNOWN_FLOWER)
@@ -57,18 +57,18 @@ def refuse_unknown_flower(found: str = package_version) -> None:
         )
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_app_bundle(path: Path) -> AppBundle:
     """An app as `flwr run` would send it: from its folder, or from a .fab that `flwr build` has made."""
     try:
-        content = build_fab_from_disk(path) if path.is_dir() else _read_fab(path)
+        content = build_fab_from_disk(path) if path.is_dir() else _read_fab_file(path)
         app, version = get_metadata_from_config(get_fab_config(content))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, click.ClickException) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else error
         raise UserError(f"{path} is no Flower app: {' '.join(str(said).split())}") from None
-    return Bundle(content, app, version)
+    return AppBundle(content, app, version)
 
 
-def _read_fab(path: Path) -> bytes:
+def _read_fab_file(path: Path) -> bytes:
     if not path.is_file():
         raise UserError(f"there is no app {path}: name its folder or its .fab")
     if path.stat().st_size > LARGEST_BUNDLE:
@@ -76,10 +76,7 @@ def _read_fab(path: Path) -> bytes:
     return path.read_bytes()
 
 
-# ---------------------------------------------------------------------------------------------------- the seam
-
-
-def guarded(pull: Callable[..., int | None], signatures: Signatures) -> Callable[..., int | None]:
+def guarded_pull(pull: Callable[..., int | None], signatures: Signatures) -> Callable[..., int | None]:
     """Flower's `_pull_and_store_message`, which now stores no bundle that the operator has not signed."""
 
     @wraps(pull)
@@ -98,12 +95,12 @@ def guarded(pull: Callable[..., int | None], signatures: Signatures) -> Callable
 
         def get_fab(fab_hash: str, run_id: int) -> Any:
             fab = given["get_fab"](fab_hash, run_id)
-            check_run(fab.content, seen["run"], signatures)
+            check_run_signature(fab.content, seen["run"], signatures)
             return fab
 
         try:
             return pull(**given | {"receive": receive, "get_run": get_run, "get_fab": get_fab})
-        except Refused as reason:
+        except AppRefused as reason:
             log(ERROR, "The app of run %s is refused, and nothing of it is unpacked: %s", seen["run"].run_id, reason)
             answer = Error(ErrorCode.INVALID_FAB, f"the site refuses the app: {reason}")
             loop._insert_message(Message(answer, reply_to=seen["message"]), given["state"], given["object_store"])
@@ -112,17 +109,14 @@ def guarded(pull: Callable[..., int | None], signatures: Signatures) -> Callable
     return pull_checked
 
 
-def check_run(content: bytes, run: Any, signatures: Signatures) -> None:
+def check_run_signature(content: bytes, run: Any, signatures: Signatures) -> None:
     """Raise `Refused` unless the bundle is signed and the run calls it what it is: Flower finds its code by that."""
     if hashlib.sha256(content).hexdigest() != run.fab_hash:
-        raise Refused("the server sent another bundle than the run names")
+        raise AppRefused("the server sent another bundle than the run names")
     if run.primary_task_type != TaskType.SERVER_APP:
-        raise Refused(f"the run is of the kind '{run.primary_task_type}', and sites run client apps only")
+        raise AppRefused(f"the run is of the kind '{run.primary_task_type}', and sites run client apps only")
     statement = signatures.check(content, run.fab_id, run.fab_version)
     log(INFO, "Signed by the operator: %s %s, until %s", statement.app, statement.version, statement.expires)
-
-
-# ---------------------------------------------------------------------------------------------------- the start
 
 
 def check_node_config(text: str) -> None:
@@ -149,12 +143,12 @@ def check_node_config(text: str) -> None:
         read_site_directory(Path(str(settings["sites"])))
 
 
-def start(signatures: Signatures, arguments: list[str]) -> None:
+def start_supernode(signatures: Signatures, arguments: list[str]) -> None:
     """Run `flower-supernode` in this process until it is stopped; apps are unpacked into a new, private folder."""
     from flwr.supernode.cli import flower_supernode
 
     refuse_unknown_flower()
-    loop._pull_and_store_message = guarded(loop._pull_and_store_message, signatures)
+    loop._pull_and_store_message = guarded_pull(loop._pull_and_store_message, signatures)
     with TemporaryDirectory(prefix="feddraw-site-", ignore_cleanup_errors=True) as home:
         # Flower takes an app that lies in its folder under the first 8 digits of the hash for the one that was sent.
         os.environ["FLWR_HOME"] = home
@@ -162,5 +156,5 @@ def start(signatures: Signatures, arguments: list[str]) -> None:
         os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
         # It starts its own commands by their bare names.
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        sys.argv = [COMMAND, *arguments]
+        sys.argv = [SUPERNODE_COMMAND, *arguments]
         flower_supernode()

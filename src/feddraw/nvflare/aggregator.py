@@ -32,7 +32,7 @@ from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import safe_line
-from feddraw.nvflare.carried_state import packed, unpacked
+from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.results.run_folder import RunFolder, policy_of
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
@@ -42,11 +42,13 @@ from feddraw.system.file_writing import make_folder
 
 log = logging.getLogger("feddraw.nvflare")
 
-STEPS = "NUM_STEPS_CURRENT_ROUND"
-PAUSE = 3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
-UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
+STEPS_KEY = "NUM_STEPS_CURRENT_ROUND"
+SWARM_PAUSE = (
+    3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
+)
+UNREADABLE_MODEL = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
 
-History = list[tuple[LedgerEntry, ...]]
+LedgerHistory = list[tuple[LedgerEntry, ...]]
 
 
 class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
@@ -69,28 +71,25 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         outputs: int = 0,  # the number of findings, against which the classifier is checked; 0: not known
     ) -> None:
         super().__init__()
-        self.method, self.rounds, self.settings, self.gate = method, rounds, settings, gate
-        self.outputs = outputs
-        self.classifier, self.size_key, self.folder, self.policy = classifier, size_key, folder, policy
-        self._table = {"name": method, **(settings or {})}
-        self._rule: Method = method_and_label(self._table)[0]
+        self.method, self.rounds, self.settings, self.classifier = method, rounds, settings, classifier
+        self.size_key, self.folder, self.policy, self.gate, self.outputs = size_key, folder, policy, gate, outputs
+        self._method_table = {"name": method, **(settings or {})}
+        self._rule: Method = method_and_label(self._method_table)[0]
         check_updates_suffice(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
-        self._gate = _gate(gate or {})
-        self.history: History = []
+        self._gate = _gate_for_flare(gate or {})
+        self.history: LedgerHistory = []
         self._state: AggregationState | None = None
-        self._found: Layout | None = None
+        self._known_layout: Layout | None = None
         self._clients: list[str] = []
-        self._written = 0  # rounds that are in the folder's ledger
+        self._rounds_written = 0  # rounds that are in the folder's ledger
         self.reset_stats()
 
     def reset_stats(self) -> None:
         """At the start of each round."""
         self._models: dict[str, FLModel] = {}
         self._refused: dict[str, str] = {}
-
-    # ------------------------------------------------------------------------------------------ in
 
     def accept_model(self, model: FLModel) -> None:
         """Called once per client, in order of arrival, which must not matter."""
@@ -102,8 +101,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """The older way: called by ScatterAndGather and by the site that gathers a swarm's round."""
         self.fl_ctx = fl_ctx
-        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _peer(fl_ctx))
-        trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._round()
+        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _flare_peer(fl_ctx))
+        trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._current_round()
         if trained is not None and int(trained) != current:
             log.warning("%s answers round %s, not round %d: left out", safe_line(name), trained, current)
             return False
@@ -119,91 +118,87 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type in (AppEventType.ROUND_STARTED, EventType.END_RUN) and _in_swarm(fl_ctx):
-            self._catch_up(fl_ctx)
-
-    # ------------------------------------------------------------------------------------------ out
+            self._copy_swarms_ledger(fl_ctx)
 
     def aggregate_model(self) -> FLModel:
         """The next model, once all are there; forgets them, as a swarm does not ask for that."""
-        round, learnable = self._round(), self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        round, learnable = self._current_round(), self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
         sent, swarm = plain_arrays(learnable["weights"]), _in_swarm(self.fl_ctx)
         if swarm:
-            self._take_over(learnable.get("meta"))
+            self._take_over_from_last_aggregator(learnable.get("meta"))
         self._stop_without_sizes()
         self._stop_without_extras()
-        classifier = self._layout(sent).classifier
+        classifier = self._model_layout(sent).classifier
         self._clients += sorted(self._models.keys() - set(self._clients))
         sound = sorted(self._models.keys() - self._refused.keys())
-        updates = [one for name in sound if (one := self._update(name, sent)) is not None]
-        given: dict[str, Any] = {"method": self._table, "state": self._state, "clients": self._clients}
+        updates = [one for name in sound if (one := self._client_update(name, sent)) is not None]
+        given: dict[str, Any] = {"method": self._method_table, "state": self._state, "clients": self._clients}
         limits: dict[str, Any] = {"gate": self._gate, "policy": self._policy}
         result = aggregate(sent, updates, round=round, rounds=self.rounds, classifier=classifier, **given, **limits)
         self._state = result.state
-        ledger = tuple(self._judged(entry) for entry in result.ledger)
+        ledger = tuple(self._with_refusal(entry) for entry in result.ledger)
         self.history.append(ledger)
-        self._tell(round, ledger)
-        self._write()
+        self._log_ledger(round, ledger)
+        self._write_ledger()
         self._stop_without_clients(round, ledger)
         self.reset_stats()
         carried: dict[str, Any] = {"broadcast": result.broadcast} if result.broadcast else {}
         if self._rule.local.keeps:
             carried["counted"] = {entry.client: round for entry in ledger if entry.counted}
         if swarm:
-            carried |= self._handed_on()
-            time.sleep(PAUSE)
-        return FLModel(params_type=ParamsType.FULL, params=result.next_model, meta=packed(carried))
+            carried |= self._for_next_aggregator()
+            time.sleep(SWARM_PAUSE)
+        return FLModel(params_type=ParamsType.FULL, params=result.next_model, meta=pack_meta(carried))
 
-    def _round(self) -> int:
+    def _current_round(self) -> int:
         return int(self.fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
 
-    def _layout(self, sent: Arrays) -> Layout:
-        if self._found is None:
+    def _model_layout(self, sent: Arrays) -> Layout:
+        if self._known_layout is None:
             ask = looks_at_classifier(self._rule)
-            self._found = layout_of_arrays(sent, self.classifier, outputs=self.outputs, ask=ask)
-            log.info("classifier: %s", classifier_in_words(self._found.classifier, self._found.outputs))
-        return self._found
+            self._known_layout = layout_of_arrays(sent, self.classifier, outputs=self.outputs, ask=ask)
+            log.info("classifier: %s", classifier_in_words(self._known_layout.classifier, self._known_layout.outputs))
+        return self._known_layout
 
-    def _update(self, name: str, sent: Arrays) -> ClientUpdate | None:
+    def _client_update(self, name: str, sent: Arrays) -> ClientUpdate | None:
         """A client's update, or nothing if its model cannot be read."""
         model = self._models[name]
         try:
             if not self._has_size(model):
-                raise ValueError(f"no size: {self._line_to_add()}")
-            size, steps = (model.meta.get(key, model.meta.get(STEPS, 0)) for key in (self.size_key, STEPS))
-            params, beside = plain_arrays(model.params or {}), unpacked(model.meta)
+                raise ValueError(f"no size: {self._how_to_send_sizes()}")
+            size, steps = (model.meta.get(key, model.meta.get(STEPS_KEY, 0)) for key in (self.size_key, STEPS_KEY))
+            params, beside = plain_arrays(model.params or {}), unpack_meta(model.meta)
             if model.params_type == ParamsType.DIFF:
                 params = {key: (sent[key] + value).astype(sent[key].dtype) for key, value in params.items()}
             extra, labelled = beside.get("extra", {}), beside.get("labelled")
             return ClientUpdate(params, int(size), name, int(steps) or 1, extra, labelled)
-        except UNREADABLE as error:
+        except UNREADABLE_MODEL as error:
             self._refused[name] = in_one_line(error)
             return None
 
-    def _judged(self, entry: LedgerEntry) -> LedgerEntry:
+    def _with_refusal(self, entry: LedgerEntry) -> LedgerEntry:
         why = self._refused.get(entry.client)
         return entry if why is None else replace(entry, status=f"refused: {why}")
 
-    # ------------------------------------------------------------------------------------------ stops
-
     def _has_size(self, model: FLModel) -> bool:
-        return self.size_key in model.meta or STEPS in model.meta
+        return self.size_key in model.meta or STEPS_KEY in model.meta
 
-    def _line_to_add(self) -> str:
+    def _how_to_send_sizes(self) -> str:
         return (
             f"let the client's script send FLModel(params=…, meta={{'{self.size_key}': number of its images, "
-            f"'{STEPS}': optimiser steps}})"
+            f"'{STEPS_KEY}': optimiser steps}})"
         )
 
     def _stop_without_sizes(self) -> None:
         """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
         if self._models and not any(self._has_size(model) for model in self._models.values()):
-            missing = f"no site sends {self.size_key} or {STEPS} in its model's meta, so none can be weighed"
-            raise self._stop(f"{missing}: {self._line_to_add()}")
+            missing = f"no site sends {self.size_key} or {STEPS_KEY} in its model's meta, so none can be weighed"
+            raise self._failure(f"{missing}: {self._how_to_send_sizes()}")
 
     def _stop_without_extras(self) -> None:
-        wanted = list(self._rule.sends)
-        if wanted and self._models and not any(_extra(model).keys() & set(wanted) for model in self._models.values()):
-            raise self._stop(
+        wanted, models = list(self._rule.sends), self._models.values()
+        if wanted and models and not any(_extra_in_meta(model).keys() & set(wanted) for model in models):
+            raise self._failure(
                 f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it: let the "
                 "client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
             )
@@ -215,48 +210,43 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         reasons = "; ".join(safe_line(f"{entry.client}: {entry.status}") for entry in ledger[:3]) or "no site answered"
         log.error("round %d: no update counted, the model stays as it was (%s)", round + 1, reasons)
         if len(self.history) > 1 and not any(entry.counted for entry in self.history[-2]):
-            raise self._stop(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
+            raise self._failure(f"no update counted in two rounds in a row ({reasons}): fix this, then start again")
 
-    def _stop(self, why: str) -> RunFailed:
+    def _failure(self, why: str) -> RunFailed:
         """In FLARE's log too: some of its workflows show only the kind of an error."""
         log.error("%s", why)
         return RunFailed(why)
 
-    # ------------------------------------------------------------------------------------------ a swarm
-
-    def _handed_on(self) -> dict[str, Any]:
+    def _for_next_aggregator(self) -> dict[str, Any]:
         """What the site that aggregates the next round needs: it may be another."""
         assert self._state is not None
         state = {"method": self._state.method, "next_round": self._state.next_round, "values": self._state.values}
         ledger = json.dumps([[asdict(entry) for entry in round] for round in self.history])
         return {"state": state, "clients": json.dumps(self._clients), "ledger": ledger}
 
-    def _take_over(self, meta: Mapping[str, Any] | None) -> None:
+    def _take_over_from_last_aggregator(self, meta: Mapping[str, Any] | None) -> None:
         """Continue from what the site that aggregated the round before has handed on."""
-        carried = unpacked(meta)
+        carried = unpack_meta(meta)
         if "state" not in carried:
             return
         try:
             self._clients = [str(name) for name in json.loads(carried["clients"])]
-            self.history = _history(carried["ledger"])
-            about = carried["state"]
-            names = tuple(self._clients)
+            self.history = _swarms_history(carried["ledger"])
+            about, names = carried["state"], tuple(self._clients)
             self._state = AggregationState(about["method"], names, int(about["next_round"]), dict(about["values"]))
         except (KeyError, TypeError, ValueError):
             raise RunFailed("what the swarm's last aggregating site has handed on cannot be read") from None
 
-    def _catch_up(self, fl_ctx: FLContext) -> None:
+    def _copy_swarms_ledger(self, fl_ctx: FLContext) -> None:
         """Every site of a swarm has the whole ledger, whoever aggregated."""
         learnable = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-        ledger = unpacked(learnable.get("meta")).get("ledger") if learnable else None
+        ledger = unpack_meta(learnable.get("meta")).get("ledger") if learnable else None
         if ledger is not None:
             self.fl_ctx = fl_ctx
-            self.history = max(self.history, _history(ledger), key=len)
-            self._write()
+            self.history = max(self.history, _swarms_history(ledger), key=len)
+            self._write_ledger()
 
-    # ------------------------------------------------------------------------------------------ the ledger
-
-    def _tell(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
+    def _log_ledger(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
             level = logging.INFO if entry.counted else logging.WARNING
             log.log(
@@ -268,9 +258,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
                 safe_line(entry.status),
             )
 
-    def _write(self) -> None:
+    def _write_ledger(self) -> None:
         """Add the rounds that are not in the folder's ledger yet."""
-        new = [ledger for ledger in self.history[self._written :] if ledger]
+        new = [ledger for ledger in self.history[self._rounds_written :] if ledger]
         if not self.folder or not new:
             return
         swarm = _in_swarm(self.fl_ctx)
@@ -279,7 +269,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         folder.forget_from(new[0][0].round)
         for ledger in new:
             folder.add_to_ledger(ledger)
-        self._written = len(self.history)
+        self._rounds_written = len(self.history)
 
 
 class FedDRAW(MethodAggregator):
@@ -304,7 +294,7 @@ class FedDRAW(MethodAggregator):
         self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
 
 
-def _gate(settings: Mapping[str, Any]) -> Gate:
+def _gate_for_flare(settings: Mapping[str, Any]) -> Gate:
     try:
         return Gate(**settings)
     except TypeError as error:
@@ -316,17 +306,17 @@ def _in_swarm(fl_ctx: FLContext) -> bool:
     return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
 
 
-def _peer(fl_ctx: FLContext) -> str:
+def _flare_peer(fl_ctx: FLContext) -> str:
     peer = fl_ctx.get_peer_context()
     return str(peer.get_identity_name()) if peer else "?"
 
 
-def _extra(model: FLModel) -> dict[str, Any]:
+def _extra_in_meta(model: FLModel) -> dict[str, Any]:
     try:
-        return dict(unpacked(model.meta).get("extra", {}))
+        return dict(unpack_meta(model.meta).get("extra", {}))
     except (UserError, TypeError, ValueError):
         return {}
 
 
-def _history(ledger: str) -> History:
+def _swarms_history(ledger: str) -> LedgerHistory:
     return [tuple(LedgerEntry(**entry) for entry in round) for round in json.loads(ledger)]

@@ -17,8 +17,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from feddraw.core import Job, Memory, Method, Model
 from feddraw.errors import UserError
 from feddraw.federation import client_seed
-from feddraw.nvflare.aggregator import STEPS
-from feddraw.nvflare.carried_state import packed, unpacked
+from feddraw.nvflare.aggregator import STEPS_KEY
+from feddraw.nvflare.model_meta import pack_meta, unpack_meta
 from feddraw.server.state_dict import flatten_state_dict, plain_arrays, state_dict_like
 from feddraw.training.client import Trainer
 
@@ -42,21 +42,20 @@ class Site:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"the server's model is not this site's network: {error}") from None
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
-        carried = unpacked(received.meta)
-        self._settle(carried.get("counted"))
-        job = Job(
-            round, rounds, self.shard, client_seed(self.seed, round, self.number), model, self._told(carried, model)
-        )
+        carried = unpack_meta(received.meta)
+        self._settle_memory(carried.get("counted"))
+        seed, broadcast = client_seed(self.seed, round, self.number), self._broadcast_to_site(carried, model)
+        job = Job(round, rounds, self.shard, seed, model, broadcast)
         update, memory = self.trainer.work(job, self._memory)
         self._learnt = round, memory
         beside: dict[str, Any] = {"extra": dict(update.extra)} if update.extra else {}
         if update.labelled is not None:
             beside["labelled"] = update.labelled.tolist()
-        meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS: update.steps, **packed(beside)}
+        meta = {"num_examples": len(self.trainer.shards[self.shard]), STEPS_KEY: update.steps, **pack_meta(beside)}
         params = state_dict_like(update.model, received.params)
         return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
 
-    def _settle(self, counted: dict[str, int] | None) -> None:
+    def _settle_memory(self, counted: dict[str, int] | None) -> None:
         """Keep what the last round taught, if the aggregator counted it, or does not say."""
         if self._learnt is not None:
             round, memory = self._learnt
@@ -64,6 +63,6 @@ class Site:
                 self._memory = memory
             self._learnt = None
 
-    def _told(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
+    def _broadcast_to_site(self, carried: dict[str, Any], model: Model) -> dict[str, Any]:
         """What the server rule sends beside the model; in the first round, what it would begin with."""
         return dict(carried.get("broadcast") or self.method.broadcast(self.method.init(model)))

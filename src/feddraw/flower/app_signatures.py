@@ -22,18 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from feddraw.errors import UserError, positive
 from feddraw.secure_sums.signing_keys import read_key_file
 
-PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
-SUFFIX = ".signature"
+SIGNED_PURPOSE = "feddraw app bundle 1"  # so that a signature made for anything else never counts here
+SIGNATURE_SUFFIX = ".signature"
 LARGEST_BUNDLE = 10 * 1024 * 1024  # Flower's own limit
-LONGEST = 3660.0  # days that a signature may count
+MOST_SIGNED_DAYS = 3660.0  # days that a signature may count
 
 
-class Refused(UserError):
+class AppRefused(UserError):
     """An app that this site does not run."""
 
 
 @dataclass(frozen=True)
-class Bundle:
+class AppBundle:
     """An app as it travels: the bytes of its .fab, and what these say they are."""
 
     content: bytes
@@ -46,7 +46,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Statement:
+class SignedStatement:
     """What the operator signs."""
 
     app: str
@@ -54,32 +54,29 @@ class Statement:
     sha256: str
     signed: str  # ISO 8601, UTC, to the second: as text they sort by time
     expires: str
-    purpose: str = PURPOSE
+    purpose: str = SIGNED_PURPOSE
 
 
-# ---------------------------------------------------------------------------------------------------- signing
-
-
-def sign(bundle: Bundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None) -> str:
+def sign_bundle(bundle: AppBundle, key: Ed25519PrivateKey, *, days: float, now: datetime | None = None) -> str:
     """The text of a signature file."""
-    if positive("--days", days) > LONGEST:
-        raise UserError(f"--days must be at most {LONGEST:.0f}")
+    if positive("--days", days) > MOST_SIGNED_DAYS:
+        raise UserError(f"--days must be at most {MOST_SIGNED_DAYS:.0f}")
     signed = now or datetime.now(UTC)
-    times = {"signed": _written(signed), "expires": _written(signed + timedelta(days=days))}
-    line = json.dumps(asdict(Statement(bundle.app, bundle.version, bundle.sha256, **times)))
+    times = {"signed": _signed_time(signed), "expires": _signed_time(signed + timedelta(days=days))}
+    line = json.dumps(asdict(SignedStatement(bundle.app, bundle.version, bundle.sha256, **times)))
     return f"{line}\n{base64.b64encode(key.sign(line.encode())).decode()}\n"
 
 
-def file_name(bundle: Bundle) -> str:
+def signature_file_name(bundle: AppBundle) -> str:
     publisher, _, name = bundle.app.partition("/")
-    return f"{publisher}.{name}.{bundle.version}.{bundle.sha256[:8]}{SUFFIX}"
+    return f"{publisher}.{name}.{bundle.version}.{bundle.sha256[:8]}{SIGNATURE_SUFFIX}"
 
 
-def _written(time: datetime) -> str:
+def _signed_time(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def read_statement(path: Path, operator: Ed25519PublicKey) -> Statement:
+def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedStatement:
     """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
     lines = read_key_file(path).splitlines()
     try:
@@ -89,19 +86,16 @@ def read_statement(path: Path, operator: Ed25519PublicKey) -> Statement:
         raise UserError(f"{path} is not signed with the operator's key") from None
     try:
         found: dict[str, Any] = json.loads(line)
-        statement = Statement(**found)
+        statement = SignedStatement(**found)
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is no signature that this version knows") from None
-    if statement.purpose != PURPOSE or not all(isinstance(value, str) for value in found.values()):
+    if statement.purpose != SIGNED_PURPOSE or not all(isinstance(value, str) for value in found.values()):
         raise UserError(f"{path} is no signature of an app bundle that this version knows")
     if not all(
         re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time) for time in (statement.signed, statement.expires)
     ):
         raise UserError(f"{path} has times that this version does not know")
     return statement
-
-
-# ---------------------------------------------------------------------------------------------------- checking
 
 
 @dataclass(frozen=True)
@@ -111,33 +105,33 @@ class Signatures:
     path: Path
     operator: Ed25519PublicKey
 
-    def read(self) -> tuple[list[Statement], list[str]]:
+    def read(self) -> tuple[list[SignedStatement], list[str]]:
         """What counts, and what is wrong with the other files."""
-        files = sorted(self.path.glob(f"*{SUFFIX}")) if self.path.is_dir() else [self.path]
+        files = sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}")) if self.path.is_dir() else [self.path]
         statements, complaints = [], []
         for file in files:
             try:
-                statements.append(read_statement(file, self.operator))
+                statements.append(read_signed_statement(file, self.operator))
             except UserError as complaint:
                 complaints.append(str(complaint))
         return statements, complaints
 
-    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> Statement:
+    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> SignedStatement:
         """The signature under which these bytes may be unpacked; `app` and `version` are the server's words."""
         digest = hashlib.sha256(content).hexdigest()
         statements, complaints = self.read()
         found = [statement for statement in statements if statement.sha256 == digest]
         if not found:
             others = f" ({'; '.join(complaints)})" if complaints else ""
-            raise Refused(f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}")
+            raise AppRefused(f"the operator has not signed this bundle (SHA-256 {digest[:16]}…){others}")
         newest = max(found, key=lambda statement: statement.signed)
         if (newest.app, newest.version) != (app, version):
-            raise Refused(f"the bundle is signed as {newest.app} {newest.version}, not as what the server calls it")
-        if newest.expires <= _written(now or datetime.now(UTC)):
-            raise Refused(
+            raise AppRefused(f"the bundle is signed as {newest.app} {newest.version}, not as what the server calls it")
+        if newest.expires <= _signed_time(now or datetime.now(UTC)):
+            raise AppRefused(
                 f"the signature of {app} {version} expired at {newest.expires}: ask the operator for a new one"
             )
         latest = max((one for one in statements if one.app == app), key=lambda statement: statement.signed)
         if latest.signed > newest.signed:
-            raise Refused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")
+            raise AppRefused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")
         return newest

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import extract_arrays, repack
 
-KEY = "feddraw"  # in a model's meta
+META_KEY = "feddraw"  # in a model's meta
 
 
-def packed(tree: Mapping[str, Any]) -> dict[str, Any]:
+def pack_meta(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts of arrays, numbers and words; empty if there is nothing to say."""
     arrays: dict[str, NDArray[Any]] = {}
     words = extract_arrays(tree, "tree", arrays)
@@ -27,23 +27,23 @@ def packed(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     forms = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
     bits = {name: array.tobytes() for name, array in arrays.items()}
-    return {KEY: {"words": json.dumps([words, forms]), "bits": bits}}
+    return {META_KEY: {"words": json.dumps([words, forms]), "bits": bits}}
 
 
-def unpacked(meta: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What `packed` put there; empty if there is nothing."""
-    carried = (meta or {}).get(KEY)
+def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `pack_meta` put there; empty if there is nothing."""
+    carried = (meta or {}).get(META_KEY)
     if carried is None:
         return {}
     try:
         words, forms = json.loads(carried["words"])
-        arrays = {name: _array(carried["bits"][name], *form) for name, form in forms.items()}
+        arrays = {name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()}
         return dict(repack(words, arrays))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise UserError(f"what came as '{KEY}' in a model's meta cannot be read") from None
+        raise UserError(f"what came as '{META_KEY}' in a model's meta cannot be read") from None
 
 
-def _array(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
+def _array_in_meta(bits: bytes, dtype: str, shape: list[int]) -> NDArray[Any]:
     kind = np.dtype(dtype)
     if kind.kind not in "fiub":
         raise ValueError(f"arrays of {dtype}")

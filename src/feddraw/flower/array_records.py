@@ -22,32 +22,29 @@ from feddraw.server.state_dict import blank_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-NUMPY = "numpy.ndarray"
-PREFIX = b"\x93NUMPY\x01\x00"  # of a file in numpy's format, version 1
+NUMPY_ARRAY = "numpy.ndarray"
+NPY_PREFIX = b"\x93NUMPY\x01\x00"  # of a file in numpy's format, version 1
 
 
 class Refused(Exception):
     """Why a reply cannot be a model like the one that was sent."""
 
 
-# ---------------------------------------------------------------------------------------------------- one tensor
-
-
-def pack(values: NDArray[Any], dtype: str = "") -> Array:
+def pack_array(values: NDArray[Any], dtype: str = "") -> Array:
     """An array as Flower carries it, rounded to another type where one is named."""
     name = dtype or str(values.dtype)
     stored = _to_bfloat16(values) if name == "bfloat16" else values.astype(name, copy=False)
     stored = np.ascontiguousarray(stored).reshape(values.shape)
-    data = b"".join([_written_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
-    return Array(name, tuple(values.shape), NUMPY, data)
+    data = b"".join([_written_npy_header(stored.dtype.str, stored.shape), stored.data if stored.size else b""])
+    return Array(name, tuple(values.shape), NUMPY_ARRAY, data)
 
 
-def unpack(array: Array) -> NDArray[Any]:
+def unpack_array(array: Array) -> NDArray[Any]:
     """What an `Array` holds, without a copy where that can be; bfloat16 as float32."""
-    if array.stype != NUMPY:
-        raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY}")
+    if array.stype != NUMPY_ARRAY:
+        raise Refused(f"a tensor of the kind '{array.stype:.40}', not {NUMPY_ARRAY}")
     try:
-        values = _view(array.data)
+        values = _view_npy(array.data)
     except Exception as error:  # numpy evaluates the header's text, and raises whatever that text provokes
         raise Refused(f"a tensor that cannot be read ({str(error)[:80]})") from None
     if array.dtype == "bfloat16" and values.dtype.itemsize == 2:
@@ -56,25 +53,25 @@ def unpack(array: Array) -> NDArray[Any]:
     return values
 
 
-def _view(data: bytes) -> NDArray[Any]:
+def _view_npy(data: bytes) -> NDArray[Any]:
     """Never `np.load`: it allocates what a header claims, and opens archives."""
-    if data[:8] != PREFIX:
+    if data[:8] != NPY_PREFIX:
         raise ValueError("not in numpy's format, version 1")
     start = 10 + int.from_bytes(data[8:10], "little")
-    shape, in_columns, dtype = _read_header(data[8:start])
+    shape, in_columns, dtype = _read_npy_header(data[8:start])
     values = np.frombuffer(data, dtype, math.prod(shape), start)  # objects are refused here
     return values.reshape(shape, order="F" if in_columns else "C")
 
 
 @lru_cache(maxsize=4096)
-def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether the columns come first, and type; the same few headers come from every client in every round."""
     found: tuple[tuple[int, ...], bool, np.dtype[Any]] = np.lib.format.read_array_header_1_0(BytesIO(header))
     return found
 
 
 @lru_cache(maxsize=4096)
-def _written_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _written_npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue()
@@ -88,57 +85,54 @@ def _to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(values.shape)
 
 
-# ---------------------------------------------------------------------------------------------------- a model
-
-
-def to_arrays(model: Model) -> ArrayRecord:
+def model_to_arrays(model: Model) -> ArrayRecord:
     """A model as a state dict on the wire."""
     vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
     record = ArrayRecord()
     for entry in model.layout.entries:
-        record[entry.name] = pack(vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype)
+        record[entry.name] = pack_array(vectors[entry.kind][entry.span].reshape(entry.shape), entry.dtype)
     return record
 
 
-def to_model(arrays: ArrayRecord, layout: Layout) -> Model:
+def arrays_to_model(arrays: ArrayRecord, layout: Layout) -> Model:
     model = blank_model(layout)
-    Reader(layout).read(arrays, model)
+    ArrayRecordReader(layout).read(arrays, model)
     return model
 
 
-class Reader:
+class ArrayRecordReader:
     """Copies state dicts of one layout from messages into models; the expected headers are computed once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._usual = [(entry, *_expected(entry)) for entry in layout.entries]
+        self._expected = [(entry, *_expected_npy_header(entry)) for entry in layout.entries]
 
     def read(self, arrays: ArrayRecord, model: Model) -> None:
         """`Refused` if the tensors are those of another network."""
         vectors = {"param": model.params, "buffer": model.buffers, "counter": model.counters}
-        _same_names(arrays, self._layout)
+        _check_array_names(arrays, self._layout)
         tensors = dict(arrays.items())  # Flower's record checks types at every access
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the gate finds it
-            for entry, header, dtype, size in self._usual:
+            for entry, header, dtype, size in self._expected:
                 data = tensors[entry.name].data
                 if dtype is not None and data.startswith(header) and len(data) == len(header) + size * dtype.itemsize:
                     values = np.frombuffer(data, dtype, size, len(header))
                 else:
-                    values = _other(tensors[entry.name], entry)
+                    values = _array_with_other_header(tensors[entry.name], entry)
                 vectors[entry.kind][entry.start : entry.start + size] = values
 
 
-def _expected(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
+def _expected_npy_header(entry: Entry) -> tuple[bytes, np.dtype[Any] | None, int]:
     """The header that a tensor has where the client's numpy writes as ours does, its type, and how many numbers."""
     if entry.dtype == "bfloat16":
         return b"", None, entry.size
     dtype = np.dtype(entry.dtype)
-    return _written_header(dtype.str, entry.shape), dtype, entry.size
+    return _written_npy_header(dtype.str, entry.shape), dtype, entry.size
 
 
-def _other(array: Array, entry: Entry) -> NDArray[Any]:
+def _array_with_other_header(array: Array, entry: Entry) -> NDArray[Any]:
     """A tensor with another header, if its shape and type fit the one that was sent."""
-    values = unpack(array)
+    values = unpack_array(array)
     if values.shape != entry.shape:
         raise Refused(f"{entry.name} of shape {values.shape} where {entry.shape} was sent")
     if values.dtype.kind not in ("iub" if entry.kind == "counter" else "f"):
@@ -146,7 +140,7 @@ def _other(array: Array, entry: Entry) -> NDArray[Any]:
     return values.ravel()
 
 
-def _same_names(arrays: ArrayRecord, layout: Layout) -> None:
+def _check_array_names(arrays: ArrayRecord, layout: Layout) -> None:
     wanted, there = {entry.name for entry in layout.entries}, set(arrays)
     if lost := sorted(wanted - there):
         raise Refused(f"{len(lost)} tensor(s) are not there, such as {lost[0]}")
@@ -154,19 +148,16 @@ def _same_names(arrays: ArrayRecord, layout: Layout) -> None:
         raise Refused(f"{len(new)} tensor(s) that were not sent, such as {new[0]:.60}")
 
 
-# ---------------------------------------------------------------------------------------------------- vectors beside it
-
-
 def vectors_to_arrays(vectors: Mapping[str, Vector]) -> ArrayRecord:
-    return ArrayRecord({name: pack(vector) for name, vector in vectors.items()})
+    return ArrayRecord({name: pack_array(vector) for name, vector in vectors.items()})
 
 
 def arrays_to_vectors(arrays: ArrayRecord) -> dict[str, Vector]:
     """Copies, because the data of a message is read-only."""
-    return {name: np.array(unpack(array)) for name, array in arrays.items()}
+    return {name: np.array(unpack_array(array)) for name, array in arrays.items()}
 
 
-def extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout) -> dict[str, Vector]:
+def arrays_to_extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layout) -> dict[str, Vector]:
     """What a client sends beside the model, each a float32 vector of its length; zeros for a mean left out."""
     found: dict[str, Vector] = {}
     for name, extent in sends.items():
@@ -175,14 +166,11 @@ def extras(arrays: ArrayRecord | None, sends: Mapping[str, Extent], layout: Layo
             continue
         if arrays is None or name not in arrays:
             raise Refused(f"no {name} beside the model: does its client train by the method's rule?")
-        values, length = unpack(arrays[name]), layout.extent(extent)
+        values, length = unpack_array(arrays[name]), layout.extent(extent)
         if values.shape != (length,) or values.dtype.kind != "f":
             raise Refused(f"{name} of shape {values.shape} and type {values.dtype}, not {length} floats")
         found[name] = values.astype(np.float32)
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- torch
 
 
 def record(state: Mapping[str, Tensor]) -> ArrayRecord:
@@ -193,7 +181,7 @@ def record(state: Mapping[str, Tensor]) -> ArrayRecord:
     for name, tensor in state.items():
         bits = tensor.dtype == torch.bfloat16
         values = tensor.detach().cpu()
-        found[name] = pack(values.float().numpy(), "bfloat16") if bits else pack(values.numpy())
+        found[name] = pack_array(values.float().numpy(), "bfloat16") if bits else pack_array(values.numpy())
     return found
 
 
@@ -202,6 +190,6 @@ def state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
     import torch
 
     return {
-        name: torch.from_numpy(np.array(unpack(array))).to(getattr(torch, array.dtype))
+        name: torch.from_numpy(np.array(unpack_array(array))).to(getattr(torch, array.dtype))
         for name, array in arrays.items()
     }
