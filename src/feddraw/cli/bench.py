@@ -44,16 +44,16 @@ def bench(
 ) -> None:
     """Measure the speed and memory of rounds, training steps and the server, compared with other systems."""
     from feddraw.bench import document
-    from feddraw.bench.ratios import Session
+    from feddraw.bench.timing import TimingSession
 
-    names = document.chosen(only or [], quick)
+    names = document.chosen_parts(only or [], quick)
     pythons = interpreters(python_of or [])
     signal.signal(signal.SIGTERM, _stop)
     if (load := os.getloadavg()[0]) > QUIET:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will vary more", stacklevel=1)
     with preparing(console(stderr=True), "") as report_progress:
-        session = Session(blocks or (6 if quick else 20), quick, report_progress, pythons)
-        found = document.measure(session, names, out)
+        session = TimingSession(blocks or (6 if quick else 20), quick, report_progress, pythons)
+        found = document.measure_parts(session, names, out)
     if json:
         as_json(found)
         return
@@ -78,10 +78,10 @@ def interpreters(given: Sequence[str]) -> dict[str, str]:
 
 
 def _show(found: dict[str, Any], out: Path | None) -> None:
-    from feddraw.bench.document import lines
+    from feddraw.bench.printed_table import printed_rows
 
     machine, say = found["machine"], console()
-    rows = [list(line) for line in lines(found["parts"])]
+    rows = [list(line) for line in printed_rows(found["parts"])]
     say.print(table(["what", "median", "95 % interval", "bar"], rows))
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     say.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
+from feddraw.bench.workloads import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
