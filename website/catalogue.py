@@ -6,9 +6,8 @@ import inspect
 from pathlib import Path
 
 from feddraw import catalog
-from feddraw.cli.listing import needs_of, place_in_mixture
 from feddraw.core import brings_training, brings_weighting
-from feddraw.experiment.method_by_name import defaults_of, without_empty
+from feddraw.experiment.method_by_name import defaults_of, needs_of_method, place_in_mixture, without_empty
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -120,7 +119,7 @@ def entry(name: str) -> str:
     settings = without_empty(defaults_of(function))
     rows = {
         "in short": catalog.about("methods", name),
-        "looks at": needs_of(method),
+        "looks at": needs_of_method(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
         "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",
