@@ -14,7 +14,6 @@ from typer import Argument, Option
 from feddraw.cli.run import DevicesOption
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.experiment.run_time_estimate import Estimate
@@ -49,7 +48,7 @@ def compare(
     from feddraw.cli.report import write_and_show_report
     from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.experiment.settings import Experiment
+    from feddraw.experiment.settings import Experiment, parse_settings
     from feddraw.study.comparison import Budget, by_seed, comparison, unfinished
     from feddraw.study.conduct import conduct
     from feddraw.study.progress import Tally

@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
-from feddraw.experiment.settings import parse_settings
 from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
@@ -120,6 +119,7 @@ def open_dataset_with_bar(
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.cli.progress_bars import counting_bar
     from feddraw.experiment.dataset_by_name import open_dataset
+    from feddraw.experiment.settings import parse_settings
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}

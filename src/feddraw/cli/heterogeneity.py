@@ -13,7 +13,6 @@ from feddraw import naming
 from feddraw.cli.run import DataOption, ScenarioOption
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import as_written, read_csv, read_toml
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ def heterogeneity(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""
+    from feddraw.experiment.settings import parse_settings
+
     typed = {
         "data": data, "scenario": scenario, "model": model, "data.size": size, "scenario.scale": scale, "seed": seed,
     }  # fmt: skip

@@ -14,7 +14,6 @@ from typer import Argument, Option
 from feddraw import naming
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -102,14 +101,14 @@ def run(
         "partition_seed": partition_seed, "scenario.scale": scale, "engine": engine, "workers": workers,
         "devices": devices,
     }  # fmt: skip
-    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     say = console()
     with say.status("starting") if say.is_terminal else nullcontext():
-        from feddraw.experiment.settings import complete
+        from feddraw.experiment.settings import complete, parse_settings
         from feddraw.results.run_folder import run_folder_by_name
 
+        changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
         experiment = starting_experiment(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))

@@ -13,7 +13,6 @@ from typer import Argument, Option
 from feddraw import naming
 from feddraw.cli.terminal import console, print_json, print_line, status_line, table
 from feddraw.errors import UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import json_values
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def check_scenario(
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.experiment import scenario_check
-    from feddraw.experiment.settings import Experiment
+    from feddraw.experiment.settings import Experiment, parse_settings
 
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
@@ -191,6 +190,8 @@ def _scenario_document(
 
 def scenario_options(settings: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
+    from feddraw.experiment.settings import parse_settings
+
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 

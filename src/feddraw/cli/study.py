@@ -14,7 +14,6 @@ from feddraw.cli.study_preflight import require_no_obstacle, study_dry_run
 from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.reading import read_toml
 
 
@@ -63,6 +62,7 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
+    from feddraw.experiment.settings import parse_settings
     from feddraw.study.conduct import PATIENCE, conduct
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import Tally
