@@ -66,9 +66,6 @@ def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: boo
     return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
 
 
-# ---------------------------------------------------------------------------------------------------- the figure
-
-
 def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """growth.svg and growth.png: time above, memory below."""
     from matplotlib.figure import Figure

@@ -75,9 +75,6 @@ RIVALS = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- ours
-
-
 def our_trainer(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
     examples = Examples(*peer_task.pictures(task.clients * task.images))
@@ -93,9 +90,6 @@ def our_round(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
     with closing(engine):
         yield partial(timed_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
-
-
-# ---------------------------------------------------------------------------------------------------- theirs
 
 
 class RivalProcess:
@@ -192,9 +186,6 @@ def running_rival(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterat
     temporary = tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True)
     with temporary as folder, closing(RivalProcess(rival, python, task, Path(folder))) as peer:
         yield peer
-
-
-# ---------------------------------------------------------------------------------------------------- side by side
 
 
 def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:

@@ -49,9 +49,6 @@ def _round_ratios(session: TimingSession, workload: Workload) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- steps
-
-
 def timed_round(engine: Engine, model: Model, method: Method, clients: int) -> float:
     """Seconds of a federated round."""
     return seconds_of(lambda: next(federate(model, method, engine, client_names(clients), rounds=15, seed=0)))

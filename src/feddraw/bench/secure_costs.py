@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
-SECURE_CLIENT_COUNTS = (10, 30)  # clients, for the server's memory
+MEMORY_CLIENTS = (10, 30)  # clients, for the server's memory
 SUPERLINK_ROUNDS = 3  # over a SuperLink
 
 
 def measure_secure_costs(
-    session: TimingSession, parameters: int = WIDE_PARAMETERS, counts: Sequence[int] = SECURE_CLIENT_COUNTS
+    session: TimingSession, parameters: int = WIDE_PARAMETERS, counts: Sequence[int] = MEMORY_CLIENTS
 ) -> dict[str, Any]:
     """Masks, a round in this process, a round over a SuperLink, and the server's memory."""
     found: dict[str, Any] = {"title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"}
@@ -299,11 +299,8 @@ def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[st
             seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
 
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
-    return {
-        "seconds": medians,
-        "secure_over_plain": medians["secure"] / medians["plain"],
-        "rounds": SUPERLINK_ROUNDS - 1,
-    }
+    ratio = medians["secure"] / medians["plain"]
+    return {"seconds": medians, "secure_over_plain": ratio, "rounds": SUPERLINK_ROUNDS - 1}
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ SHORT_RUNS = 40
 def measure_short_runs(session: TimingSession) -> dict[str, Any]:
     """Two scripts ÷ a study with two workers."""
     runs = 8 if session.quick else SHORT_RUNS
-    works = {
-        name: partial(_seconds_of_short_runs, work, runs)
-        for name, work in (("scripts", _short_runs_as_scripts), ("study", _short_runs_as_study))
-    }
+    ways = {"scripts": _short_runs_as_scripts, "study": _short_runs_as_study}
+    works = {name: partial(_seconds_of_short_runs, way, runs) for name, way in ways.items()}
     samples = session.interleave("a study of short runs", works, max(1, session.blocks // 2))
     return {
         "title": f"{runs} runs of two rounds, 240 phantoms at 28 px",

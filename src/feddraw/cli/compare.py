@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import counting_bar, duration_in_words
 from feddraw.cli.run import DevicesOption
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
@@ -87,7 +88,6 @@ def _estimate_comparison(runs: Sequence[Planned], workers: Sequence[Place]) -> d
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.study.comparison import estimates, method_of
     from feddraw.study.conduct import prepare_data
 
@@ -103,8 +103,6 @@ def _estimate_comparison(runs: Sequence[Planned], workers: Sequence[Place]) -> d
 
 
 def _show_estimates(found: Mapping[str, Estimate]) -> None:
-    from feddraw.cli.progress_bars import duration_in_words
-
     rows = [
         [method, f"{1000 * one.step:.0f} ms", f"{1000 * one.evaluated_image:.1f} ms", duration_in_words(one.whole)]
         for method, one in found.items()
@@ -114,7 +112,6 @@ def _show_estimates(found: Mapping[str, Estimate]) -> None:
 
 def _announce_comparison(budget: Budget, minutes: float) -> list[Planned]:
     """What will be carried out and how long it will take; what the budget has no room for."""
-    from feddraw.cli.progress_bars import duration_in_words
     from feddraw.study.comparison import by_seed
     from feddraw.study.progress import Tally
 
@@ -129,9 +126,8 @@ def _announce_comparison(budget: Budget, minutes: float) -> list[Planned]:
     say.print(f"{several}: about {duration_in_words(planned)}")
     out = [one for one in budget.runs if one not in chosen]
     if out:
-        say.print(
-            f"left out, {minutes:g} min have no room for it: {by_seed(out)} (all would take {duration_in_words(whole)})"
-        )
+        everything_takes = f"all would take {duration_in_words(whole)}"
+        say.print(f"left out, {minutes:g} min have no room for it: {by_seed(out)} ({everything_takes})")
     if minutes:
         say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
     elif planned > 3600:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
 from feddraw.old_names import warn_renamed
@@ -54,16 +55,11 @@ def prepare_images(
     begun = time.perf_counter()
     options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
     dataset = open_dataset_with_bar(name, path, size, options, settings)
-    counts = {split: dataset.labels.truth(rows) for split, rows in dataset.rows.items()}
-    rows = [
-        [
-            split,
-            f"{len(truth):,}",
-            *(f"{count:,}" for count in (truth == 1).sum(axis=0)),
-            f"{(truth == 0).all(axis=1).sum():,}",
-        ]
-        for split, truth in counts.items()
-    ]
+    rows = []
+    for split, of_split in dataset.rows.items():
+        truth = dataset.labels.truth(of_split)
+        counts = [len(truth), *(truth == 1).sum(axis=0), (truth == 0).all(axis=1).sum()]
+        rows.append([split, *(f"{count:,}" for count in counts)])
     out = console()
     out.print(table(["split", "images", *dataset.findings, "none"], rows))
     seconds = time.perf_counter() - begun
@@ -117,7 +113,6 @@ def open_dataset_with_bar(
     name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.experiment.dataset_by_name import open_dataset
     from feddraw.experiment.settings import parse_settings
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, table
 from feddraw.errors import UserError
 
@@ -22,7 +23,6 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.cli.run import carry_out_run
     from feddraw.experiment.run_preparation import open_data
     from feddraw.experiment.settings import Experiment

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 
@@ -54,22 +55,13 @@ def doctor(
 
 def _show_examination(found: Examination) -> None:
     say = console()
-    say.print(
-        table(["what", "", "found"], [[one.what, CHECK_MARKS[one.state], one.said] for one in found.checks], left=3)
-    )
-    rows = [
-        [
-            speed.device,
-            speed.task.title,
-            str(speed.workers),
-            str(speed.batch),
-            f"{speed.train:,.1f}",
-            f"{speed.test:,.1f}",
-            f"{speed.memory / 1e9:.1f} GB",
-            "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB",
-        ]
-        for speed in found.speeds
-    ]
+    checks = [[one.what, CHECK_MARKS[one.state], one.said] for one in found.checks]
+    say.print(table(["what", "", "found"], checks, left=3))
+    rows = []
+    for speed in found.speeds:
+        numbers = [str(speed.workers), str(speed.batch), f"{speed.train:,.1f}", f"{speed.test:,.1f}"]
+        reckoned = "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB"
+        rows.append([speed.device, speed.task.title, *numbers, f"{speed.memory / 1e9:.1f} GB", reckoned])
     columns = ["images per second", "network", "workers", "batch", "training", "testing", "memory", "at batches of 64"]
     if rows:
         say.print(table(columns, rows, left=2))
@@ -87,6 +79,4 @@ def _show_examination(found: Examination) -> None:
 
 
 def _hours_or_days(seconds: float) -> str:
-    from feddraw.cli.progress_bars import duration_in_words
-
     return duration_in_words(seconds) if seconds < 100 * 3600 else f"{seconds / 86_400:,.0f} days"

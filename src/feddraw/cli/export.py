@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, table
 
 
@@ -30,7 +31,6 @@ def export(
 
     Research software, not a medical device.
     """
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.export import export_run
 
     say = console()

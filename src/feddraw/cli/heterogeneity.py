@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.run import DataOption, ScenarioOption
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
@@ -90,7 +91,6 @@ def _experiment_to_measure(
 def _measure_experiment(
     experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.core import Measurement
     from feddraw.experiment.heterogeneity import Examination, examine
 

@@ -61,9 +61,6 @@ def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
     return paths
 
 
-# ---------------------------------------------------------------------------------------------------- as a document
-
-
 def paper_document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.analysis.statistics import comparison_document
@@ -84,9 +81,6 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
         "readings": readings_in_words(judged),
         "findings": [asdict(one) for one in conclusions(found)],
     }
-
-
-# ---------------------------------------------------------------------------------------------------- in words
 
 
 def show_paper(found: Comparisons) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed
 
@@ -37,7 +38,6 @@ def predict(
 
     Research software, not a medical device.
     """
-    from feddraw.cli.progress_bars import counting_bar
     from feddraw.experiment.prediction import find_images, predict_images
     from feddraw.system.files import require_place, write_whole
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.progress_bars import progress_bars
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.reading import read_json, read_toml
@@ -154,8 +155,6 @@ def carry_out_run(experiment: Experiment, folder: Path, *, resume: bool = False,
 @contextmanager
 def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do with its rounds."""
-    from feddraw.cli.progress_bars import progress_bars
-
     out = console()
     name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
     note = " (synthetic)" if name == "phantom" else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddraw import naming
+from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import UserError
 
@@ -50,21 +51,15 @@ def _obstacles_in_words(found: Sequence[str]) -> str:
 
 def show_study_preflight(heading: str, found: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
-    from feddraw.cli.progress_bars import duration_in_words
     from feddraw.study.preflight import free_memory
 
     out, survey = console(), found.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""
     out.print(f"{heading}{finished}")
-    sets = [
-        [
-            dataset.name,
-            *(f"{len(rows):,}" for rows in dataset.rows.values()),
-            f"{look.images:,}",
-            f"{sum(look.bytes.values()) / 1e9:.1f} GB",
-        ]
-        for dataset, look in survey.looks.values()
-    ]
+    sets = []
+    for dataset, look in survey.looks.values():
+        splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
+        sets.append([dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"])
     if sets:
         out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
     sizes = [[name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)] for name, of in survey.clients.items()]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from feddraw import naming
+from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
 from feddraw.cli.terminal import console, plain_words, table
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ def print_places(places: Sequence[Place]) -> None:
 def follow_study(conducted: Callable[[Progress], Iterator[Event]], tally: Tally) -> None:
     """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
     from rich.live import Live
-
-    from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars
 
     out = console()
     images = ProgressBars(out)
@@ -62,16 +61,12 @@ def follow_study(conducted: Callable[[Progress], Iterator[Event]], tally: Tally)
 
 def study_heading(tally: Tally) -> str:
     """How it stands, in one line."""
-    from feddraw.cli.progress_bars import elapsed_and_left
-
     counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
     failed = f", {len(tally.failed)} failed" if tally.failed else ""
     return f"{counts}{failed}; {elapsed_and_left(tally.elapsed, tally.seconds_left())}"
 
 
 def study_summary(tally: Tally) -> str:
-    from feddraw.cli.progress_bars import duration_in_words
-
     skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
     return f"{tally.finished} runs finished in {duration_in_words(tally.elapsed)}{skipped}"
 
@@ -88,8 +83,6 @@ def _running_runs_table(tally: Tally) -> RenderableType:
     """A line for every run under way, and a bar for all."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
-
-    from feddraw.cli.progress_bars import as_clock
 
     now = time.monotonic()
     rows = []

@@ -85,8 +85,6 @@ class DeviceTrial:
         self.name, self.device = device, torch.device(device)
         self._trainers: dict[TrialTask, Trainer] = {}
 
-    # ------------------------------------------------------------------------------------------ is it right
-
     def sums(self) -> dict[str, Any]:
         """Largest error of a product, a convolution and a mean, relative to what double precision gives."""
         Training(device=self.name).available_device()
@@ -117,8 +115,6 @@ class DeviceTrial:
             about = (training, Correction(), 1, trainer.smoothed_loss, make_optimizer(network, training))
             fit(network, trainer.examples, trainer.shards[0], *about)
         return np.asarray(network.read().params - start.params)
-
-    # ------------------------------------------------------------------------------------------ how fast is it
 
     def _trainer(self, task: TrialTask) -> Trainer:
         if task not in self._trainers:

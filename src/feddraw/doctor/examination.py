@@ -116,17 +116,12 @@ class _Examiner:
             report.checks += self._examine_device(name, tasks, studies, share)
         free = {name: about["free"] for name, about in self._surveyed.items()}
         usable = study_cost.speeds_with_room(study_cost.extrapolated_speeds(report.speeds), free)
-        report.costs = {
-            name: found
-            for name, runs in studies.items()
-            if (found := study_cost.study_cost(runs, usable, self._factors))
-        }
+        costs = {name: study_cost.study_cost(runs, usable, self._factors) for name, runs in studies.items()}
+        report.costs = {name: found for name, found in costs.items() if found}
         for name in studies.keys() - report.costs.keys():
             report.checks.append(MachineCheck(name, "note", "its network was not timed: --seconds gives more"))
         report.seconds = time.monotonic() - report.began
         return report
-
-    # ------------------------------------------------------------------------------------------ which there are
 
     def _survey(self) -> Iterator[MachineCheck]:
         for name in self._names:
@@ -148,8 +143,6 @@ class _Examiner:
         machine = self._found.machine
         processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
         return MachineCheck(name, "ok", f"{processor}, {memory}", about)
-
-    # ------------------------------------------------------------------------------------------ one device
 
     def _examine_device(
         self, name: str, tasks: Sequence[TrialTask], studies: Mapping[str, Sequence[Experiment]], share: float
@@ -204,11 +197,8 @@ class _Examiner:
         if name == "cpu":
             self._reference = here
             return
-        apart = {
-            title: apart_after_training(here[title], self._reference[title])
-            for title in here
-            if title in self._reference
-        }
+        both = [title for title in here if title in self._reference]
+        apart = {title: apart_after_training(here[title], self._reference[title]) for title in both}
         if apart:
             worst = max(apart, key=lambda one: apart[one])
             said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"

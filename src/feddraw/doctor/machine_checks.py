@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddraw.data import image_cache
 from feddraw.results.environment import installed_version
@@ -86,9 +87,7 @@ def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
     return MachineCheck("cache's disk", "note" if needed else "ok", said, numbers)
 
 
-def _write_speed(
-    file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float
-) -> tuple[float, int]:
+def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
     began, count, header = time.perf_counter(), 0, image_cache.array_header((IMAGES, PIXELS, PIXELS))
     with file.open("wb") as out:
@@ -176,12 +175,8 @@ def check_versions() -> list[MachineCheck]:
     others = [check for check in compared if check is not None]
     if others:
         return found + others
-    return [
-        *found,
-        MachineCheck(
-            "packages", "ok", f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
-        ),
-    ]
+    said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
+    return [*found, MachineCheck("packages", "ok", said)]
 
 
 def check_version(name: str, tested: str, here: str) -> MachineCheck | None:

@@ -147,9 +147,8 @@ def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestSt
 def _start_of_team(team: Sequence[MeasuredSpeed]) -> FastestStart:
     devices = tuple(speed.device for speed in team)
     train, test = sum(speed.train for speed in team), sum(speed.test for speed in team)
-    return FastestStart(
-        devices, sum(speed.workers for speed in team), train, test, max(s.train / s.workers for s in team)
-    )
+    alone = max(speed.train / speed.workers for speed in team)
+    return FastestStart(devices, sum(speed.workers for speed in team), train, test, alone)
 
 
 @dataclass(frozen=True)

@@ -191,9 +191,6 @@ def _card_cell(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter for letter in line(text))
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
-
-
 def _kept_predictions(trained: TrainedModel, split: str) -> Predictions | None:
     """The scores that the run kept of a split."""
     found = trained.run.predictions(split)
