@@ -89,7 +89,7 @@ def test_our_round_does_the_peers_steps(monkeypatch):
     assert [len(shard) for shard in trainer.shards] == [peer_task.BATCH] * 2
     with rivals.our_round(TINY, 1) as own:
         assert own() > 0
-    pixels, targets = peer_task.pictures(40)
+    pixels, targets = peer_task.random_pictures(40)
     (x, y), _ = peer_task.tensors(TINY)
     np.testing.assert_allclose(x[:, 0], (pixels[:20] / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
     assert np.array_equal(y, targets[:20])

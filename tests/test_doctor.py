@@ -16,7 +16,7 @@ import torch
 from feddraw.cli import main
 from feddraw.doctor import examination, machine_checks, study_cost
 from feddraw.doctor.device_trial import DeviceTrial, TooSlow, TrialProcesses, TrialTask, apart_after_training
-from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, Examination, examine
+from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, MachineExamination, examine_machine
 from feddraw.doctor.machine_checks import MachineCheck
 from feddraw.doctor.study_cost import (
     MeasuredSpeed,
@@ -25,7 +25,7 @@ from feddraw.doctor.study_cost import (
     images_of_run,
     paper_runs,
     speeds_with_room,
-    task_of,
+    trial_task_of,
 )
 from feddraw.errors import RunFailed
 from feddraw.study.plan import read_study
@@ -116,23 +116,23 @@ GOOD: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examination]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
     """An examination of a machine with a GPU that answers as told."""
     memory = {"memory": 24 * 10**9, "free": 24 * 10**9}
     about = {"cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory, "cpu": {"type": "cpu"} | memory}
     monkeypatch.setattr(examination, "survey_apart", lambda names: {name: about[name] for name in names})
     monkeypatch.setattr(examination, "devices_to_examine", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(examination, "check_machine", lambda: [])
-    monkeypatch.setattr(examination, "Team", Played)
+    monkeypatch.setattr(examination, "TrialProcesses", Played)
 
-    def examined(**answers: Callable[[str], Any]) -> Examination:
+    def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine(studies={"paper": paper_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
+        return examine_machine(studies={"paper": paper_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
 
     return examined
 
 
-def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Examination]) -> None:
+def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., MachineExamination]) -> None:
     found = gpu()
     assert not found.broken
     said = {check.what: (check.state, check.said) for check in found.checks}
@@ -156,12 +156,12 @@ def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Ex
     ],
 )
 def test_a_gpu_that_computes_something_else_is_broken(
-    gpu: Callable[..., Examination], answers: dict[str, Any], broken: list[str]
+    gpu: Callable[..., MachineExamination], answers: dict[str, Any], broken: list[str]
 ) -> None:
     assert [check.what for check in gpu(**answers).broken] == broken
 
 
-def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., Examination]) -> None:
+def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., MachineExamination]) -> None:
     def fail(device: str) -> Any:
         if device == "cuda:0":
             raise RunFailed("cuda:0: OutOfMemory: cuda:0 (24 GB) ran out of memory")
@@ -172,14 +172,14 @@ def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Cal
     assert {one.device for one in found.speeds} == {"cpu"}
 
 
-def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., Examination]) -> None:
+def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., MachineExamination]) -> None:
     varies = {"digests": ["a", "b"], "inexact": ["max_pool2d_with_indices_backward_cuda"]}
     found = gpu(training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {}))
     (note,) = [check for check in found.checks if check.what == "cuda:0 repeats"]
     assert (note.state, "max_pool2d_with_indices_backward_cuda" in note.said) == ("note", True)
 
 
-def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., Examination]) -> None:
+def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -> None:
     def slow(device: str) -> Any:
         raise TooSlow(f"{device}: no answer")
 
@@ -190,7 +190,9 @@ def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., Examination]) -> None:
     assert "--seconds gives more" in next(check.said for check in found.checks if check.what == "cpu speed")
 
 
-def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(gpu: Callable[..., Examination]) -> None:
+def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
+    gpu: Callable[..., MachineExamination],
+) -> None:
     def slow(device: str) -> Any:
         raise TooSlow(f"{device}: no answer within 60 s")
 
@@ -206,7 +208,7 @@ def test_the_papers_matrix_is_that_of_its_file() -> None:
     ours = paper_runs()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
-    assert {task_of(run) for run in ours} == {task_of(run) for run in file} == {LARGE_TASK}
+    assert {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
     plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
     assert {images_of_run(run) for run in plain[0]} == {images_of_run(run) for run in plain[1]}
 
@@ -223,10 +225,10 @@ def test_a_runs_images_are_counted_from_its_settings() -> None:
 def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> None:
     run = small(rounds=3)
     speeds = [
-        speed(task=task_of(run), train=10.0, test=40.0),
-        speed(task=task_of(run), workers=2, train=16.0, test=64.0),
+        speed(task=trial_task_of(run), train=10.0, test=40.0),
+        speed(task=trial_task_of(run), workers=2, train=16.0, test=64.0),
     ]
-    found = study_cost.study_cost([run] * 4, speeds, {study_cost.method_of(run): 1.5})
+    found = study_cost.study_cost([run] * 4, speeds, {study_cost.method_settings_of(run): 1.5})
     assert found is not None
     one = 1.5 * 720 / 16 + 320 / 64
     assert found.seconds == pytest.approx(4 * one)
@@ -300,9 +302,9 @@ def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
 def test_the_command_exits_with_one_for_what_is_broken(
     state: Any, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Examination(0.0, {}, [MachineCheck("cuda:0 sums", state, "as told")], [speed()])
+    found = MachineExamination(0.0, {}, [MachineCheck("cuda:0 sums", state, "as told")], [speed()])
     found.costs["paper"] = study_cost.StudyCost(480, 0, 1e6, 1e4, {"--workers 2": 480})
-    monkeypatch.setattr(examination, "examine", lambda *_, **__: found)
+    monkeypatch.setattr(examination, "examine_machine", lambda *_, **__: found)
     monkeypatch.setattr(sys, "argv", ["feddraw", "doctor", *words])
     with pytest.raises(SystemExit) as ended:
         main()

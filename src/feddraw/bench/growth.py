@@ -54,7 +54,10 @@ def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: boo
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples, build = Examples(*peer_task.pictures(20 * clients, pixels)), partial(peer_task.build, hidden, pixels)
+    examples, build = (
+        Examples(*peer_task.random_pictures(20 * clients, pixels)),
+        partial(peer_task.build_net, hidden, pixels),
+    )
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model, names = initial_model(build, 0), client_names(clients)

@@ -9,7 +9,7 @@ import numpy as np
 from feddraw.core import Entry, Layout, Model, Update
 
 CLIENTS = 10
-WIDE_PARAMETERS, LAYERS, FEATURES, CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
+WIDE_PARAMETERS, LAYERS, FEATURES, MADE_UP_CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
 
 
 def client_names(clients: int) -> list[str]:
@@ -20,8 +20,8 @@ def made_up_model(parameters: int = WIDE_PARAMETERS) -> Model:
     """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are the classifier's."""
     length = parameters // LAYERS
     entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
-    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), LAYERS * length))
-    entries.append(Entry("classifier.bias", "param", (CLASSES,), LAYERS * length + CLASSES * FEATURES))
+    entries.append(Entry("classifier.weight", "param", (MADE_UP_CLASSES, FEATURES), LAYERS * length))
+    entries.append(Entry("classifier.bias", "param", (MADE_UP_CLASSES,), LAYERS * length + MADE_UP_CLASSES * FEATURES))
     params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
     return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
 

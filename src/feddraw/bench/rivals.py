@@ -41,7 +41,7 @@ from feddraw.training.settings import Training
 
 RIVAL_SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
 RIVAL_PATIENCE = 240.0  # seconds for a peer to start, or to do a round
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ RIVALS = {
 
 def our_trainer(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
-    examples = Examples(*peer_task.pictures(task.clients * task.images))
+    examples = Examples(*peer_task.random_pictures(task.clients * task.images))
     shards = np.split(np.arange(len(examples.images)), task.clients)
     how = Training(epochs=1, batch_size=peer_task.BATCH, lr=peer_task.LR, optimizer="sgd")
-    return Trainer(partial(peer_task.build, task.hidden), examples, shards, how, fedavg().local)
+    return Trainer(partial(peer_task.build_net, task.hidden), examples, shards, how, fedavg().local)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class RivalProcess:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, scripts / rival.script, *rival.arguments],
-                env=environment | ENVIRONMENT | variables,
+                env=environment | ONE_THREAD | variables,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

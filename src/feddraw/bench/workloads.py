@@ -33,7 +33,7 @@ class Workload:
 
     def trainer(self, local: Local) -> Trainer:
         total = self.clients * self.steps * self.batch
-        examples = Examples(*peer_task.pictures(total, self.pixels, labels=5))
+        examples = Examples(*peer_task.random_pictures(total, self.pixels, labels=5))
         make = partial(build, self.model, 5, dict(self.settings))
         how = Training(epochs=1, batch_size=self.batch)
         return Trainer(make, examples, np.split(np.arange(total), self.clients), how, local)

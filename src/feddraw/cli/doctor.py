@@ -13,7 +13,7 @@ from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
-    from feddraw.doctor.examination import Examination
+    from feddraw.doctor.examination import MachineExamination
 
 CHECK_MARKS = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 
@@ -36,7 +36,7 @@ def doctor(
     """
     if seconds < 10:
         raise UserError(f"--seconds must be at least 10, not {seconds:g}")
-    from feddraw.doctor.examination import examine
+    from feddraw.doctor.examination import examine_machine
     from feddraw.doctor.study_cost import paper_runs
     from feddraw.study.plan import read_study
 
@@ -44,7 +44,7 @@ def doctor(
     if study is not None:
         studies = {study.name: [planned.experiment for planned in read_study(study, trust=trust)]} | studies
     with status_line("starting", stderr=True) as say:
-        found = examine(devices, studies, seconds=seconds, say=say)
+        found = examine_machine(devices, studies, seconds=seconds, say=say)
     if json:
         print_json(found.table())
         raise typer.Exit(1 if found.broken else 0)
@@ -53,7 +53,7 @@ def doctor(
         raise RunFailed(f"{len(found.broken)} broken: {', '.join(check.what for check in found.broken)}")
 
 
-def _show_examination(found: Examination) -> None:
+def _show_examination(found: MachineExamination) -> None:
     say = console()
     checks = [[one.what, CHECK_MARKS[one.state], one.said] for one in found.checks]
     say.print(table(["what", "", "found"], checks, left=3))

@@ -23,8 +23,11 @@ from feddraw.system.workers import cores
 from feddraw.training.devices import MOST_PER_GPU, USABLE, Place, devices_here, software, survey_apart
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
-HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
-EXACT, ALIKE = 1e-5, 1e-2  # relative errors: of single sums, and of some training steps against the processor's
+HANGING_SECONDS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
+EXACT_SUMS, ALIKE_TRAININGS = (
+    1e-5,
+    1e-2,
+)  # relative errors: of single sums, and of some training steps against the processor's
 SMALL_TASK, LARGE_TASK = TrialTask("compact", 64), TrialTask("densenet121", 224, (("weights", "none"),))
 # What the paper's matrix costs follows from the second, so it comes before those that are nice to know.
 TRIAL_TASKS = (SMALL_TASK, LARGE_TASK, TrialTask("densenet121", 64, (("weights", "none"),)), TrialTask("compact", 224))
@@ -34,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Examination:
+class MachineExamination:
     """What was found."""
 
     began: float
@@ -70,14 +73,14 @@ def devices_to_examine() -> list[str]:
     return ["cpu", *gpus, *["mps"] * torch.backends.mps.is_available()]
 
 
-def examine(
+def examine_machine(
     devices: str = "",
     studies: Mapping[str, Sequence[Experiment]] | None = None,
     *,
     seconds: float = EXAMINATION_SECONDS,
     tasks: Sequence[TrialTask] = TRIAL_TASKS,
     say: Say = lambda _: None,
-) -> Examination:
+) -> MachineExamination:
     """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
     names = devices_to_examine() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
     doctor = _Examiner(names, seconds, tasks, say)
@@ -88,7 +91,7 @@ class _Examiner:
     def __init__(self, names: Sequence[str], seconds: float, tasks: Sequence[TrialTask], say: Say) -> None:
         self._names, self._seconds, self._say = names, seconds, say
         self._tasks = [task for task in tasks if network_installed(task)]
-        self._found = Examination(time.monotonic(), environment())
+        self._found = MachineExamination(time.monotonic(), environment())
         self._surveyed: dict[str, dict[str, Any]] = {}
         self._reference: dict[str, Any] = {}
         self._factors: dict[study_cost.MethodSettings, float] = {}
@@ -99,7 +102,7 @@ class _Examiner:
     def _left(self) -> float:
         return self._seconds - (time.monotonic() - self._found.began)
 
-    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> Examination:
+    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> MachineExamination:
         report = self._found
         self._say("versions, folders and disk")
         report.checks += check_versions() + check_machine()
@@ -108,7 +111,7 @@ class _Examiner:
         if busy > cores() / 2:
             said = f"load {busy:.1f} on {cores()} cores: the processor's speeds are as if it were idle, a GPU's are not"
             report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
-        own = dict.fromkeys(study_cost.task_of(run) for runs in studies.values() for run in runs)
+        own = dict.fromkeys(study_cost.trial_task_of(run) for runs in studies.values() for run in runs)
         tasks = [*[task for task in own if task not in self._tasks and network_installed(task)][:2], *self._tasks]
         present = [name for name in self._names if name in self._surveyed]
         for number, name in enumerate(present):
@@ -178,13 +181,13 @@ class _Examiner:
 
     def _patience(self, name: str) -> float:
         """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""
-        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGS
+        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGING_SECONDS
 
     def _check_results(self, name: str, team: TrialProcesses) -> Iterator[MachineCheck]:
         errors = team.ask("sums", patience=self._patience(name))[0]
         worst = max(errors, key=lambda one: errors[one])
         said = f"largest relative error {errors[worst]:.1e} ({worst})"
-        yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT), said, errors)
+        yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT_SUMS), said, errors)
         here = {}
         for task in self._compared:
             here[task.title] = team.ask("training", task, *COMPARED_STEPS, patience=self._patience(name))[0]
@@ -202,7 +205,7 @@ class _Examiner:
         if apart:
             worst = max(apart, key=lambda one: apart[one])
             said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
-            yield MachineCheck(f"{name} against cpu", state_within(apart[worst], ALIKE), said, apart)
+            yield MachineCheck(f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart)
 
     @property
     def _compared(self) -> list[TrialTask]:
@@ -254,7 +257,7 @@ class _Examiner:
         return MeasuredSpeed(name, task, len(answers), batch, train, test, max(a["memory"] for a in answers), reckoned)
 
     def _measure_methods(self, team: TrialProcesses, studies: Mapping[str, Sequence[Experiment]]) -> None:
-        methods = list(dict.fromkeys(study_cost.method_of(run) for runs in studies.values() for run in runs))
+        methods = list(dict.fromkeys(study_cost.method_settings_of(run) for runs in studies.values() for run in runs))
         if methods and self._left > 5:
             self._say("what methods add to a step")
             with suppress(TooSlow):  # then all are taken to cost the same

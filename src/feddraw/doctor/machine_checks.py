@@ -24,8 +24,10 @@ from feddraw.results.environment import installed_version
 from feddraw.system.files import nearest_place
 from feddraw.system.shared_memory import Shared
 
-PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
-PAPER_PREPARED_BYTES = (191_027 + 234 + 112_120) * PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
+DISK_PIXELS, DISK_IMAGES, DISK_BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
+PAPER_PREPARED_BYTES = (
+    191_027 + 234 + 112_120
+) * DISK_PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
 SHARED_BYTES = 1 << 26  # bytes of shared memory that are tried
 DISK_SECONDS = 5.0  # for writing and reading
 
@@ -73,26 +75,26 @@ def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
     """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
     folder = nearest_place(root)
     free = shutil.disk_usage(folder).free
-    if free < 10 * IMAGES * PIXELS**2:
+    if free < 10 * DISK_IMAGES * DISK_PIXELS**2:
         return MachineCheck("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".feddraw-doctor-") as place:
         file = Path(place) / "images.npy"
-        block = np.random.default_rng(0).integers(0, 256, (BATCH, PIXELS, PIXELS), dtype=np.uint8)
+        block = np.random.default_rng(0).integers(0, 256, (DISK_BATCH, DISK_PIXELS, DISK_PIXELS), dtype=np.uint8)
         written, images = _write_speed(file, block, seconds / 2)
         read = _read_speed(file, images, seconds / 2)
     numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
     needed = f"; the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB" if free < PAPER_PREPARED_BYTES else ""
-    rate = f"{1e6 * read / PIXELS**2:,.0f} images of {PIXELS} px a second"
+    rate = f"{1e6 * read / DISK_PIXELS**2:,.0f} images of {DISK_PIXELS} px a second"
     said = f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {rate}{needed}"
     return MachineCheck("cache's disk", "note" if needed else "ok", said, numbers)
 
 
 def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = time.perf_counter(), 0, image_cache.array_header((IMAGES, PIXELS, PIXELS))
+    began, count, header = time.perf_counter(), 0, image_cache.array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS))
     with file.open("wb") as out:
         out.write(header)
-        while count < IMAGES // BATCH:
+        while count < DISK_IMAGES // DISK_BATCH:
             out.write(block.tobytes())
             count += 1
             if time.perf_counter() - began > seconds:
@@ -102,16 +104,16 @@ def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading asks the disk
         written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
-        out.truncate(len(header) + IMAGES * PIXELS**2)
-    return written, count * BATCH
+        out.truncate(len(header) + DISK_IMAGES * DISK_PIXELS**2)
+    return written, count * DISK_BATCH
 
 
 def _read_speed(file: Path, written: int, seconds: float) -> float:
     images = np.load(file, mmap_mode="r", allow_pickle=False)
     order = np.random.default_rng(1).permutation(written)
     began, count = time.perf_counter(), 0
-    for start in range(0, len(order), BATCH):
-        count += int(images[order[start : start + BATCH]].nbytes)
+    for start in range(0, len(order), DISK_BATCH):
+        count += int(images[order[start : start + DISK_BATCH]].nbytes)
         if time.perf_counter() - began > seconds:
             break
     return count / 1e6 / (time.perf_counter() - began)

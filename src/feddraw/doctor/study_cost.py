@@ -103,7 +103,7 @@ def paper_runs() -> list[Experiment]:
     ]
 
 
-def task_of(experiment: Experiment) -> TrialTask:
+def trial_task_of(experiment: Experiment) -> TrialTask:
     """The network and image size of an experiment; its weights cost no time."""
     name, settings = experiment.section("model")
     if name == "densenet121":
@@ -111,7 +111,7 @@ def task_of(experiment: Experiment) -> TrialTask:
     return TrialTask(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))
 
 
-def method_of(experiment: Experiment) -> MethodSettings:
+def method_settings_of(experiment: Experiment) -> MethodSettings:
     name, settings = experiment.section("method")
     return name, tuple(sorted(settings.items()))
 
@@ -175,7 +175,7 @@ def study_cost(
     counted, ways = 0, dict[str, int]()
     known: dict[str, tuple[int, int] | None] = {}
     for run in runs:
-        task, key = task_of(run), repr((run.data, run.scenario, run.rounds, run.training))
+        task, key = trial_task_of(run), repr((run.data, run.scenario, run.rounds, run.training))
         way = fastest_start(task, speeds)
         if key not in known:
             known[key] = images_of_run(run)
@@ -185,7 +185,7 @@ def study_cost(
         ways[way.options] = ways.get(way.options, 0) + 1
         if images is None:
             continue
-        trained = images[0] * factors.get(method_of(run), 1.0)
+        trained = images[0] * factors.get(method_settings_of(run), 1.0)
         took = trained / way.train + images[1] / way.test
         seconds, counted = seconds + took, counted + 1
         longest = max(longest, took * way.train / way.alone)

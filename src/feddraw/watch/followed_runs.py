@@ -32,7 +32,7 @@ RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broke
 
 SKIPPED_FOLDERS = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
 PLAN_FILE = re.compile(r"plan(-\d+-of-\d+)?\.json")
-MOST_RUNS = 5_000
+MOST_FOLLOWED_RUNS = 5_000
 MOST_CLIENTS = 5_000  # of a run that are kept
 SHOWN_CLIENTS = 12  # on the page
 MOST_POINTS = 80  # of a curve in the overview
@@ -108,10 +108,10 @@ class FollowedLedger:
         client, round = naming.line(line["client"])[:200], int(line["round"])
         if client not in self.clients and len(self.clients) >= MOST_CLIENTS:
             return
-        self.clients[client] = max(self.clients.get(client, 0.0), _finite(line["size"]) or 0.0)
+        self.clients[client] = max(self.clients.get(client, 0.0), _as_finite(line["size"]) or 0.0)
         status = line["status"]
         if status.startswith("counted"):
-            self.weights.setdefault(round, {})[client] = _finite(line["weight"]) or 0.0
+            self.weights.setdefault(round, {})[client] = _as_finite(line["weight"]) or 0.0
         if status not in ("counted", "not asked"):
             self.trouble.append((round, client, naming.line(status)[:300]))
 
@@ -222,11 +222,11 @@ class FollowedRun:
         validation = [(one.round, one.validation) for one in self.rounds if one.validation is not None]
         return {
             "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
-            "scenario": _name_in_settings(self.settings, "scenario"), "seed": _finite(self.settings.get("seed")),
+            "scenario": _name_in_settings(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
             "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": self.spent,
             "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
-            "test": _finite(_nested_value(self.metrics, "test", "auc", "macro")),
+            "test": _as_finite(_nested_value(self.metrics, "test", "auc", "macro")),
         }  # fmt: skip
 
     def detail(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class FollowedRun:
             "summary": self.summary(), "at": at, "clients": shown, "all_clients": len(self.ledger.clients),
             "sizes": [self.ledger.clients[name] for name in shown],
             "weights": [[self.ledger.weights.get(t, {}).get(name) for t in at] for name in shown],
-            "client_seconds": [[one and _finite(one.client_seconds.get(name)) for one in lines] for name in shown],
+            "client_seconds": [[one and _as_finite(one.client_seconds.get(name)) for one in lines] for name in shown],
             "validation": [one and one.validation for one in lines], "loss": [one and one.loss for one in lines],
             "seconds": [one and dict(one.seconds) for one in lines],
             "trouble": [{"round": t, "client": c, "status": s} for t, c, s in self.ledger.trouble[-MOST_TROUBLE:]],
@@ -251,15 +251,17 @@ class FollowedRun:
 
 def _followed_round(line: Mapping[str, Any], path: Path) -> FollowedRound:
     validation = line.get("validation") or {}
-    seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _finite(v) is not None and v >= 0}
-    took = {naming.line(str(k))[:200]: v for k, v in line.get("client_seconds", {}).items() if _finite(v) is not None}
+    seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _as_finite(v) is not None and v >= 0}
+    took = {
+        naming.line(str(k))[:200]: v for k, v in line.get("client_seconds", {}).items() if _as_finite(v) is not None
+    }
     written = datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
-    numbers = (_finite(validation.get("macro")), _finite(line.get("loss")))
+    numbers = (_as_finite(validation.get("macro")), _as_finite(line.get("loss")))
     diverged = naming.line(str(line.get("diverged", "")))[:200]
     return FollowedRound(int(line["round"]), *numbers, seconds, took, written, diverged)
 
 
-def _finite(value: Any) -> float | None:
+def _as_finite(value: Any) -> float | None:
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -333,7 +335,7 @@ class FollowedFolder:
             if "experiment.toml" in files or "weights.csv" in files:
                 seen.add(Path(place))
             plans += [Path(place) / name for name in files if PLAN_FILE.fullmatch(name)]
-            if len(seen) >= MOST_RUNS:
+            if len(seen) >= MOST_FOLLOWED_RUNS:
                 break
         gone = self.runs.keys() - seen
         for path in gone:
@@ -354,7 +356,7 @@ class FollowedFolder:
             try:
                 plan = read_json(path)
                 inside = path.parent.relative_to(self.root)
-                names = [str(inside / str(name)) for name in plan["runs"]][:MOST_RUNS]
+                names = [str(inside / str(name)) for name in plan["runs"]][:MOST_FOLLOWED_RUNS]
                 failed = {str(inside / name): naming.line(str(why))[:300] for name, why in plan["failed"].items()}
                 out = {str(inside / str(name)) for name in plan["left_out"]}
                 self.workers += int(plan["workers"])
