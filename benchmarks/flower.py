@@ -25,7 +25,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from feddraw.bench.ratios import Session, ratio, timed
+from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.core import Cohort
 from feddraw.flower import FedDRAW, MethodStrategy, reply_intake
 from feddraw.flower.array_records import model_to_arrays
@@ -73,7 +73,7 @@ def whole(strategy: Any, replies: list[Message]) -> float:
     """Seconds of `aggregate_train`: for ours with the gate and the ledger."""
     model, state = getattr(strategy, "model", None), getattr(strategy, "state", None)
     messages = fresh(replies)
-    seconds = timed(partial(strategy.aggregate_train, 1, messages))
+    seconds = seconds_of(partial(strategy.aggregate_train, 1, messages))
     strategy.model, strategy.state = model, state
     return seconds
 
@@ -158,9 +158,9 @@ def main() -> None:
         "FedDRAW, without the gate": partial(without_gate, ours, replies),
     }
     slow, *others = works
-    samples = Session(blocks).interleave("", works)
+    samples = TimingSession(blocks).interleave("", works)
     for name in others:
-        one = ratio(samples[slow], samples[name])
+        one = ratio_of_times(samples[slow], samples[name])
         print(f"{slow} ÷ {name:<34} {one['median']:6.2f}  [{one['low']:.2f}, {one['high']:.2f}]")
     found = [stages(ours, replies) for _ in range(blocks)]
     for name in found[0]:

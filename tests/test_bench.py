@@ -16,14 +16,18 @@ from feddraw.bench import (
     bare_loops,
     document,
     growth,
+    made_up_model,
     peer_task,
-    peers,
+    printed_table,
+    rivals,
     secure_costs,
     server_memory,
     server_step,
     short_runs,
+    timing,
+    workloads,
 )
-from feddraw.bench.ratios import Session, interval, ratio
+from feddraw.bench.timing import TimingSession, median_interval, ratio_of_times
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 
@@ -31,9 +35,9 @@ TINY = peer_task.PeerTask(hidden=8, clients=2, steps=1)
 
 
 def test_the_interval_of_a_median_leaves_out_what_the_binomial_law_allows():
-    assert interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15}  # 95.9 %; one more would make 88.5 %
-    assert interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6}
-    assert interval([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert median_interval(range(1, 21)) == {"median": 10.5, "low": 6, "high": 15}  # 95.9 %; one more would make 88.5 %
+    assert median_interval(range(1, 7)) == {"median": 3.5, "low": 1, "high": 6}
+    assert median_interval([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
 
 
 def test_blocks_alternate_and_the_first_only_warms_up():
@@ -42,111 +46,116 @@ def test_blocks_alternate_and_the_first_only_warms_up():
     def work_of(name):
         return lambda: order.append(name) or float(len(order))
 
-    samples = Session(blocks=3).interleave("", {"a": work_of("a"), "b": work_of("b")})
+    samples = TimingSession(blocks=3).interleave("", {"a": work_of("a"), "b": work_of("b")})
     assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert samples == {"a": [4, 5, 8], "b": [3, 6, 7]}
-    assert ratio([2, 4, 6], [1, 2, 3])["median"] == 2
+    assert ratio_of_times([2, 4, 6], [1, 2, 3])["median"] == 2
 
 
 def test_the_command_prints_the_keys_of_the_contract_and_why_a_system_is_missing(monkeypatch):
-    monkeypatch.setattr("feddraw.bench.peers._version", lambda python, package: (_ for _ in ()).throw(RunFailed("no")))
+    monkeypatch.setattr(
+        "feddraw.bench.rivals._rival_version", lambda python, package: (_ for _ in ()).throw(RunFailed("no"))
+    )
     shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
     found = json.loads(shown.stdout)
     keys = {"machine", "overhead_serial", "speedup_two_workers", "server_over_floor", "flower_over_ours"}
     assert keys <= found.keys()
     assert found["server_over_floor"].keys() == {"fedavg", "feddraw"}
     assert found["missing"] == {"flower": "no"}
-    assert ("Flower on Ray, two CPUs ÷ ours", "not here", "no", "") in document.lines(found["parts"])
+    assert ("Flower on Ray, two CPUs ÷ ours", "not here", "no", "") in printed_table.printed_rows(found["parts"])
 
 
 def test_figures_of_the_server_become_lines_and_files(tmp_path):
-    part = server_step.measure(Session(blocks=1), parameters=40_000)
-    found = document.document({"server": part})
+    part = server_step.measure_server_step(TimingSession(blocks=1), parameters=40_000)
+    found = document.bench_document({"server": part})
     for one in found["server_over_floor"].values():
         assert one.keys() == {"median", "low", "high"}
         assert 0 < one["low"] <= one["median"] <= one["high"] < math.inf
-    written = document.write(found, tmp_path)
-    assert document.read(tmp_path) == json.loads(json.dumps(found["parts"]))
+    written = document.write_bench_files(found, tmp_path)
+    assert document.read_measured_parts(tmp_path) == json.loads(json.dumps(found["parts"]))
     assert "FedDRAW with gate and ledger" in written[1].read_text()
 
 
 def test_growth_is_drawn(tmp_path):
-    point = growth.run(clients=2, rounds=1, pixels=28, hidden=8, stream=True)
-    part = {"clients": {way: [point | {"value": 2}] for way in growth.WAYS}}
-    found = document.document({"growth": {"blocks": 1} | part})
-    assert [path.name for path in document.write(found, tmp_path)[2:]] == ["growth.svg", "growth.png"]
+    point = growth.run_of_size(clients=2, rounds=1, pixels=28, hidden=8, stream=True)
+    part = {"clients": {way: [point | {"value": 2}] for way in growth.SUMMED}}
+    found = document.bench_document({"growth": {"blocks": 1} | part})
+    assert [path.name for path in document.write_bench_files(found, tmp_path)[2:]] == ["growth.svg", "growth.png"]
     assert all(point[key] > 0 for key in ("seconds", "megabytes", "parameters"))
 
 
 def test_our_round_does_the_peers_steps(monkeypatch):
-    trainer = peers.trainer_of(TINY)
+    trainer = rivals.our_trainer(TINY)
     assert [len(shard) for shard in trainer.shards] == [peer_task.BATCH] * 2
-    with peers.ours(TINY, 1) as own:
+    with rivals.our_round(TINY, 1) as own:
         assert own() > 0
-    pixels, targets = peer_task.pictures(40)
+    pixels, targets = peer_task.random_pictures(40)
     (x, y), _ = peer_task.tensors(TINY)
     np.testing.assert_allclose(x[:, 0], (pixels[:20] / 255 - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
     assert np.array_equal(y, targets[:20])
 
 
 def test_a_peer_that_cannot_be_imported_says_so():
-    rival = peers.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
-    with pytest.raises(RunFailed, match="No such file"), peers.running_peer(rival, sys.executable, TINY):
+    rival = rivals.Rival("Nobody", "flower", "with_nobody.py", "nobody", 1)
+    with pytest.raises(RunFailed, match="No such file"), rivals.running_rival(rival, sys.executable, TINY):
         pass
 
 
 def test_without_a_source_checkout_the_bench_says_that_peers_need_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(peers, "SCRIPTS", tmp_path / "benchmarks" / "peers")
+    monkeypatch.setattr(rivals, "RIVAL_SCRIPTS", tmp_path / "benchmarks" / "peers")
     shown = CliRunner().invoke(app, ["bench", "--only", "flower", "--quick", "--json"])
     assert "run feddraw bench from a checkout" in json.loads(shown.stdout)["missing"]["flower"]
 
 
 def test_every_peers_script_is_in_the_checkout_and_finds_its_work(monkeypatch, tmp_path):
-    assert {rival.script for rival in peers.RIVALS.values()} <= {path.name for path in peers.SCRIPTS.iterdir()}
+    assert {rival.script for rival in rivals.RIVALS.values()} <= {path.name for path in rivals.RIVAL_SCRIPTS.iterdir()}
     scripts = tmp_path / "peers"
     scripts.mkdir()
     (scripts / "echo.py").write_text(
         "from peer_task import Bench, task\nassert task().clients == 2\nfor _ in Bench().rounds(): pass\n"
     )
-    monkeypatch.setattr(peers, "SCRIPTS", scripts)
-    with peers.running_peer(peers.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
+    monkeypatch.setattr(rivals, "RIVAL_SCRIPTS", scripts)
+    with rivals.running_rival(rivals.Rival("echo", "", "echo.py", "", 1), sys.executable, TINY) as peer:
         assert peer.round() >= 0
 
 
 def test_a_server_of_many_streams_in_little_memory():
-    few, many = (server_memory.serve(clients, 1, server_memory.network(40_000)) for clients in (2, 20))
+    few, many = (
+        server_memory.server_memory_of_round(clients, 1, made_up_model.made_up_model(40_000)) for clients in (2, 20)
+    )
     assert few["megabytes"] > 0
     assert many["megabytes"] < few["megabytes"] + 20
-    assert server_memory.child("feddraw.bench.server_memory", "2")["seconds"] > 0  # as docs/howto.md calls it
+    found = timing.measured_in_own_process("feddraw.bench.server_memory", "2")  # as docs/howto.md calls it
+    assert found["seconds"] > 0
 
 
 def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match="rounds"):
-        document.chosen(["round"])
+        document.chosen_parts(["round"])
     (tmp_path / "bench.json").write_text("{}")
     with pytest.raises(UserError, match="not a document"):
-        document.read(tmp_path)
-    assert document.chosen(["rivals"]) == list(peers.RIVALS)
+        document.read_measured_parts(tmp_path)
+    assert document.chosen_parts(["rivals"]) == list(rivals.RIVALS)
 
 
 def test_the_page_shows_the_figures_of_the_file_beside_it():
     docs = Path(__file__).parent.parent / "docs"
     measured = json.loads((docs / "data" / "bench.json").read_text())
-    assert document.markdown(measured) in (docs / "scale.md").read_text()
+    assert printed_table.bench_markdown(measured) in (docs / "scale.md").read_text()
     for key in ("overhead_serial", "speedup_two_workers", "flower_over_ours"):
         assert measured[key].keys() == {"median", "low", "high"}
 
 
 def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
-    part = secure_costs.measure(Session(blocks=1, quick=True), parameters=40_000, counts=(3, 4))
-    found = document.document({"secure": {"blocks": 1} | part})
-    table = {what: (figure, bar) for what, figure, _, bar in document.lines(found["parts"])}
+    part = secure_costs.measure_secure_costs(TimingSession(blocks=1, quick=True), parameters=40_000, counts=(3, 4))
+    found = document.bench_document({"secure": {"blocks": 1} | part})
+    table = {what: (figure, bar) for what, figure, _, bar in printed_table.printed_rows(found["parts"])}
     bars = {bar for _, bar in table.values()} - {""}
     assert bars == {"at most 1.5", "at least 200", "at most 1.1", "at most 2"}
     assert float(table["bytes up and down of a secure round ÷ a plain one"][0]) > 1
     assert part["in_process"]["megabytes"]["secure"]["up"] > part["in_process"]["megabytes"]["plain"]["up"]
     assert part["memory"].keys() == {"3", "4"}
-    assert document.write(found, tmp_path)
+    assert document.write_bench_files(found, tmp_path)
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
@@ -157,17 +166,17 @@ def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took
     here, there = multiprocessing.Pipe()
     here.send(True)
     here.send(False)
-    bare_loops._serve_bare(there, bare_loops.Workload("tiny", "compact", 16, 3, 1, 4), 0)
+    bare_loops._bare_process(there, workloads.Workload("tiny", "compact", 16, 3, 1, 4), 0)
     assert here.recv() > 0
     assert seen == [2]
 
 
 def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_path):
     monkeypatch.setattr(short_runs, "belong_to_parent", lambda: None)
-    given = short_runs.experiments(2)
+    given = short_runs.short_experiments(2)
     assert [experiment.seed for experiment in given] == [0, 1]
     here, there = multiprocessing.Pipe()
-    short_runs._script(there, [given[0].table()], str(tmp_path))
+    short_runs._script_of_short_runs(there, [given[0].table()], str(tmp_path))
     assert here.recv()
     assert (tmp_path / "0" / "metrics.json").is_file()
 
@@ -175,10 +184,10 @@ def test_scripts_and_studies_of_short_runs_have_the_same_work(monkeypatch, tmp_p
 def test_two_processes_beside_ours_become_lines():
     one = {"median": 1.0, "low": 0.9, "high": 1.1}
     rounds = {"small": {"title": "t", "overhead_serial": one, "speedup_two_workers": one}}
-    assert not [line for line in document.lines({"rounds": rounds}) if "bare processes" in line[0]]
+    assert not [line for line in printed_table.printed_rows({"rounds": rounds}) if "bare processes" in line[0]]
     rounds["small"]["two_bare_over_two_workers"] = one
     study = {"title": "40 runs", "two_scripts_over_study": one}
-    lines = document.lines({"rounds": rounds, "study": study})
+    lines = printed_table.printed_rows({"rounds": rounds, "study": study})
     assert [line[3] for line in lines if "two bare processes" in line[0] or "two scripts" in line[0]] == [
         "at least 0.97", "at least 0.97",
     ]  # fmt: skip

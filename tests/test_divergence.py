@@ -15,7 +15,7 @@ from feddraw.analysis.bootstrap import weighted_auc
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.analysis.metrics import not_finite
 from feddraw.cli import app
-from feddraw.cli.run import line
+from feddraw.cli.run import round_line
 from feddraw.engines.serial import Serial
 from feddraw.experiment import running
 from feddraw.experiment.running import run
@@ -71,8 +71,8 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
     assert metrics["diverged"] == {"round": 1, "why": second["diverged"]}
     assert metrics["test"]["auc"]["macro"] is metrics["test"]["gm"]["macro"] is None
     assert metrics["test"]["undefined"] == metrics["test"]["not_finite"] == findings
-    assert "validation AUC undefined" in line(results[1])
-    assert "diverged: the model's scores" in line(results[1])
+    assert "validation AUC undefined" in round_line(results[1])
+    assert "diverged: the model's scores" in round_line(results[1])
     board = scalars(results[1])
     assert board["validation/findings without AUC"] == len(findings)
     assert "validation/AUC" not in board
@@ -102,7 +102,7 @@ def test_a_run_whose_updates_are_all_refused_keeps_its_model_and_says_so(tmp_pat
     assert metrics["diverged"] == {"round": 0, "why": "every update was refused, because none was finite"}
     assert np.isfinite(results[-1].model.params).all()
     assert metrics["test"]["auc"]["macro"] is not None  # of the model that nobody has moved
-    assert "loss undefined" in line(results[0])
+    assert "loss undefined" in round_line(results[0])
 
 
 def test_a_round_has_not_diverged_while_one_update_is_finite_or_nobody_answered() -> None:

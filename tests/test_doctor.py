@@ -14,36 +14,46 @@ import pytest
 import torch
 
 from feddraw.cli import main
-from feddraw.doctor import checks, cost, examination
-from feddraw.doctor.checks import Check
-from feddraw.doctor.cost import Speed, best, extrapolated, images_of, paper, task_of, usable
-from feddraw.doctor.device_trial import Examined, Task, Team, TooSlow, relative
-from feddraw.doctor.examination import LARGE, SMALL, Examination, examine
+from feddraw.doctor import examination, machine_checks, study_cost
+from feddraw.doctor.device_trial import DeviceTrial, TooSlow, TrialProcesses, TrialTask, apart_after_training
+from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, MachineExamination, examine_machine
+from feddraw.doctor.machine_checks import MachineCheck
+from feddraw.doctor.study_cost import (
+    MeasuredSpeed,
+    extrapolated_speeds,
+    fastest_start,
+    images_of_run,
+    paper_runs,
+    speeds_with_room,
+    trial_task_of,
+)
 from feddraw.errors import RunFailed
 from feddraw.study.plan import read_study
 from feddraw.training.devices import WorkerPlace
 from small import small
 
 ROOT = Path(__file__).parent.parent
-TINY = Task("compact", 32, (("growth", 8),))
+TINY = TrialTask("compact", 32, (("growth", 8),))
 
 
-def speed(device: str = "cpu", task: Task = SMALL, workers: int = 1, train: float = 10.0, **more: Any) -> Speed:
+def speed(
+    device: str = "cpu", task: TrialTask = SMALL_TASK, workers: int = 1, train: float = 10.0, **more: Any
+) -> MeasuredSpeed:
     about: dict[str, Any] = {"batch": 64, "test": 4 * train, "memory": 10**9, "reckoned": 2 * 10**9} | more
-    return Speed(device, task, workers, train=train, **about)
+    return MeasuredSpeed(device, task, workers, train=train, **about)
 
 
 # ---------------------------------------------------------------------------------------------------- a device
 
 
 def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> None:
-    here, there = Examined("cpu"), Examined("cpu:1")
+    here, there = DeviceTrial("cpu"), DeviceTrial("cpu:1")
     assert max(here.sums().values()) < 1e-5
     first, second = (one.training(TINY, 4, 2) for one in (here, there))
     assert first["digests"] == second["digests"]
     assert first["digests"][0] == first["digests"][1]
-    assert relative(second, first) == 0
-    assert relative({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
+    assert apart_after_training(second, first) == 0
+    assert apart_after_training({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
     batch = there.ready(TINY)["batch"]
     found = there.speed(TINY, batch, 0.2)
     assert found["train"] > 0
@@ -53,12 +63,12 @@ def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> N
 
 
 def test_what_a_method_adds_to_a_step_is_measured() -> None:
-    plain, moon = Examined("cpu").factors([("uniform", ()), ("moon", ())])["factors"]
+    plain, moon = DeviceTrial("cpu").factors([("uniform", ()), ("moon", ())])["factors"]
     assert 1 <= plain < moon  # two more networks see each image
 
 
 def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
-    with Team([WorkerPlace("cpu:3")]) as team:
+    with TrialProcesses([WorkerPlace("cpu:3")]) as team:
         with pytest.raises(RunFailed, match="cpu:3: AttributeError"):
             team.ask("nothing of the kind")
         with pytest.raises(TooSlow, match="cpu:3: no answer within 0 s"):
@@ -106,23 +116,23 @@ GOOD: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examination]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
     """An examination of a machine with a GPU that answers as told."""
     memory = {"memory": 24 * 10**9, "free": 24 * 10**9}
     about = {"cuda:0": {"type": "cuda", "name": "A GPU", "capability": "8.0"} | memory, "cpu": {"type": "cpu"} | memory}
     monkeypatch.setattr(examination, "survey_devices_apart", lambda names: {name: about[name] for name in names})
-    monkeypatch.setattr(examination, "usual_devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(examination, "devices_to_examine", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(examination, "check_machine", lambda: [])
-    monkeypatch.setattr(examination, "Team", Played)
+    monkeypatch.setattr(examination, "TrialProcesses", Played)
 
-    def examined(**answers: Callable[[str], Any]) -> Examination:
+    def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine(studies={"paper": paper()}, tasks=(SMALL, LARGE))
+        return examine_machine(studies={"paper": paper_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
 
     return examined
 
 
-def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Examination]) -> None:
+def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., MachineExamination]) -> None:
     found = gpu()
     assert not found.broken
     said = {check.what: (check.state, check.said) for check in found.checks}
@@ -146,12 +156,12 @@ def test_a_good_gpu_is_found_good_and_the_study_goes_there(gpu: Callable[..., Ex
     ],
 )
 def test_a_gpu_that_computes_something_else_is_broken(
-    gpu: Callable[..., Examination], answers: dict[str, Any], broken: list[str]
+    gpu: Callable[..., MachineExamination], answers: dict[str, Any], broken: list[str]
 ) -> None:
     assert [check.what for check in gpu(**answers).broken] == broken
 
 
-def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., Examination]) -> None:
+def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Callable[..., MachineExamination]) -> None:
     def fail(device: str) -> Any:
         if device == "cuda:0":
             raise RunFailed("cuda:0: OutOfMemory: cuda:0 (24 GB) ran out of memory")
@@ -162,25 +172,27 @@ def test_a_gpu_that_fails_at_work_is_broken_and_the_others_are_examined(gpu: Cal
     assert {one.device for one in found.speeds} == {"cpu"}
 
 
-def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., Examination]) -> None:
+def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callable[..., MachineExamination]) -> None:
     varies = {"digests": ["a", "b"], "inexact": ["max_pool2d_with_indices_backward_cuda"]}
     found = gpu(training=lambda device: GOOD["training"](device) | (varies if device == "cuda:0" else {}))
     (note,) = [check for check in found.checks if check.what == "cuda:0 repeats"]
     assert (note.state, "max_pool2d_with_indices_backward_cuda" in note.said) == ("note", True)
 
 
-def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., Examination]) -> None:
+def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -> None:
     def slow(device: str) -> Any:
         raise TooSlow(f"{device}: no answer")
 
     found = gpu(ready=slow)
     assert not found.broken
     assert not found.speeds
-    assert Check("paper", "note", "its network was not timed: --seconds gives more") in found.checks
+    assert MachineCheck("paper", "note", "its network was not timed: --seconds gives more") in found.checks
     assert "--seconds gives more" in next(check.said for check in found.checks if check.what == "cpu speed")
 
 
-def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(gpu: Callable[..., Examination]) -> None:
+def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
+    gpu: Callable[..., MachineExamination],
+) -> None:
     def slow(device: str) -> Any:
         raise TooSlow(f"{device}: no answer within 60 s")
 
@@ -193,53 +205,53 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(gpu: C
 
 def test_the_papers_matrix_is_that_of_its_file() -> None:
     file = [planned.experiment for planned in read_study(ROOT / "studies" / "paper.toml")]
-    ours = paper()
+    ours = paper_runs()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
-    assert {task_of(run) for run in ours} == {task_of(run) for run in file} == {LARGE}
+    assert {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
     plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
-    assert {images_of(run) for run in plain[0]} == {images_of(run) for run in plain[1]}
+    assert {images_of_run(run) for run in plain[0]} == {images_of_run(run) for run in plain[1]}
 
 
 def test_a_runs_images_are_counted_from_its_settings() -> None:
     run = small(rounds=3).with_settings({"training.epochs": 2})
-    assert images_of(run) == (240 * 2 * 3, 80 * 3 + 80)
-    assert images_of(run.with_settings({"training.steps": 5})) is None
-    part = cost.paper()[0]  # CHX-1: 35,000 of 191,027 are dealt
-    assert images_of(part) == (35_000 * 2 * 15, 202 * 15 + 518)
-    assert images_of(run.with_settings({"data": "some/table.csv"})) is None
+    assert images_of_run(run) == (240 * 2 * 3, 80 * 3 + 80)
+    assert images_of_run(run.with_settings({"training.steps": 5})) is None
+    part = study_cost.paper_runs()[0]  # CHX-1: 35,000 of 191,027 are dealt
+    assert images_of_run(part) == (35_000 * 2 * 15, 202 * 15 + 518)
+    assert images_of_run(run.with_settings({"data": "some/table.csv"})) is None
 
 
 def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> None:
     run = small(rounds=3)
     speeds = [
-        speed(task=task_of(run), train=10.0, test=40.0),
-        speed(task=task_of(run), workers=2, train=16.0, test=64.0),
+        speed(task=trial_task_of(run), train=10.0, test=40.0),
+        speed(task=trial_task_of(run), workers=2, train=16.0, test=64.0),
     ]
-    found = cost.cost([run] * 4, speeds, {cost.method_of(run): 1.5})
+    found = study_cost.study_cost([run] * 4, speeds, {study_cost.method_settings_of(run): 1.5})
     assert found is not None
     one = 1.5 * 720 / 16 + 320 / 64
     assert found.seconds == pytest.approx(4 * one)
     assert found.longest == pytest.approx(2 * one)
     assert found.table()["options"] == "--workers 2"
-    assert cost.cost([small(**{"model": "densenet121"})], speeds, {}) is None
+    assert study_cost.study_cost([small(**{"model": "densenet121"})], speeds, {}) is None
 
 
 def test_gpus_are_used_together_and_the_processor_only_where_it_is_faster() -> None:
     speeds = [speed(train=30.0), speed("cuda:0", train=20.0), speed("cuda:1", workers=2, train=25.0)]
-    found = best(SMALL, speeds)
+    found = fastest_start(SMALL_TASK, speeds)
     assert found is not None
     assert (found.options, found.train) == ("--devices cuda:0,cuda:1 --workers 3", 45.0)
-    assert best(SMALL, [speed(train=50.0), *speeds]).options == "--workers 1"  # type: ignore[union-attr]
+    assert fastest_start(SMALL_TASK, [speed(train=50.0), *speeds]).options == "--workers 1"  # type: ignore[union-attr]
 
 
 def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_holds_them() -> None:
-    timed = [speed(), speed(task=LARGE, train=1.0, reckoned=11 * 10**9), speed(workers=2, train=18.0)]
-    found = extrapolated(timed)
+    timed = [speed(), speed(task=LARGE_TASK, train=1.0, reckoned=11 * 10**9), speed(workers=2, train=18.0)]
+    found = extrapolated_speeds(timed)
     (added,) = found[3:]
-    assert (added.task, added.workers, round(added.train, 6)) == (LARGE, 2, 1.8)
-    assert len(usable(found, {"cpu": 23 * 10**9})) == 4
-    assert [one.task for one in usable(found, {"cpu": 20 * 10**9})] == [SMALL, LARGE, SMALL]
+    assert (added.task, added.workers, round(added.train, 6)) == (LARGE_TASK, 2, 1.8)
+    assert len(speeds_with_room(found, {"cpu": 23 * 10**9})) == 4
+    assert [one.task for one in speeds_with_room(found, {"cpu": 20 * 10**9})] == [SMALL_TASK, LARGE_TASK, SMALL_TASK]
 
 
 # ---------------------------------------------------------------------------------------------------- the machine
@@ -247,33 +259,39 @@ def test_several_workers_that_were_not_timed_gain_what_others_gain_if_memory_hol
 
 def test_versions_are_those_of_the_constraints() -> None:
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    assert {name: pinned[name] for name in checks.TESTED} == checks.TESTED
+    assert {name: pinned[name] for name in machine_checks.TESTED_VERSIONS} == machine_checks.TESTED_VERSIONS
 
 
 def test_versions_that_differ_are_noted_and_those_that_cannot_work_are_broken() -> None:
-    assert checks.compare("torch", "2.13.0", "2.13.4+cu128") is None
-    assert checks.compare("torch", "2.13.0", "2.9.1") == Check("torch", "note", "2.9.1, tested with 2.13.0")
-    assert checks.compare("torch", "2.13.0", "2.1.0") == Check("torch", "broken", "2.1.0: feddraw needs 2.4 or later")
-    assert checks.compare("monai", "1.5.1", "").state == "note"  # type: ignore[union-attr]
-    assert checks.compare("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
+    assert machine_checks.check_version("torch", "2.13.0", "2.13.4+cu128") is None
+    assert machine_checks.check_version("torch", "2.13.0", "2.9.1") == MachineCheck(
+        "torch", "note", "2.9.1, tested with 2.13.0"
+    )
+    assert machine_checks.check_version("torch", "2.13.0", "2.1.0") == MachineCheck(
+        "torch", "broken", "2.1.0: feddraw needs 2.4 or later"
+    )
+    assert machine_checks.check_version("monai", "1.5.1", "").state == "note"  # type: ignore[union-attr]
+    assert machine_checks.check_version("numpy", "2.4.6", "").state == "broken"  # type: ignore[union-attr]
 
 
 def test_a_folder_that_cannot_be_written_to_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.writable("cache folder", tmp_path / "not" / "there").state == "ok"
+    assert machine_checks.check_writable("cache folder", tmp_path / "not" / "there").state == "ok"
 
     def refuse(**_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    found = checks.writable("cache folder", tmp_path)
-    assert found == Check("cache folder", "broken", f"{tmp_path}: Permission denied; FEDDRAW_CACHE names another")
+    found = machine_checks.check_writable("cache folder", tmp_path)
+    assert found == MachineCheck(
+        "cache folder", "broken", f"{tmp_path}: Permission denied; FEDDRAW_CACHE names another"
+    )
 
 
 def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
-    found = checks.disk(tmp_path, 0.5)
+    found = machine_checks.check_disk_speed(tmp_path, 0.5)
     assert min(found.numbers["write_mb_s"], found.numbers["read_mb_s"]) > 0
     assert not list(tmp_path.iterdir())
-    assert checks.shared_memory().state in ("ok", "note")
+    assert machine_checks.check_shared_memory().state in ("ok", "note")
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -284,9 +302,9 @@ def test_the_disk_is_measured_and_nothing_stays_on_it(tmp_path: Path) -> None:
 def test_the_command_exits_with_one_for_what_is_broken(
     state: Any, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Examination(0.0, {}, [Check("cuda:0 sums", state, "as told")], [speed()])
-    found.costs["paper"] = cost.Cost(480, 0, 1e6, 1e4, {"--workers 2": 480})
-    monkeypatch.setattr(examination, "examine", lambda *_, **__: found)
+    found = MachineExamination(0.0, {}, [MachineCheck("cuda:0 sums", state, "as told")], [speed()])
+    found.costs["paper"] = study_cost.StudyCost(480, 0, 1e6, 1e4, {"--workers 2": 480})
+    monkeypatch.setattr(examination, "examine_machine", lambda *_, **__: found)
     monkeypatch.setattr(sys, "argv", ["feddraw", "doctor", *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -301,5 +319,5 @@ def test_the_command_exits_with_one_for_what_is_broken(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_machine_without_a_gpu_has_one_device() -> None:
-    assert examination.usual_devices()[0] == "cpu"
-    assert not [name for name in examination.usual_devices() if name.startswith("cuda")]
+    assert examination.devices_to_examine()[0] == "cpu"
+    assert not [name for name in examination.devices_to_examine() if name.startswith("cuda")]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from feddraw.errors import UserError
-from feddraw.explorer import page, write
+from feddraw.explorer import explorer_page, write_explorer
 from feddraw.scenarios.paper import PAPER
 from feddraw.schedules import BETA_MAX, ETA, LAM, READINGS
 
@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
 def read() -> Reader:
     reader = Reader()
-    reader.feed(page())
+    reader.feed(explorer_page())
     return reader
 
 
@@ -60,12 +60,12 @@ def test_the_command_writes_one_page_and_writes_it_again(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         assert "feddraw-explorer.html" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["feddraw-explorer.html"]
-    assert (tmp_path / "feddraw-explorer.html").read_text(encoding="utf-8") == page()
+    assert (tmp_path / "feddraw-explorer.html").read_text(encoding="utf-8") == explorer_page()
 
 
 def test_the_page_is_small_and_the_same_every_time() -> None:
-    assert page() == page()
-    assert len(page().encode()) < 120_000
+    assert explorer_page() == explorer_page()
+    assert len(explorer_page().encode()) < 120_000
 
 
 def test_nothing_on_the_page_is_fetched() -> None:
@@ -73,9 +73,11 @@ def test_nothing_on_the_page_is_fetched() -> None:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name) or ""
             assert value.startswith(("#", "data:")) or not value, f"<{tag} {name}={value}>"
-    assert set(re.findall(r"https?://[^\"'\s]+", page())) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(|sendBeacon|WebSocket", page())
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page())
+    assert set(re.findall(r"https?://[^\"'\s]+", explorer_page())) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not an address
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(|sendBeacon|WebSocket", explorer_page())
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", explorer_page())
 
 
 def test_the_policy_allows_this_script_and_no_request() -> None:
@@ -96,7 +98,7 @@ def test_the_paper_s_scenarios_and_settings_are_put_in() -> None:
 
 
 def test_the_page_names_the_authors_and_what_it_is_not() -> None:
-    text = " ".join(page().split())
+    text = " ".join(explorer_page().split())
     for words in ("Maryam Moradpour and Anne-Christin Hauschild", "independent implementation", "not a medical device"):
         assert words in text
 
@@ -122,9 +124,9 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_folder_or_a_name_in_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder: give the name of a file"):
-        write(tmp_path)
+        write_explorer(tmp_path)
     with pytest.raises(UserError, match="there is no folder"):
-        write(tmp_path / "no" / "page.html")
+        write_explorer(tmp_path / "no" / "page.html")
     assert not list(tmp_path.iterdir())
 
 

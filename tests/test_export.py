@@ -25,8 +25,8 @@ from feddraw.results.recorded_run import read_run
 from small import small
 
 EXPERIMENT = small(rounds=2, holdout=0.2, **{"keep.tail": 2})
-needs_onnx = pytest.mark.skipif(not exporting.onnx_file.installed("onnxruntime"), reason="onnxruntime is missing")
-needs_fire = pytest.mark.skipif(not exporting.monai_bundle.installed("fire"), reason="fire or MONAI is missing")
+needs_onnx = pytest.mark.skipif(not exporting.installed("onnxruntime"), reason="onnxruntime is missing")
+needs_fire = pytest.mark.skipif(not exporting.installed("fire"), reason="fire or MONAI is missing")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_a_file_that_scores_differently_stops_the_export(folder: Path, monkeypat
     def wrong(trained, place):
         return lambda pixels: np.full((len(pixels), len(trained.findings)), 0.5, np.float32)
 
-    monkeypatch.setattr(exporting.safetensors_file, "write", wrong)
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", wrong)
     with pytest.raises(RunFailed, match="do not use"):
         exporting.export_run(folder / "run", folder / "wrong", formats=["safetensors"])
 

@@ -32,8 +32,9 @@ SOURCE = Path(feddraw.__file__).parent
 # Below the command line a module's messages reach the user through these commands; all of them must have the option.
 PRINTED_BY = {
     "analysis/statistics_in_words.py": ("stats",),
+    "analysis/tidy_results.py": ("stats",),
     "bench/document.py": ("bench",),
-    "doctor/cost.py": ("study", "compare", "run"),
+    "doctor/study_cost.py": ("study", "compare", "run"),
     "doctor/examination.py": ("doctor",),
     "experiment/settings.py": ("run", "study"),
     "study/preflight.py": ("study",),
@@ -45,7 +46,7 @@ PRINTED_BY = {
     "experiment/trained_model.py": ("predict", "export"),
     "experiment/verify.py": ("verify",),
     "export/run_export.py": ("export",),
-    "explorer/build.py": ("explore",),
+    "explorer/explorer_page.py": ("explore",),
     "flower/app_signatures.py": ("operator sign",),
     "report/writing.py": ("report",),
     "report/evidence.py": ("report",),
@@ -153,9 +154,9 @@ def test_after_ctrl_c_a_command_names_its_own_options_only() -> None:
     for command, text in cli.AFTER_CTRL_C.items():
         assert set(OPTION.findall(text)) <= options(command)
     assert "--resume" in cli.AFTER_CTRL_C["run"]
-    assert cli._command(["data", "--x", "prepare", "nih"]) == "data prepare"
-    assert cli._command(["study", "--workers", "2"]) == "study"
-    assert cli._command([]) == ""
+    assert cli._typed_command(["data", "--x", "prepare", "nih"]) == "data prepare"
+    assert cli._typed_command(["study", "--workers", "2"]) == "study"
+    assert cli._typed_command([]) == ""
 
 
 # ---------------------------------------------------------------------------------------------------- Ctrl-C

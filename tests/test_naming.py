@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from feddraw import naming
 from feddraw.cli import app
-from feddraw.cli.run import line
-from feddraw.cli.show import console, table, words
+from feddraw.cli.run import round_line
+from feddraw.cli.terminal import console, plain_words, table
 from feddraw.data.tables import Sheet
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
@@ -57,19 +57,19 @@ def test_no_name_reaches_a_terminal_as_a_command_or_as_markup(name: str) -> None
         "Result", (), {"weights": {name: 0.5}, "diverged": "", "metrics": {"validation": {"auc": {"macro": 0.5}}}}
     )()
     result.ledger, result.loss, result.round = [entry], 0.1, 0
-    shown = printed(line(result)) + printed(f"client {name}") + printed(table([name, "b"], [[name, name]]))
+    shown = printed(round_line(result)) + printed(f"client {name}") + printed(table([name, "b"], [[name, name]]))
     assert not ACTIVE.search(shown)
-    assert line(result).count("\n") == 0
-    Console(file=io.StringIO()).print(words(name))
+    assert round_line(result).count("\n") == 0
+    Console(file=io.StringIO()).print(plain_words(name))
     assert "[bold]x[/y]" in printed(table(["[bold]x[/y]"], []))
     assert "[bold]x[/y]" in printed("[bold]x[/y]")
 
 
 @pytest.mark.parametrize("name", NASTY)
 def test_an_error_about_a_name_is_one_line_of_plain_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from feddraw.cli import _say
+    from feddraw.cli import _print_error
 
-    _say(f"no '{name}' among the sites", 2)
+    _print_error(f"no '{name}' among the sites", 2)
     assert not ACTIVE.search(capsys.readouterr().err)
 
 

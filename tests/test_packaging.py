@@ -49,7 +49,7 @@ def test_the_wheel_built_from_the_sdist_holds_every_file_of_the_package_and_runs
     code = (
         "import feddraw, feddraw.explorer as e, feddraw.published\n"
         f"assert feddraw.__file__.startswith({str(there)!r})\n"
-        "assert 'CHX-1' in e.page()\n"
+        "assert 'CHX-1' in e.explorer_page()\n"
         "from feddraw.cli import main; import sys; sys.argv = ['feddraw', 'paper', '--json']; main()"
     )
     alone = os.environ | {"PYTHONPATH": str(tmp_path / "alone")}

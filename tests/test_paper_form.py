@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from feddraw.analysis import bootstrap
 from feddraw.analysis.plots import styled
 from feddraw.cli import app
-from feddraw.cli.report import level
+from feddraw.cli.report import significance_level
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
@@ -42,7 +42,7 @@ def document(tmp_path_factory):
                     auc=values["auc"] + nudge, gm=values["gm"] + nudge, sizes=PAPER[scenario.lower()].printed,
                     settings={"data.name": PAPER[scenario.lower()].dataset, "scenario.scale": 1.0},
                 )  # fmt: skip
-    report = examine(collect([folder]), alpha=level("paper"), replicates=0, command="", say=lambda _: None)
+    report = examine(collect([folder]), alpha=significance_level("paper"), replicates=0, command="", say=lambda _: None)
     with styled():
         return compose(report, "The matrix", lambda _: None)
 
@@ -88,9 +88,9 @@ def test_the_four_panels_of_the_paper_are_drawn(document):
 
 
 def test_the_preset_has_the_papers_level_and_an_unknown_one_is_refused():
-    assert (level("paper"), level("laptop"), level("")) == (0.10, 0.05, 0.05)
+    assert (significance_level("paper"), significance_level("laptop"), significance_level("")) == (0.10, 0.05, 0.05)
     with pytest.raises(UserError, match="among the presets"):
-        level("papr")
+        significance_level("papr")
 
 
 def test_a_pdf_without_tex_is_refused_before_anything_is_read(tmp_path, monkeypatch):

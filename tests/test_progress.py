@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from feddraw.cli.progress import clock, duration, times
+from feddraw.cli.progress_bars import as_clock, duration_in_words, elapsed_and_left
 from feddraw.core import Update
 from feddraw.engines.serial import Serial
 from feddraw.experiment import run_progress as metering
@@ -103,7 +103,7 @@ def test_measured_times_say_what_one_run_costs_beside_another():
 
 
 def test_times_are_readable():
-    assert clock(3725) == "1:02:05"
-    assert [duration(seconds) for seconds in (5, 600, 9000)] == ["5 s", "10 min", "2.5 h"]
-    assert times(65, None) == "0:01:05 elapsed, estimating"
-    assert times(65, 5) == "0:01:05 elapsed, 0:00:05 left"
+    assert as_clock(3725) == "1:02:05"
+    assert [duration_in_words(seconds) for seconds in (5, 600, 9000)] == ["5 s", "10 min", "2.5 h"]
+    assert elapsed_and_left(65, None) == "0:01:05 elapsed, estimating"
+    assert elapsed_and_left(65, 5) == "0:01:05 elapsed, 0:00:05 left"

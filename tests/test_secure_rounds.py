@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.cli.listing import methods as listed_methods
+from feddraw.cli.listing import listed_methods
 from feddraw.core import ONE_SUM, Cohort, Local, Method, Model, Server, State, Update, Vector, Weights
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare

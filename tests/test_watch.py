@@ -19,8 +19,8 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.results.run_collection import collect
 from feddraw.watch import followed_runs as following
-from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, Tail
-from feddraw.watch.server import Watch, require_loopback, usual_port
+from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, GrowingFile
+from feddraw.watch.server import WatchServer, require_loopback, usual_watch_port
 from run_folders import make_run
 from small import small
 
@@ -45,7 +45,7 @@ def study(tmp_path):
 
 @pytest.fixture
 def served(study):
-    server = Watch(study, port=0, key=KEY)
+    server = WatchServer(study, port=0, key=KEY)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield server
@@ -74,7 +74,7 @@ def state(server, query="since=-1"):
 
 def test_a_file_is_read_from_where_it_was_left_and_anew_when_it_is_replaced(tmp_path):
     path = tmp_path / "log"
-    tail = Tail(path)
+    tail = GrowingFile(path)
     assert tail.added() == (False, "")
     path.write_text("one\ntw")
     assert tail.added() == (True, "one\n")
@@ -129,7 +129,7 @@ def test_whether_somebody_works_on_a_run_is_seen_without_taking_its_lock(study):
 def test_time_left_is_that_of_the_rounds_to_come_less_what_has_passed():
     run = FollowedRun(following.Path("nowhere"), "run", 0)
     run.total = 10
-    run.rounds = [following.Round(t, 0.5, 1.0, {"training": 20.0}, {}, 1000.0 + 20 * t) for t in range(4)]
+    run.rounds = [following.FollowedRound(t, 0.5, 1.0, {"training": 20.0}, {}, 1000.0 + 20 * t) for t in range(4)]
     assert run.left(1060.0, None) == 120
     assert run.left(1070.0, None) == 110
     assert run.left(9999.0, None) == 100  # a round that takes longer than others may end at any moment
@@ -160,9 +160,9 @@ def test_a_damaged_file_is_told_and_does_not_hide_the_other_runs(study, name, te
     (study / "a_fedavg_seed=0" / name).write_text(text)
     followed = FollowedFolder(study)
     followed.look()
-    from feddraw.watch.overview import overview
+    from feddraw.watch.overview import overview_of_runs
 
-    json.dumps(overview(followed, -1), allow_nan=False)
+    json.dumps(overview_of_runs(followed, -1), allow_nan=False)
     assert [run.state for run in followed.runs.values() if run.method == "feddraw"] == ["finished"]
 
 
@@ -290,20 +290,20 @@ def test_other_interfaces_are_refused_unless_asked_for():
 
 
 def test_a_server_that_is_open_to_others_answers_to_addresses_but_not_to_names(study):
-    with Watch(study, host="0.0.0.0", port=0, key=KEY) as server:
+    with WatchServer(study, host="0.0.0.0", port=0, key=KEY) as server:
         assert server.knows(f"192.168.1.7:{server.server_port}")
         assert not server.knows(f"evil.example:{server.server_port}")
 
 
 def test_a_folder_has_its_own_port_and_another_one_is_taken_when_it_is_used(study):
-    assert usual_port(study) == usual_port(study)
-    with Watch(study, key=KEY) as first, Watch(study, key=KEY) as second:
-        assert first.server_port == usual_port(study)
+    assert usual_watch_port(study) == usual_watch_port(study)
+    with WatchServer(study, key=KEY) as first, WatchServer(study, key=KEY) as second:
+        assert first.server_port == usual_watch_port(study)
         assert second.server_port != first.server_port
         with pytest.raises(UserError, match="choose another --port"):
-            Watch(study, port=first.server_port, key=KEY)
+            WatchServer(study, port=first.server_port, key=KEY)
     with pytest.raises(UserError, match="no folder"):
-        Watch(study / "nothing", key=KEY)
+        WatchServer(study / "nothing", key=KEY)
 
 
 def test_the_command_prints_an_address_that_works_and_ends_with_ctrl_c(study, tmp_path):

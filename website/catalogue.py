@@ -6,8 +6,14 @@ import inspect
 from pathlib import Path
 
 from feddraw import catalog
-from feddraw.cli.listing import needs_of, place_in_mixture
-from feddraw.experiment.method_by_name import brings_training, brings_weighting, method_defaults, without_required
+from feddraw.experiment.method_by_name import (
+    brings_training,
+    brings_weighting,
+    method_defaults,
+    needs_of_method,
+    place_in_mixture,
+    without_required,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -119,7 +125,7 @@ def entry(name: str) -> str:
     settings = without_required(method_defaults(function))
     rows = {
         "in short": catalog.first_doc_line("methods", name),
-        "looks at": needs_of(method),
+        "looks at": needs_of_method(method),
         "asks clients for": ", ".join(method.asks) or "nothing",
         "client sends, keeps": f"{', '.join(['model', *method.sends])}; {', '.join(method.local.keeps) or 'nothing'}",
         "cost of weighing, streams": f"{method.weighting.cost}, {'yes' if method.streams else 'no'}",

@@ -94,7 +94,7 @@ def main() -> None:
     (reference / "cli.md").write_text(cli_page(), encoding="utf-8")
     catalogue.main()
     (reference / "settings.md").write_text(settings_page(), encoding="utf-8")
-    (DOCS / "weight-explorer.html").write_text(explorer.page(), encoding="utf-8")
+    (DOCS / "weight-explorer.html").write_text(explorer.explorer_page(), encoding="utf-8")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = (DOCS.parent / name).read_text(encoding="utf-8").replace("](docs/", "](")  # the site's own pages
         (DOCS / name.lower()).write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from feddraw.explorer import page as whole_page
+from feddraw.explorer import explorer_page as whole_page
 from feddraw.scenarios.paper import PAPER
 from feddraw.schedules import READINGS, schedule
 

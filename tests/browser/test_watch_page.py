@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feddraw.watch import followed_runs as following
-from feddraw.watch.server import Watch
+from feddraw.watch.server import WatchServer
 from run_folders import make_run
 
 KEY = "a key of a test for the watch"
@@ -23,8 +23,8 @@ CLIENTS = ["<b>North</b>", "St-Mary's-hospital-with-quite-a-long-name-without-an
 
 
 @contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[Watch]:
-    server = Watch(folder, port=port, key=KEY)
+def serving(folder: Path, port: int = 0) -> Iterator[WatchServer]:
+    server = WatchServer(folder, port=port, key=KEY)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield server
@@ -61,7 +61,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.close(handle)
 
 
-def opened(new_page: Any, server: Watch, **how: Any) -> Any:
+def opened(new_page: Any, server: WatchServer, **how: Any) -> Any:
     page = new_page(**how, own=server.url.partition("#")[0])
     page.goto(server.url)
     page.wait_for_selector("#detail:not([hidden]) svg")

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-import feddraw.cli.show
+import feddraw.cli.terminal
 import feddraw.data.image_cache
 import feddraw.datasets.phantom
 import feddraw.experiment.running

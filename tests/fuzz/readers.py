@@ -30,8 +30,8 @@ from torch import nn
 
 import tiny
 from feddraw import catalog, participation
-from feddraw.analysis import explain_weights
-from feddraw.cli import stats, weights
+from feddraw.analysis import explain_weights, tidy_results
+from feddraw.cli import weights
 from feddraw.data import corruption, image_cache, imaging, label_cells, npz_archive, own_tables, table_columns, tables
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, nih
@@ -254,9 +254,9 @@ STATISTICS = [
 
 def read_statistics(data: bytes, room: Path) -> object:
     sheet = tables.Sheet.of(written(data, room / "results.csv"))
-    columns = stats._value_columns(sheet, {"scenario", "method", "seed"})
+    columns = tidy_results.value_columns(sheet, {"scenario", "method", "seed"})
     over = "seed" if "seed" in sheet.header else ""
-    return [stats.read_table(sheet, "scenario", "method", column, over) for column in columns]
+    return [tidy_results.read_tidy_table(sheet, "scenario", "method", column, over) for column in columns]
 
 
 SIMILARITIES = [b"C1,C2\n1,1\n.5,1\n.2,1\n", b"0.9,0.8,1\n1,1,1\n"]
@@ -823,7 +823,8 @@ def targets(room: Path) -> list[Target]:
         Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
         Target(
             "tables of results", read_statistics, ONE_LINE, STATISTICS,
-            [*named(stats, "read_table _number _value_columns"), *named(tables.Sheet, "rows column of")], TABLE_WORDS,
+            [*named(tidy_results, "read_tidy_table _tidy_value value_columns"), *named(tables.Sheet, "rows column of")],
+            TABLE_WORDS,
         ),
         Target(
             "tables of studies", read_done, ONE_LINE, DONE,

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -339,3 +340,25 @@ def _pairs(table: Table, ranks: Floats, reach: float, lower_is_better: bool) -> 
             ties=len(ranks) - better - worse,
             losses=worse,
         )
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios agree."""
+    table, test = comparison.table, comparison.friedman
+    f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
+    return {
+        "scenarios": list(table.scenarios),
+        "methods": list(table.methods),
+        "ranks": replace(table, values=comparison.ranks).rows(),
+        "average_ranks": comparison.average_ranks,
+        "first_places": comparison.first_places,
+        "friedman": {
+            "statistic": test.statistic,
+            "degrees": test.degrees,
+            "p": test.p,
+            "iman_davenport": {"statistic": f_statistic, "degrees": list(test.f_degrees), "p": test.f_p},
+        },
+        "critical_difference": comparison.difference,
+        "groups": [list(group) for group in comparison.groups],
+        "pairs": [asdict(pair) for pair in comparison.pairs],
+    }

@@ -14,37 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddraw.bench.ratios import Session, timed
-from feddraw.bench.server_memory import child
-from feddraw.bench.server_step import names_of
+from feddraw.bench.made_up_model import client_names
+from feddraw.bench.timing import TimingSession, measured_in_own_process, seconds_of
 from feddraw.system.workers import peak_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-USUAL = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}  # a point that all lines go through, or nearly
+USUAL_SIZES = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}  # a point that all lines go through, or nearly
 GROWING: Mapping[str, Sequence[int]] = {
     "clients": (10, 100, 1000),
     "rounds": (1, 4, 16),
     "pixels": (28, 84, 224),
     "hidden": (32, 400, 4400),
 }
-LABELS = {"clients": "clients", "rounds": "rounds", "pixels": "pixels across", "hidden": "million parameters"}
-WAYS = {"all at once": False, "streaming": True}
+AXIS_LABELS = {"clients": "clients", "rounds": "rounds", "pixels": "pixels across", "hidden": "million parameters"}
+SUMMED = {"all at once": False, "streaming": True}
 
 
-def measure(session: Session) -> dict[str, Any]:
+def measure_growth(session: TimingSession) -> dict[str, Any]:
     """Seconds of the run and peak megabytes, by what grows and how updates are summed."""
     kinds = {name: values[:2] if session.quick else values for name, values in GROWING.items()}
-    points = [(name, way, value) for name, values in kinds.items() for way in WAYS for value in values]
-    found: dict[str, Any] = {name: {way: [] for way in WAYS} for name in kinds}
+    points = [(name, way, value) for name, values in kinds.items() for way in SUMMED for value in values]
+    found: dict[str, Any] = {name: {way: [] for way in SUMMED} for name in kinds}
     for name, way, value in session.each("growth: time and memory of the serial engine", points):
-        wanted = USUAL | {name: value, "stream": WAYS[way]}
-        found[name][way].append({"value": value} | child("feddraw.bench.growth", json.dumps(wanted)))
+        wanted = USUAL_SIZES | {name: value, "stream": SUMMED[way]}
+        found[name][way].append({"value": value} | measured_in_own_process("feddraw.bench.growth", json.dumps(wanted)))
     return found
 
 
-def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
+def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> dict[str, float]:
     """A run of the serial engine, one step of twenty images per client and round."""
     from feddraw.bench import peer_task
     from feddraw.engines.serial import Serial
@@ -55,22 +54,22 @@ def run(clients: int, rounds: int, pixels: int, hidden: int, stream: bool) -> di
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples, build = Examples(*peer_task.pictures(20 * clients, pixels)), partial(peer_task.build, hidden, pixels)
+    examples, build = (
+        Examples(*peer_task.random_pictures(20 * clients, pixels)),
+        partial(peer_task.build_net, hidden, pixels),
+    )
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
-    model, names = initial_model(build, 0), names_of(clients)
+    model, names = initial_model(build, 0), client_names(clients)
     sizes = [20] * clients if stream else None
     engine = Serial(trainer)
     next(federate(model, feddraw(), engine, names[:2], rounds=rounds, seed=0, sizes=sizes))  # torch is slow at first
     loop = federate(model, feddraw(), engine, names, rounds=rounds, seed=0, sizes=sizes)
-    seconds = timed(lambda: [None for _ in loop])
+    seconds = seconds_of(lambda: [None for _ in loop])
     return {"seconds": seconds, "megabytes": peak_memory() / 2**20, "parameters": len(model.params)}
 
 
-# ---------------------------------------------------------------------------------------------------- the figure
-
-
-def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """growth.svg and growth.png: time above, memory below."""
     from matplotlib.figure import Figure
 
@@ -82,14 +81,14 @@ def draw(found: Mapping[str, Any], folder: Path) -> list[Path]:
         grid = figure.subplots(2, len(found), squeeze=False)
         for column, (name, ways) in enumerate(found.items()):
             for row, (key, label) in enumerate({"seconds": "seconds", "megabytes": "peak MB"}.items()):
-                _panel(grid[row][column], name, ways, key, label if column == 0 else "")
+                _growth_panel(grid[row][column], name, ways, key, label if column == 0 else "")
         draw_legend(grid[0][0])
         for path in paths:
             save(figure, path)
     return paths
 
 
-def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
+def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
 
     from feddraw.analysis.plots import look
@@ -103,7 +102,7 @@ def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str)
         axes.set_yscale("log")
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-        axes.set_xlabel(LABELS[name])
+        axes.set_xlabel(AXIS_LABELS[name])
     for axis, form in ((axes.xaxis, "{x:.2g}" if name == "hidden" else "{x:g}"), (axes.yaxis, "{x:g}")):
         axis.set_major_formatter(StrMethodFormatter(form))  # powers of ten would be markup
         axis.set_minor_formatter(NullFormatter())
@@ -111,4 +110,4 @@ def _panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str)
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(**json.loads(sys.argv[1]))))
+    print(json.dumps(run_of_size(**json.loads(sys.argv[1]))))

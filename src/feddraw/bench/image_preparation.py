@@ -12,39 +12,39 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from feddraw.bench.ratios import Session, ratio, timed
+from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
 from feddraw.data.dataset_from_table import stamp
 from feddraw.data.image_cache import Files, prepare
 from feddraw.data.imaging import Recipe
 from feddraw.datasets.phantom import phantom
 
-PIXELS, DRAWN = 224, 48
+PIXELS, PHANTOMS = 224, 48
 
 
-def measure(session: Session) -> dict[str, Any]:
+def measure_image_preparation(session: TimingSession) -> dict[str, Any]:
     """Images a second with one worker and with two, starting the workers included, and the ratio."""
     images = 240 if session.quick else 1600
     with tempfile.TemporaryDirectory() as folder:
-        files = _jpegs(Path(folder), images)
-        works = {"one": partial(_prepare, files, 1), "two": partial(_prepare, files, 2)}
+        files = _save_jpegs(Path(folder), images)
+        works = {"one": partial(_seconds_of_preparation, files, 1), "two": partial(_seconds_of_preparation, files, 2)}
         what = f"preparation: {images:,} images at {PIXELS} px with CLAHE"
         samples = session.interleave(what, works, max(1, session.blocks // 3))
     return {
         "title": what.partition(": ")[2],
         "images_per_second": {name: images / float(np.median(seconds)) for name, seconds in samples.items()},
-        "speedup_two_workers": ratio(samples["one"], samples["two"]),
+        "speedup_two_workers": ratio_of_times(samples["one"], samples["two"]),
     }
 
 
-def _jpegs(folder: Path, images: int) -> Files:
-    drawn = phantom(PIXELS, train=DRAWN, validation=0, test=0).images
+def _save_jpegs(folder: Path, images: int) -> Files:
+    drawn = phantom(PIXELS, train=PHANTOMS, validation=0, test=0).images
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
-        Image.fromarray(drawn[number % DRAWN]).resize((390, 320)).save(folder / name, quality=90)
+        Image.fromarray(drawn[number % PHANTOMS]).resize((390, 320)).save(folder / name, quality=90)
     return Files(folder, names, tuple(found for name in names if (found := stamp(folder / name))))
 
 
-def _prepare(files: Files, workers: int) -> float:
+def _seconds_of_preparation(files: Files, workers: int) -> float:
     """Into a cache that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
-        return timed(lambda: prepare(files, Recipe(PIXELS, clahe=True), "bench", workers))
+        return seconds_of(lambda: prepare(files, Recipe(PIXELS, clahe=True), "bench", workers))

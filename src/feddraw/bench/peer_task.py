@@ -67,21 +67,21 @@ class Net(nn.Module):
         return logits
 
 
-def pictures(images: int, side: int = PIXELS, labels: int = LABELS) -> tuple[np.ndarray, np.ndarray]:
+def random_pictures(images: int, side: int = PIXELS, labels: int = LABELS) -> tuple[np.ndarray, np.ndarray]:
     """Random ones, as they would lie on a disk."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, side, side), dtype=np.uint8)
     return pixels, rng.integers(0, 2, (images, labels)).astype(np.float32)
 
 
-def build(hidden: int, pixels: int = PIXELS) -> tuple[nn.Module, str]:
+def build_net(hidden: int, pixels: int = PIXELS) -> tuple[nn.Module, str]:
     """The network and the name of its classifier, as feddraw takes them."""
     return Net(hidden, pixels), Net.classifier_name
 
 
 def tensors(task: PeerTask) -> list[tuple[Tensor, Tensor]]:
     """Each client's images and targets, normalised once: peers need not do that in a round."""
-    pixels, targets = pictures(task.clients * task.images)
+    pixels, targets = random_pictures(task.clients * task.images)
     x = torch.from_numpy(pixels).unsqueeze(1).float().div_(255).sub_(0.5).div_(0.25)
     y = torch.from_numpy(targets)
     return [(x[i : i + task.images], y[i : i + task.images]) for i in range(0, len(x), task.images)]

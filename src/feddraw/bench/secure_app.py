@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddraw.bench.server_step import CLIENTS, network
+from feddraw.bench.made_up_model import CLIENTS, made_up_model
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.secure_site import secure_where_keyed
 from feddraw.flower.strategy import FedDRAW
@@ -25,7 +25,7 @@ app = ClientApp(mods=[secure_where_keyed])
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
+def answer_untrained(message: Message, context: Context) -> Message:
     """The model that came, moved a little."""
     number, sent = int(context.node_config["partition-id"]), message.content.array_records["arrays"]
     times = np.float32(1 + 1e-4 * (number + 1))
@@ -44,22 +44,22 @@ def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool)
         secure=secure,
         on_round=lambda _: ends.append(time.perf_counter()),
     )
-    strategy.start(grid, model_to_arrays(network(parameters)), rounds, timeout=900)
+    strategy.start(grid, model_to_arrays(made_up_model(parameters)), rounds, timeout=900)
     if any(len(done.weights) < CLIENTS for done in strategy.history):
         raise RuntimeError(f"not all clients counted: {strategy.history[-1].ledger}")
     return np.diff(ends).tolist()
 
 
-def bytes_in(message: Message) -> int:
+def bytes_in_message(message: Message) -> int:
     """Of tensors, keys, shares, signatures and orders, without Flower's own envelope."""
-    return sum(_bytes(value) for record in message.content.values() for value in record.values())
+    return sum(_bytes_of_value(value) for record in message.content.values() for value in record.values())
 
 
-def _bytes(value: Any) -> int:
+def _bytes_of_value(value: Any) -> int:
     if isinstance(value, Array):
         return len(value.data)
     if isinstance(value, list):
-        return sum(map(_bytes, value))
+        return sum(map(_bytes_of_value, value))
     return len(value) if isinstance(value, bytes) else len(str(value).encode())
 
 
@@ -67,7 +67,7 @@ server = ServerApp()
 
 
 @server.main()
-def main(grid: Grid, context: Context) -> None:
+def secure_bench_main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     secure, rounds = settings["secure"] is True, int(settings["rounds"])
     found = seconds_of_rounds(grid, rounds, int(settings["parameters"]), secure=secure)

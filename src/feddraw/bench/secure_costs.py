@@ -24,9 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from feddraw.bench.ratios import Session, interval, ratio
-from feddraw.bench.server_memory import child
-from feddraw.bench.server_step import CLIENTS, WIDE, names_of
+from feddraw.bench.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
+from feddraw.bench.timing import TimingSession, measured_in_own_process, median_interval, ratio_of_times
 from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure_sums import masks
@@ -41,44 +40,47 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"  # only a source checkout has them
-COUNTS = (10, 30)  # clients, for the server's memory
-ROUNDS = 3  # over a SuperLink
+MEMORY_CLIENTS = (10, 30)  # clients, for the server's memory
+SUPERLINK_ROUNDS = 3  # over a SuperLink
 
 
-def measure(session: Session, parameters: int = WIDE, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
+def measure_secure_costs(
+    session: TimingSession, parameters: int = WIDE_PARAMETERS, counts: Sequence[int] = MEMORY_CLIENTS
+) -> dict[str, Any]:
     """Masks, a round in this process, a round over a SuperLink, and the server's memory."""
     found: dict[str, Any] = {"title": f"{CLIENTS} clients of {parameters / 1e6:.1f} million parameters"}
-    found["masking"] = masking(session, parameters)
+    found["masking"] = measure_masking(session, parameters)
     found["memory"] = {
-        str(clients): child("feddraw.bench.secure_costs", str(clients), str(parameters)) for clients in counts
+        str(clients): measured_in_own_process("feddraw.bench.secure_costs", str(clients), str(parameters))
+        for clients in counts
     }
     if not installed("flwr"):
         return found | {"missing": "Flower is not installed: pip install 'feddraw[flower]'"}
-    found["in_process"] = in_process(session, parameters)
+    found["in_process"] = measure_in_process_rounds(session, parameters)
     if not session.quick:
-        found["superlink"] = _superlink(session, parameters)
+        found["superlink"] = _superlink_rounds_if_possible(session, parameters)
     return found
 
 
 # ---------------------------------------------------------------------------------------------------- masks
 
 
-def masking(session: Session, parameters: int) -> dict[str, Any]:
+def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     """A client's words, its masks and its seal ÷ the bare time of making as many key streams and adding them."""
     moves = np.random.default_rng(0).normal(0, 1e-3, parameters).astype(np.float32)
     words, added = np.empty(parameters, np.uint64), np.zeros(parameters, np.uint64)
-    ready = iter(_ready())
+    ready = iter(_members_ready_to_mask())
 
     def client() -> float:
         """In the words' own memory: new memory is slow at its first use, and is no part of masking."""
         member, shares = next(ready)
-        return _busy(lambda: member.mask(shares, words, in_place=True))
+        return _seconds_of_thread(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _busy(lambda: add_bare_streams(added)),
+        "bare": lambda: _seconds_of_thread(lambda: add_bare_streams(added)),
         "masks": client,
-        "words": lambda: _busy(lambda: to_fixed_point(moves, CLIENTS, words)),
-        "seal": lambda: _busy(lambda: sealer.seal(words)),
+        "words": lambda: _seconds_of_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
+        "seal": lambda: _seconds_of_thread(lambda: sealer.seal(words)),
     }
     sealer, shares = next(ready)
     sealer.mask(shares, words, in_place=True)
@@ -86,15 +88,15 @@ def masking(session: Session, parameters: int) -> dict[str, Any]:
     seconds = {name: np.array(taken) for name, taken in samples.items()}
     whole = seconds["masks"] + seconds["words"]
     return {
-        "masks_over_bare": ratio(samples["masks"], samples["bare"]),
-        "words_and_masks_over_bare": interval(whole / seconds["bare"]),
-        "with_seal_over_bare": interval((whole + seconds["seal"]) / seconds["bare"]),
-        "million_words_per_second": interval(CLIENTS * parameters / 1e6 / seconds["masks"]),
+        "masks_over_bare": ratio_of_times(samples["masks"], samples["bare"]),
+        "words_and_masks_over_bare": median_interval(whole / seconds["bare"]),
+        "with_seal_over_bare": median_interval((whole + seconds["seal"]) / seconds["bare"]),
+        "million_words_per_second": median_interval(CLIENTS * parameters / 1e6 / seconds["masks"]),
         "milliseconds": {name: 1e3 * float(np.median(taken)) for name, taken in samples.items()},
     }
 
 
-def _busy(work: Callable[[], object]) -> float:
+def _seconds_of_thread(work: Callable[[], object]) -> float:
     """Seconds of this thread's own work, whatever else the machine does."""
     start = time.thread_time()
     work()
@@ -114,7 +116,7 @@ def add_bare_streams(words: NDArray[np.uint64]) -> None:
             np.add(part, drawn[: len(part)], out=part)
 
 
-def _ready() -> Iterable[tuple[SecureSumClient, Mapping[str, bytes]]]:
+def _members_ready_to_mask() -> Iterable[tuple[SecureSumClient, Mapping[str, bytes]]]:
     """Clients that have everyone's shares and are about to mask."""
     while True:
         made = ReadySum.of(CLIENTS)
@@ -131,7 +133,7 @@ class ReadySum:
 
     @staticmethod
     def of(clients: int) -> ReadySum:
-        names = names_of(clients)
+        names = client_names(clients)
         keys = {name: Ed25519PrivateKey.generate() for name in names}
         directory = {name: key.public_key() for name, key in keys.items()}
         sum = Sum("bench", 0, "moves", 0, tuple(names))
@@ -148,7 +150,7 @@ class ReadySum:
 # ---------------------------------------------------------------------------------------------------- memory
 
 
-def server_memory(clients: int, parameters: int) -> dict[str, float]:
+def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
     """Peak megabytes of a process that adds so many masked updates up, and of it before the first."""
     made, before = ReadySum.of(clients), peak_memory()
     words = np.empty(parameters, np.uint64)  # a reply as it comes, one at a time
@@ -169,7 +171,7 @@ def server_memory(clients: int, parameters: int) -> dict[str, float]:
 
 
 @contextmanager
-def _quiet(log: logging.Logger) -> Iterator[None]:
+def _log_errors_only(log: logging.Logger) -> Iterator[None]:
     """Errors only, and afterwards as before."""
     before = log.level
     log.setLevel(logging.ERROR)
@@ -179,13 +181,13 @@ def _quiet(log: logging.Logger) -> Iterator[None]:
         log.setLevel(before)
 
 
-def in_process(session: Session, parameters: int) -> dict[str, Any]:
+def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """A round on the in-process grid, and the bytes that go up and down."""
     from feddraw.bench.secure_app import seconds_of_rounds
 
-    with tempfile.TemporaryDirectory() as folder, _quiet(logging.getLogger("flwr")):
-        grids = {"plain": _grid([{"partition-id": n} for n in range(CLIENTS)])}
-        grids["secure"] = _grid(keyed(Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, _log_errors_only(logging.getLogger("flwr")):
+        grids = {"plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)])}
+        grids["secure"] = _byte_counting_grid(nodes_with_keys(Path(folder)))
 
         processor: dict[str, list[float]] = {name: [] for name in grids}
 
@@ -201,17 +203,17 @@ def in_process(session: Session, parameters: int) -> dict[str, Any]:
     megabytes = {name: {"up": grid.up / rounds / 1e6, "down": grid.down / rounds / 1e6} for name, grid in grids.items()}
     whole = {name: sum(both.values()) for name, both in megabytes.items()}
     return {
-        "seconds": {name: interval(taken) for name, taken in samples.items()},
-        "processor_seconds": {name: interval(taken[1:]) for name, taken in processor.items()},
-        "secure_over_plain": ratio(samples["secure"], samples["plain"]),
-        "processor_over_plain": ratio(processor["secure"][1:], processor["plain"][1:]),
+        "seconds": {name: median_interval(taken) for name, taken in samples.items()},
+        "processor_seconds": {name: median_interval(taken[1:]) for name, taken in processor.items()},
+        "secure_over_plain": ratio_of_times(samples["secure"], samples["plain"]),
+        "processor_over_plain": ratio_of_times(processor["secure"][1:], processor["plain"][1:]),
         "megabytes": megabytes,
         "bytes_over_plain": whole["secure"] / whole["plain"],
     }
 
 
-def _grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
-    from feddraw.bench.secure_app import app, bytes_in
+def _byte_counting_grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
+    from feddraw.bench.secure_app import app, bytes_in_message
     from feddraw.flower.in_process_grid import InProcessGrid
 
     class Counting(InProcessGrid):
@@ -220,17 +222,17 @@ def _grid(nodes: Sequence[Mapping[str, Any]]) -> Any:
         up = down = 0
 
         def _answer(self, message: Message) -> Message:
-            self.down += bytes_in(message)
+            self.down += bytes_in_message(message)
             reply = super()._answer(message)
             if reply.has_error():
                 raise RunFailed(str(reply.error.reason))
-            self.up += bytes_in(reply)
+            self.up += bytes_in_message(reply)
             return reply
 
     return Counting(app, nodes)
 
 
-def keyed(folder: Path) -> list[dict[str, Any]]:
+def nodes_with_keys(folder: Path) -> list[dict[str, Any]]:
     """Settings of nodes with keys, the file of all their public keys, and a memory."""
     names = [f"partition {number}" for number in range(CLIENTS)]
     lines = [site_directory_line(name, new_signing_key(folder / f"{number}.key")) for number, name in enumerate(names)]
@@ -239,7 +241,7 @@ def keyed(folder: Path) -> list[dict[str, Any]]:
     return [{"partition-id": number, "key": str(folder / f"{number}.key")} | common for number in range(CLIENTS)]
 
 
-PROJECT = """
+FLOWER_PROJECT = """
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -262,17 +264,17 @@ out = ""
 """
 
 
-def _superlink(session: Session, parameters: int) -> dict[str, Any]:
+def _superlink_rounds_if_possible(session: TimingSession, parameters: int) -> dict[str, Any]:
     """What does not come up or takes too long here is said, and costs no other figure."""
     try:
-        return superlink(session, parameters)
+        return measure_superlink_rounds(session, parameters)
     except (SystemExit, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             raise  # a signal's
         return {"missing": (str(error).splitlines() or ["it failed"])[0]}
 
 
-def superlink(session: Session, parameters: int) -> dict[str, Any]:
+def measure_superlink_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """The same over a SuperLink with a node for each client, all on this machine."""
     script = EXAMPLES / "local_federation.py"
     if not script.is_file():
@@ -286,20 +288,22 @@ def superlink(session: Session, parameters: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "app").mkdir()
-        (folder / "app" / "pyproject.toml").write_text(PROJECT)
-        nodes = keyed(folder)
+        (folder / "app" / "pyproject.toml").write_text(FLOWER_PROJECT)
+        nodes = nodes_with_keys(folder)
         ways = [("plain", ("partition-id",)), ("secure", tuple(nodes[0]))]
         for way, kept in session.each("secure: rounds over a SuperLink", ways):
             with local.federation(folder / way, secure=False) as made:
                 for number, node in enumerate(nodes):
                     made.supernode(f"node{number}", " ".join(f"{key}={json.dumps(node[key])}" for key in kept))
-                said = f"rounds={ROUNDS} secure={json.dumps(way == 'secure')} parameters={parameters}"
+                said = f"rounds={SUPERLINK_ROUNDS} secure={json.dumps(way == 'secure')} parameters={parameters}"
                 made.run(f'{said} out="{folder / way}.json"', timeout=3600, app=folder / "app")
             seconds[way] = json.loads((folder / f"{way}.json").read_text())[1:]  # the first waits for nodes
 
     medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
-    return {"seconds": medians, "secure_over_plain": medians["secure"] / medians["plain"], "rounds": ROUNDS - 1}
+    ratio = medians["secure"] / medians["plain"]
+    return {"seconds": medians, "secure_over_plain": ratio, "rounds": SUPERLINK_ROUNDS - 1}
 
 
 if __name__ == "__main__":
-    print(json.dumps(server_memory(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else WIDE)))
+    words = int(sys.argv[2]) if len(sys.argv) > 2 else WIDE_PARAMETERS
+    print(json.dumps(secure_server_memory(int(sys.argv[1]), words)))

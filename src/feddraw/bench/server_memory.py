@@ -9,7 +9,6 @@ nothing but their answers, so that the process is a server's alone; it does not 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -17,40 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.bench.ratios import Session, timed
-from feddraw.bench.server_step import names_of, network
+from feddraw.bench.made_up_model import client_names, made_up_model
+from feddraw.bench.timing import TimingSession, measured_in_own_process, seconds_of
 from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Rows, Scores
-from feddraw.errors import RunFailed
 from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.workers import peak_memory
 
-COUNTS = (10, 100, 1000)
+CLIENT_COUNTS = (10, 100, 1000)
 INBOXES = {"serial": 1, "two workers": 3}  # updates that there is room for
 
 
-def measure(session: Session, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
+def measure_server_memory(session: TimingSession, counts: Sequence[int] = CLIENT_COUNTS) -> dict[str, Any]:
     """Peak megabytes and seconds of the server's part of a round, by engine and number of clients."""
     found: dict[str, Any] = {}
     for engine, rows in INBOXES.items():
         what, peaks = f"memory: a server of 7 million parameters, streaming, {engine}", {}
         for clients in session.each(what, counts):
-            peaks[str(clients)] = child("feddraw.bench.server_memory", str(clients), str(rows))
+            peaks[str(clients)] = measured_in_own_process("feddraw.bench.server_memory", str(clients), str(rows))
         most, fewest = (peaks[str(clients)]["megabytes"] for clients in (counts[-1], counts[0]))
         found[engine] = {"clients": peaks, "most_over_fewest": most / fewest}
     return found
 
 
-def child(module: str, *arguments: str) -> Any:
-    """What a module of ours prints as JSON when it is run by itself."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RunFailed(f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
-    return json.loads(done.stdout)
-
-
-class Answers:
+class InstantClients:
     """An engine whose clients answer at once: each moves the sent model a little, in a row of the inbox."""
 
     def __init__(self, rows: int) -> None:
@@ -74,13 +64,14 @@ class Answers:
         pass
 
 
-def serve(clients: int, rows: int, model: Model) -> dict[str, float]:
+def server_memory_of_round(clients: int, rows: int, model: Model) -> dict[str, float]:
     """One round of FedDRAW over so many clients."""
-    engine, sizes = Answers(rows), [100] * clients
-    rounds = federate(model, feddraw(), engine, names_of(clients), rounds=15, seed=0, sizes=sizes)
-    seconds = timed(lambda: next(rounds))
+    engine, sizes = InstantClients(rows), [100] * clients
+    rounds = federate(model, feddraw(), engine, client_names(clients), rounds=15, seed=0, sizes=sizes)
+    seconds = seconds_of(lambda: next(rounds))
     return {"megabytes": peak_memory() / 2**20, "seconds": seconds}
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1, network())))
+    inbox_rows = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    print(json.dumps(server_memory_of_round(int(sys.argv[1]), inbox_rows, made_up_model())))

@@ -5,76 +5,49 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from feddraw.bench.ratios import Session, Timed, ratio, timed
-from feddraw.core import Cohort, Entry, Layout, Method, Model, Update
+from feddraw.bench.made_up_model import CLIENTS, LAYERS, WIDE_PARAMETERS, client_names, made_up_model, made_up_updates
+from feddraw.bench.timing import Timed, TimingSession, ratio_of_times, seconds_of
+from feddraw.core import Cohort, Method, Model, Update
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.round import aggregate_round
 
-CLIENTS = 10
-WIDE, LAYERS, FEATURES, CLASSES = 6_900_000, 364, 1024, 5  # about DenseNet121: seven million numbers
 
-
-def names_of(clients: int) -> list[str]:
-    return [f"C{number + 1}" for number in range(clients)]
-
-
-def network(parameters: int = WIDE) -> Model:
-    """A model of so many numbers in as many tensors as DenseNet121 has, the last two of which are the classifier's."""
-    length = parameters // LAYERS
-    entries = [Entry(f"body.{n}.weight", "param", (length,), n * length) for n in range(LAYERS)]
-    entries.append(Entry("classifier.weight", "param", (CLASSES, FEATURES), LAYERS * length))
-    entries.append(Entry("classifier.bias", "param", (CLASSES,), LAYERS * length + CLASSES * FEATURES))
-    params = np.random.default_rng(0).standard_normal(entries[-1].span.stop, dtype=np.float32)
-    return Model(params, np.zeros(0, np.float32), np.zeros(0, np.int64), Layout(tuple(entries), "classifier"))
-
-
-def answers(sent: Model, clients: int) -> list[Update]:
-    """Updates in one matrix, as the engines leave them."""
-    matrix = np.empty((clients, len(sent.params)), np.float32)
-    moves = np.random.default_rng(1).normal(1.0, 1e-3, clients)
-    for row, move in zip(matrix, moves, strict=True):
-        np.multiply(sent.params, np.float32(move), out=row)
-    models = [replace(sent, params=row) for row in matrix]
-    return [Update(i, model, 100 + i, 10, {"loss": 0.5}) for i, model in enumerate(models)]
-
-
-def measure(session: Session, parameters: int = WIDE) -> dict[str, Any]:
+def measure_server_step(session: TimingSession, parameters: int = WIDE_PARAMETERS) -> dict[str, Any]:
     """Gate, weights and sum of ten updates ÷ reading them once; Flower's sum and a state-dict loop ÷ ours."""
-    sent = network(parameters)
-    updates = answers(sent, CLIENTS)
+    sent = made_up_model(parameters)
+    updates = made_up_updates(sent, CLIENTS)
     works: dict[str, Timed] = {
-        "floor": floor(updates),
-        "fedavg": partial(step, fedavg(), sent, updates),
-        "feddraw": partial(step, feddraw(), sent, updates),
-        "sum": partial(summed, fedavg(), sent, updates),
-        "naive": partial(naive, updates),
+        "floor": reading_once(updates),
+        "fedavg": partial(whole_server_step, fedavg(), sent, updates),
+        "feddraw": partial(whole_server_step, feddraw(), sent, updates),
+        "sum": partial(weights_and_sum, fedavg(), sent, updates),
+        "naive": partial(state_dict_loop, updates),
     }
     missing = {}
     try:
-        works["flower"] = flower(updates)
+        works["flower"] = flower_sum(updates)
     except ImportError as error:
         missing = {"missing": {"flower": str(error)}}
     samples = session.interleave(f"server: {CLIENTS} updates of {len(sent.params):,} parameters", works)
-    beside = {"flower_sum_over_ours": ratio(samples["flower"], samples["sum"])} if "flower" in works else {}
+    beside = {"flower_sum_over_ours": ratio_of_times(samples["flower"], samples["sum"])} if "flower" in works else {}
     return {
         "title": f"{CLIENTS} updates of {len(sent.params) / 1e6:.1f} million parameters in {LAYERS + 2} tensors",
-        "over_floor": {name: ratio(samples[name], samples["floor"]) for name in ("fedavg", "feddraw", "sum")},
+        "over_floor": {name: ratio_of_times(samples[name], samples["floor"]) for name in ("fedavg", "feddraw", "sum")},
         **beside,
         **missing,
-        "naive_sum_over_ours": ratio(samples["naive"], samples["sum"]),
+        "naive_sum_over_ours": ratio_of_times(samples["naive"], samples["sum"]),
         "gigabytes_per_second": len(updates) * sent.params.nbytes / 1e9 / float(np.median(samples["floor"])),
         "milliseconds": {name: 1e3 * float(np.median(seconds)) for name, seconds in samples.items()},
     }
 
 
-def floor(updates: Sequence[Update]) -> Timed:
+def reading_once(updates: Sequence[Update]) -> Timed:
     """Reading the updates once and doing next to nothing, with as many threads as our sums take.
 
     In few long calls: threads that return to Python often wait for one another, and the floor would be no floor.
@@ -82,22 +55,22 @@ def floor(updates: Sequence[Update]) -> Timed:
     count = min(8, os.cpu_count() or 1)
     rows = [update.model.params.view(np.int32) for update in updates]
     pieces, threads = [piece for row in rows for piece in np.array_split(row, count)], ThreadPoolExecutor(count)
-    return lambda: timed(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
+    return lambda: seconds_of(lambda: list(threads.map(np.bitwise_or.reduce, pieces)))
 
 
-def step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
+def whole_server_step(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """All that a server does in a round: gate, weights, sum and ledger."""
-    names, state = names_of(CLIENTS), method.init(sent)
-    return timed(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
+    names, state = client_names(CLIENTS), method.init(sent)
+    return seconds_of(lambda: aggregate_round(4, 15, sent, method, state, updates, names))
 
 
-def summed(method: Method, sent: Model, updates: Sequence[Update]) -> float:
+def weights_and_sum(method: Method, sent: Model, updates: Sequence[Update]) -> float:
     """Weights and sum, without the gate."""
     state = method.init(sent)
-    return timed(lambda: method.aggregate(Cohort(4, 15, sent, updates, CLIENTS), state))
+    return seconds_of(lambda: method.aggregate(Cohort(4, 15, sent, updates, CLIENTS), state))
 
 
-def naive(updates: Sequence[Update]) -> float:
+def state_dict_loop(updates: Sequence[Update]) -> float:
     """The sum as it is often written: tensor by tensor, client by client."""
     state_dicts = [(update.size, update.model.arrays()) for update in updates]
     total = sum(size for size, _ in state_dicts)
@@ -106,10 +79,10 @@ def naive(updates: Sequence[Update]) -> float:
         for name in state_dicts[0][1]:
             sum(state[name] * (size / total) for size, state in state_dicts)
 
-    return timed(work)
+    return seconds_of(work)
 
 
-def flower(updates: Sequence[Update]) -> Timed:
+def flower_sum(updates: Sequence[Update]) -> Timed:
     """Flower's own weighted sum, from the records that its messages carry."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
@@ -118,4 +91,4 @@ def flower(updates: Sequence[Update]) -> Timed:
     for update in updates:
         arrays = ArrayRecord({name: Array(array) for name, array in update.model.arrays().items()})
         records.append(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": update.size})}))
-    return lambda: timed(lambda: aggregate_arrayrecords(records, "num-examples"))
+    return lambda: seconds_of(lambda: aggregate_arrayrecords(records, "num-examples"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from feddraw.bench.bare_loops import CORES
-from feddraw.bench.ratios import Session, ratio, timed
+from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
+from feddraw.bench.workloads import CORES
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
@@ -21,22 +21,23 @@ from feddraw.study.results_table import ResultTable
 from feddraw.study.run_study import run_study
 from feddraw.system.workers import belong_to_parent, start_worker
 
-RUNS = 40
+SHORT_RUNS = 40
 
 
-def measure(session: Session) -> dict[str, Any]:
+def measure_short_runs(session: TimingSession) -> dict[str, Any]:
     """Two scripts ÷ a study with two workers."""
-    runs = 8 if session.quick else RUNS
-    works = {name: partial(_in_folder, work, runs) for name, work in (("scripts", _scripts), ("study", _study))}
+    runs = 8 if session.quick else SHORT_RUNS
+    ways = {"scripts": _short_runs_as_scripts, "study": _short_runs_as_study}
+    works = {name: partial(_seconds_of_short_runs, way, runs) for name, way in ways.items()}
     samples = session.interleave("a study of short runs", works, max(1, session.blocks // 2))
     return {
         "title": f"{runs} runs of two rounds, 240 phantoms at 28 px",
-        "two_scripts_over_study": ratio(samples["scripts"], samples["study"]),
+        "two_scripts_over_study": ratio_of_times(samples["scripts"], samples["study"]),
         "seconds_per_run": sum(samples["study"]) / len(samples["study"]) / runs * CORES,
     }
 
 
-def experiments(runs: int) -> list[Experiment]:
+def short_experiments(runs: int) -> list[Experiment]:
     short = Experiment(
         data={"name": "phantom", "size": 28, "train": 240, "validation": 80, "test": 80, "seed": 0},
         scenario={"name": "quantity", "clients": 3, "power": 1.0, "scale": 1.0},
@@ -46,26 +47,26 @@ def experiments(runs: int) -> list[Experiment]:
     return [short.with_settings({"seed": seed, "training.batch_size": 32}) for seed in range(runs)]
 
 
-def _in_folder(work: Any, runs: int) -> float:
+def _seconds_of_short_runs(work: Any, runs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return timed(lambda: work(experiments(runs), Path(folder)))
+        return seconds_of(lambda: work(short_experiments(runs), Path(folder)))
 
 
-def _study(given: Sequence[Experiment], folder: Path) -> None:
+def _short_runs_as_study(given: Sequence[Experiment], folder: Path) -> None:
     planned = [planned_run(experiment, {"seed": str(experiment.seed)}) for experiment in given]
     for _ in run_study(planned, folder, CORES, [ResultTable(folder / "runs.csv")]):
         pass
 
 
-def _scripts(given: Sequence[Experiment], folder: Path) -> None:
+def _short_runs_as_scripts(given: Sequence[Experiment], folder: Path) -> None:
     halves = [[experiment.table() for experiment in given[half::CORES]] for half in range(CORES)]
-    started = [start_worker(_script, half, str(folder)) for half in halves]
+    started = [start_worker(_script_of_short_runs, half, str(folder)) for half in halves]
     for pipe, process in started:
         pipe.recv()
         process.join()
 
 
-def _script(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> None:
+def _script_of_short_runs(pipe: Connection, tables: Sequence[dict[str, Any]], folder: str) -> None:
     """What somebody would write: the data once, then one run after the other."""
     belong_to_parent()
     torch.set_num_threads(1)

@@ -62,7 +62,7 @@ for command in COMMANDS:
         app.command(command.__name__.removesuffix("_"))(command)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from feddraw import __version__
 
@@ -71,9 +71,9 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def callback(
+def feddraw_itself(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options of `feddraw` itself."""
@@ -101,55 +101,57 @@ def main() -> None:
         help_wanted.show()
         code = 2
     except click.ClickException as mistake:
-        code = _say(mistake.format_message(), 2)
+        code = _print_error(mistake.format_message(), 2)
     except UserError as mistake:
-        code = _say(str(mistake), 2)
+        code = _print_error(str(mistake), 2)
     except RunFailed as failure:
-        code = _say(str(failure), 1)
+        code = _print_error(str(failure), 1)
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = _drop_output()  # whoever was reading has left
+        code = _drop_standard_output()  # whoever was reading has left
     except OSError as trouble:
         full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        code = _say(f"cannot use {_named(trouble)}: {trouble.strerror or trouble}", 1 if full else 2)
+        code = _print_error(
+            f"cannot use {_file_behind_error(trouble)}: {trouble.strerror or trouble}", 1 if full else 2
+        )
     except UnicodeEncodeError as trouble:
-        code = _say(f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2)
+        code = _print_error(f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2)
     except (MemoryError, RuntimeError) as trouble:
         if not isinstance(trouble, MemoryError) and "can't allocate memory" not in str(trouble):
             raise
-        code = _say("out of memory: try smaller settings or fewer workers", 1)
+        code = _print_error("out of memory: try smaller settings or fewer workers", 1)
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
-        _say(f"stopped{AFTER_CTRL_C.get(_command(sys.argv[1:]), '')}", INTERRUPTED)
-    sys.exit(_flushed(code if isinstance(code, int) else 0))
+        _print_error(f"stopped{AFTER_CTRL_C.get(_typed_command(sys.argv[1:]), '')}", INTERRUPTED)
+    sys.exit(_exit_code_when_flushed(code if isinstance(code, int) else 0))
 
 
-def _command(words: Sequence[str]) -> str:
+def _typed_command(words: Sequence[str]) -> str:
     """The command that was typed, with its group if it has one."""
     names = [word for word in words if not word.startswith("-")]
     groups = {group.name for group in app.registered_groups}
     return " ".join(names[: 2 if names and names[0] in groups else 1])
 
 
-def _named(trouble: OSError) -> str:
+def _file_behind_error(trouble: OSError) -> str:
     """The file behind an error, with a long name shortened; without a name it is standard output."""
     name = "the output" if trouble.filename is None else str(trouble.filename)
     return name if len(name) <= 100 else f"{name[:50]}…{name[-20:]}"
 
 
-def _flushed(code: int) -> int:
+def _exit_code_when_flushed(code: int) -> int:
     """The exit code, when all output is where it was sent to."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        return code or _drop_output()
+        return code or _drop_standard_output()
     except OSError as trouble:
-        _drop_output()
-        return code or _say(f"cannot write the output: {trouble.strerror}", 1)
+        _drop_standard_output()
+        return code or _print_error(f"cannot write the output: {trouble.strerror}", 1)
     return code
 
 
-def _drop_output() -> int:
+def _drop_standard_output() -> int:
     """What is still to be written leads nowhere, or Python would complain about it at the very end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -157,7 +159,7 @@ def _drop_output() -> int:
     return 1
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     print(f"feddraw: {naming.safe_text(message)}", file=sys.stderr)
     return code
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from feddraw.cli.progress import preparing
-from feddraw.cli.show import as_json, console, table
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError, unknown
 
-QUIET = 0.3  # load average above which ratios are not to be trusted
+QUIET_LOAD = 0.3  # load average above which ratios are not to be trusted
 PEERS = ("flower", "pfl", "fedlab", "nvflare")
 
 
@@ -44,27 +44,27 @@ def bench(
 ) -> None:
     """Measure the speed and memory of rounds, training steps and the server, compared with other systems."""
     from feddraw.bench import document
-    from feddraw.bench.ratios import Session
+    from feddraw.bench.timing import TimingSession
 
-    names = document.chosen(only or [], quick)
-    pythons = interpreters(python_of or [])
-    signal.signal(signal.SIGTERM, _stop)
-    if (load := os.getloadavg()[0]) > QUIET:
+    names = document.chosen_parts(only or [], quick)
+    pythons = rival_pythons(python_of or [])
+    signal.signal(signal.SIGTERM, _stop_bench)
+    if (load := os.getloadavg()[0]) > QUIET_LOAD:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will vary more", stacklevel=1)
-    with preparing(console(stderr=True), "") as report_progress:
-        session = Session(blocks or (6 if quick else 20), quick, report_progress, pythons)
-        found = document.measure(session, names, out)
+    with counting_bar(console(stderr=True), "") as report_progress:
+        session = TimingSession(blocks or (6 if quick else 20), quick, report_progress, pythons)
+        found = document.measure_parts(session, names, out)
     if json:
-        as_json(found)
+        print_json(found)
         return
-    _show(found, out)
+    _show_bench_table(found, out)
 
 
-def _stop(_number: int, _frame: Any) -> None:
+def _stop_bench(_number: int, _frame: Any) -> None:
     raise SystemExit(143)  # so that peers' processes are ended first
 
 
-def interpreters(given: Sequence[str]) -> dict[str, str]:
+def rival_pythons(given: Sequence[str]) -> dict[str, str]:
     """Peer to interpreter, from PEER=PATH; for others FEDDRAW_PYTHON_OF_FLOWER and the like."""
     named = {peer: path for peer in PEERS if (path := os.environ.get(f"FEDDRAW_PYTHON_OF_{peer.upper()}"))}
     for text in given:
@@ -77,11 +77,11 @@ def interpreters(given: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _show(found: dict[str, Any], out: Path | None) -> None:
-    from feddraw.bench.document import lines
+def _show_bench_table(found: dict[str, Any], out: Path | None) -> None:
+    from feddraw.bench.printed_table import printed_rows
 
     machine, say = found["machine"], console()
-    rows = [list(line) for line in lines(found["parts"])]
+    rows = [list(line) for line in printed_rows(found["parts"])]
     say.print(table(["what", "median", "95 % interval", "bar"], rows))
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     say.print(f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gb']} GB; {packages}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw.cli.run import Devices
-from feddraw.cli.show import console, table
+from feddraw.cli.progress_bars import counting_bar, duration_in_words
+from feddraw.cli.run import DevicesOption
+from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 
 if TYPE_CHECKING:
     from feddraw.experiment.run_time_estimate import RunTimeEstimate
@@ -32,7 +32,7 @@ def compare(
     workers: Annotated[
         int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
     ] = 0,
-    devices: Annotated[str, Devices] = "",
+    devices: Annotated[str, DevicesOption] = "",
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change a setting of every run (repeatable).")
     ] = None,
@@ -46,10 +46,10 @@ def compare(
     began = time.monotonic()
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
-    from feddraw.cli.report import write_and_show
-    from feddraw.cli.study import follow, summary, tell_places
+    from feddraw.cli.report import write_and_show_report
+    from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
-    from feddraw.experiment.settings import Experiment
+    from feddraw.experiment.settings import Experiment, parse_settings
     from feddraw.study.method_comparison import TimeBudget, comparison_runs, runs_by_seed, unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
@@ -65,57 +65,53 @@ def compare(
     rest = unfinished_runs(runs, folder)
     places = places_for_runs([planned.experiment for planned in rest or runs], workers, devices)[: max(1, len(rest))]
     at_once = len(places)
-    tell_places(places)
-    expected = _prepared_and_timed(rest, places)
+    print_places(places)
+    expected = _estimate_comparison(rest, places)
     budget = TimeBudget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
-    chosen = _announced(budget, minutes) if rest else []
+    chosen = _announce_comparison(budget, minutes) if rest else []
     tally = StudyProgress([planned.name for planned in chosen], at_once, expected)
     tables = [ResultTable(folder / "runs.csv")]
     doubtful = {planned.name for planned in rest} - {planned.name for planned in chosen}
     admit = partial(budget.admits, tally=tally)
-    follow(partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
-    say.print(summary(tally))
+    follow_study(partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
+    say.print(study_summary(tally))
     if late := [planned for planned in rest if planned.name in tally.left_out]:
         say.print(f"left out, {minutes:g} min were not enough: {runs_by_seed(late)}; start again to continue")
     if tally.finished + tally.skipped:
         command = f"feddraw compare {quote(str(file))}"
-        write_and_show([folder], title=f"Comparison on {file.stem}", command=command)
+        write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: type the command again to retry them")
 
 
-def _prepared_and_timed(runs: Sequence[PlannedRun], workers: Sequence[WorkerPlace]) -> dict[str, float]:
+def _estimate_comparison(runs: Sequence[PlannedRun], workers: Sequence[WorkerPlace]) -> dict[str, float]:
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
-    from feddraw.cli.progress import preparing
     from feddraw.study.method_comparison import estimates_by_method, method_of
     from feddraw.study.run_study import prepare_study_data
 
     say = console()
-    with preparing(say) as report_progress:
+    with counting_bar(say) as report_progress:
         unusable = prepare_study_data(runs, report_progress)
     if unusable:
         raise UserError(next(iter(unusable.values())))
     with say.status("timing a few training steps of each method"):
         found = estimates_by_method(runs, workers)
-    _show(found)
+    _show_estimates(found)
     return {planned.name: found[method_of(planned)].whole for planned in runs}
 
 
-def _show(found: Mapping[str, RunTimeEstimate]) -> None:
-    from feddraw.cli.progress import duration
-
+def _show_estimates(found: Mapping[str, RunTimeEstimate]) -> None:
     rows = [
-        [method, f"{1000 * one.step:.0f} ms", f"{1000 * one.evaluated_image:.1f} ms", duration(one.whole)]
+        [method, f"{1000 * one.step:.0f} ms", f"{1000 * one.evaluated_image:.1f} ms", duration_in_words(one.whole)]
         for method, one in found.items()
     ]
     console().print(table(["timed here", "training step", "evaluated image", "one run, about"], rows))
 
 
-def _announced(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
+def _announce_comparison(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
-    from feddraw.cli.progress import duration
     from feddraw.study.method_comparison import runs_by_seed
     from feddraw.study.progress import StudyProgress
 
@@ -123,16 +119,15 @@ def _announced(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
     everything = StudyProgress([], budget.workers, budget.expected)
     whole = everything.seconds_left([planned.name for planned in budget.runs]) or 0.0
     if not chosen:
-        shortest = duration(min(budget.expected.values()))
+        shortest = duration_in_words(min(budget.expected.values()))
         raise UserError(f"one run takes about {shortest}: give more --minutes, or fewer rounds with --set rounds=…")
     planned = everything.seconds_left([one.name for one in chosen]) or 0.0
     several = f"{len(chosen)} run{'s' * (len(chosen) > 1)} on {budget.workers} worker{'s' * (budget.workers > 1)}"
-    say.print(f"{several}: about {duration(planned)}")
+    say.print(f"{several}: about {duration_in_words(planned)}")
     out = [one for one in budget.runs if one not in chosen]
     if out:
-        say.print(
-            f"left out, {minutes:g} min have no room for it: {runs_by_seed(out)} (all would take {duration(whole)})"
-        )
+        everything_takes = f"all would take {duration_in_words(whole)}"
+        say.print(f"left out, {minutes:g} min have no room for it: {runs_by_seed(out)} ({everything_takes})")
     if minutes:
         say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
     elif planned > 3600:

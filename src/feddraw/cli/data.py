@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from feddraw.cli.show import console, echo, table
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
-from feddraw.experiment.settings import parse_settings
 from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
 
-Name = Annotated[
+DatasetName = Annotated[
     str, Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
 ]
-Where = Annotated[
+DatasetPath = Annotated[
     str | None,
     Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
 ]
-Size = Annotated[int, Option(help="Height and width in pixels.")]
+ImageSize = Annotated[int, Option(help="Height and width in pixels.")]
 Clahe = Annotated[bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out images that cannot be used, and list them in a file.")]
 Workers = Annotated[int, Option(help="Processes that prepare images; 0: one per core.")]
-Settings = Annotated[
+DatasetSettings = Annotated[
     list[str] | None, Option("--set", help="KEY=VALUE: change a setting of the data set (repeatable).")
 ]
 
 
-@app.command()
-def prepare(
-    name: Name,
-    path: Where = None,
+@app.command("prepare")
+def prepare_images(
+    name: DatasetName,
+    path: DatasetPath = None,
     *,
-    size: Size = 224,
+    size: ImageSize = 224,
     clahe: Clahe = True,
     skip_bad: SkipBad = False,
     workers: Workers = 0,
-    settings: Settings = None,
+    settings: DatasetSettings = None,
 ) -> None:
     """Decode, resize and equalise every image once, into the cache that runs read from.
 
@@ -54,33 +54,29 @@ def prepare(
     """
     begun = time.perf_counter()
     options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
-    dataset = opened(name, path, size, options, settings)
-    counts = {split: dataset.labels.truth(rows) for split, rows in dataset.rows.items()}
-    rows = [
-        [
-            split,
-            f"{len(truth):,}",
-            *(f"{count:,}" for count in (truth == 1).sum(axis=0)),
-            f"{(truth == 0).all(axis=1).sum():,}",
-        ]
-        for split, truth in counts.items()
-    ]
+    dataset = open_dataset_with_bar(name, path, size, options, settings)
+    rows = []
+    for split, of_split in dataset.rows.items():
+        truth = dataset.labels.truth(of_split)
+        counts = [len(truth), *(truth == 1).sum(axis=0), (truth == 0).all(axis=1).sum()]
+        rows.append([split, *(f"{count:,}" for count in counts)])
     out = console()
     out.print(table(["split", "images", *dataset.findings, "none"], rows))
     seconds = time.perf_counter() - begun
-    out.print(f"{dataset.name}: {len(dataset.images):,} images of {size} px ready in {seconds:.1f} s; {place(dataset)}")
+    ready = f"{dataset.name}: {len(dataset.images):,} images of {size} px ready in {seconds:.1f} s"
+    out.print(f"{ready}; {where_images_lie(dataset)}")
 
 
-@app.command()
-def show(
-    name: Name = "phantom",
-    path: Where = None,
+@app.command("show")
+def show_contact_sheet(
+    name: DatasetName = "phantom",
+    path: DatasetPath = None,
     *,
-    size: Size = 64,
+    size: ImageSize = 64,
     clahe: Clahe = False,
     skip_bad: SkipBad = False,
     workers: Workers = 0,
-    settings: Settings = None,
+    settings: DatasetSettings = None,
     split: Annotated[str, Option(help="Split to show: train, validation or test.")] = "train",
     part: Annotated[str | None, Option(hidden=True)] = None,
     rows: Annotated[int, Option(help="Rows of images.")] = 4,
@@ -97,7 +93,9 @@ def show(
         split = part
     one_of("--split", split, SPLITS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
-    dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
+    dataset = open_dataset_with_bar(
+        name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings
+    )
     from feddraw.analysis.plots import save
     from feddraw.data.contact_sheet import contact_sheet, varied_examples
 
@@ -108,25 +106,25 @@ def show(
         replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns
     )
     save(figure, out)
-    echo(f"written to {out}")
+    print_line(f"written to {out}")
 
 
-def opened(
+def open_dataset_with_bar(
     name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
 ) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
-    from feddraw.cli.progress import preparing
     from feddraw.experiment.dataset_by_name import open_dataset
+    from feddraw.experiment.settings import parse_settings
 
     common = {} if name == "phantom" or ":" in name else options
     given = {} if path is None else {"path": path}
-    with preparing(console()) as report_progress:
+    with counting_bar(console()) as report_progress:
         return open_dataset(
             name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=report_progress
         )
 
 
-def place(dataset: Dataset) -> str:
+def where_images_lie(dataset: Dataset) -> str:
     """Where the images lie."""
     file = getattr(dataset.images, "filename", None)
     return f"in {Path(file).parent}" if file else "in memory"

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from typer import Option
 
-from feddraw.cli.show import console, table
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.terminal import console, table
 from feddraw.errors import UserError
 
-METHODS = ("feddraw", "fedavg", "uniform")
-SETTINGS = {"scenario.scale": 0.02, "rounds": 10}
+DEMO_METHODS = ("feddraw", "fedavg", "uniform")
+DEMO_SETTINGS = {"scenario.scale": 0.02, "rounds": 10}
 
 
 def demo(
@@ -22,8 +23,7 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
-    from feddraw.cli.progress import preparing
-    from feddraw.cli.run import carry_out
+    from feddraw.cli.run import carry_out_run
     from feddraw.experiment.run_preparation import open_experiment_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
@@ -31,12 +31,12 @@ def demo(
 
     say = console()
     say.print("Phantom radiographs are synthetic: they show how the methods behave, not how well they diagnose.")
-    base = Experiment().with_settings({**SETTINGS, "seed": seed})
-    with preparing(say) as report_progress:
+    base = Experiment().with_settings({**DEMO_SETTINGS, "seed": seed})
+    with counting_bar(say) as report_progress:
         dataset = open_experiment_data(base, report_progress)
-    folders = [out / method for method in METHODS]
-    for method, folder in zip(METHODS, folders, strict=True):
-        carry_out(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
+    folders = [out / method for method in DEMO_METHODS]
+    for method, folder in zip(DEMO_METHODS, folders, strict=True):
+        carry_out_run(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
     title = "FedDRAW, FedAvg and uniform averaging on phantoms"
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from feddraw.cli.show import as_json, console, status, table
+from feddraw.cli.progress_bars import duration_in_words
+from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
-    from feddraw.doctor.examination import Examination
+    from feddraw.doctor.examination import MachineExamination
 
-MARKS = {"ok": "ok", "note": "note", "broken": "BROKEN"}
+CHECK_MARKS = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 
 
 def doctor(
@@ -35,39 +36,32 @@ def doctor(
     """
     if seconds < 10:
         raise UserError(f"--seconds must be at least 10, not {seconds:g}")
-    from feddraw.doctor.cost import paper
-    from feddraw.doctor.examination import examine
+    from feddraw.doctor.examination import examine_machine
+    from feddraw.doctor.study_cost import paper_runs
     from feddraw.study.plan import read_study
 
-    studies = {"studies/paper.toml": paper()}
+    studies = {"studies/paper.toml": paper_runs()}
     if study is not None:
         studies = {study.name: [planned.experiment for planned in read_study(study, trust=trust)]} | studies
-    with status("starting", stderr=True) as say:
-        found = examine(devices, studies, seconds=seconds, say=say)
+    with status_line("starting", stderr=True) as say:
+        found = examine_machine(devices, studies, seconds=seconds, say=say)
     if json:
-        as_json(found.table())
+        print_json(found.table())
         raise typer.Exit(1 if found.broken else 0)
-    _show(found)
+    _show_examination(found)
     if found.broken:
         raise RunFailed(f"{len(found.broken)} broken: {', '.join(check.what for check in found.broken)}")
 
 
-def _show(found: Examination) -> None:
+def _show_examination(found: MachineExamination) -> None:
     say = console()
-    say.print(table(["what", "", "found"], [[one.what, MARKS[one.state], one.said] for one in found.checks], left=3))
-    rows = [
-        [
-            speed.device,
-            speed.task.title,
-            str(speed.workers),
-            str(speed.batch),
-            f"{speed.train:,.1f}",
-            f"{speed.test:,.1f}",
-            f"{speed.memory / 1e9:.1f} GB",
-            "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB",
-        ]
-        for speed in found.speeds
-    ]
+    checks = [[one.what, CHECK_MARKS[one.state], one.said] for one in found.checks]
+    say.print(table(["what", "", "found"], checks, left=3))
+    rows = []
+    for speed in found.speeds:
+        numbers = [str(speed.workers), str(speed.batch), f"{speed.train:,.1f}", f"{speed.test:,.1f}"]
+        reckoned = "unknown" if speed.reckoned is None else f"{speed.reckoned / 1e9:.1f} GB"
+        rows.append([speed.device, speed.task.title, *numbers, f"{speed.memory / 1e9:.1f} GB", reckoned])
     columns = ["images per second", "network", "workers", "batch", "training", "testing", "memory", "at batches of 64"]
     if rows:
         say.print(table(columns, rows, left=2))
@@ -77,14 +71,12 @@ def _show(found: Examination) -> None:
         text = f"{name}: {one.runs} run{'s' * (one.runs > 1)}, fastest here with {way}"
         if counted:
             of_them = "" if not one.uncounted else f" for {counted} of them"
-            text += f"; about {_long(one.seconds)}{of_them}, the longest run {_long(one.longest)}"
+            text += f"; about {_hours_or_days(one.seconds)}{of_them}, the longest run {_hours_or_days(one.longest)}"
         if one.uncounted:
             text += "; how many images they train on, only their data tell: feddraw compare times your own"
         say.print(text)
     say.print(f"examined in {found.seconds:.0f} s")
 
 
-def _long(seconds: float) -> str:
-    from feddraw.cli.progress import duration
-
-    return duration(seconds) if seconds < 100 * 3600 else f"{seconds / 86_400:,.0f} days"
+def _hours_or_days(seconds: float) -> str:
+    return duration_in_words(seconds) if seconds < 100 * 3600 else f"{seconds / 86_400:,.0f} days"

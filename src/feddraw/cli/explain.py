@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import as_json, console, table
+from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def explain(
         raise UserError(f"{run}: {mistake}") from None
     found = explain_weights.explain(read)
     if json:
-        as_json(explain_weights.document(found))
+        print_json(explain_weights.document(found))
     else:
-        show(found)
+        show_explanation(found)
 
 
-def show(found: Explanation) -> None:
+def show_explanation(found: Explanation) -> None:
     """The sentences, the clients, and where their weights came from."""
     from feddraw.analysis import explain_weights
 
@@ -51,7 +51,7 @@ def show(found: Explanation) -> None:
     clients = explain_weights.document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
-    out.print(table(columns, [_who(client) for client in clients]))
+    out.print(table(columns, [_explained_client(client) for client in clients]))
     out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
     out.print("Influence: mean share of the length of all weighted updates.\n")
     if found.from_size is None:
@@ -60,12 +60,12 @@ def show(found: Explanation) -> None:
     equal = explain_weights.percent(1 / len(found.clients))
     out.print(f"Where the weights come from, compared with an equal share of {equal}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
-    parts = [_contributions(client, sources) for client in clients]
+    parts = [_explained_contributions(client, sources) for client in clients]
     out.print(table(["client", "difference", *(f"from {source}" for source in sources)], parts))
     out.print(f"In percentage points. {explain_weights.SPLIT}")
 
 
-def _who(client: dict[str, float]) -> list[str]:
+def _explained_client(client: dict[str, float]) -> list[str]:
     from feddraw.analysis.explain_weights import percent
 
     most = f"{percent(client['most'])} ({client['most_round']})"
@@ -74,6 +74,6 @@ def _who(client: dict[str, float]) -> list[str]:
     return [str(client["client"]), *images, *weights, most, percent(client["influence"])]
 
 
-def _contributions(client: dict[str, float], sources: Sequence[str]) -> list[str]:
+def _explained_contributions(client: dict[str, float], sources: Sequence[str]) -> list[str]:
     parts = [client[f"from_{source}"] for source in sources]
     return [str(client["client"]), *(f"{100 * part:+.2f}" for part in (sum(parts), *parts))]

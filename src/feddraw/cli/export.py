@@ -7,7 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from feddraw.cli.show import console, table
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.terminal import console, table
 
 
 def export(
@@ -30,13 +31,12 @@ def export(
 
     Research software, not a medical device.
     """
-    from feddraw.cli.progress import preparing
     from feddraw.export import export_run
 
     say = console()
     wanted = [word.strip() for word in formats.split(",") if word.strip()]
     about = {"formats": wanted, "model": model, "names": names, "licence": licence, "trust": trust}
-    with preparing(console(stderr=True), prefix="") as report_progress:
+    with counting_bar(console(stderr=True), prefix="") as report_progress:
         done = export_run(run, run / "export" if out is None else out, progress=report_progress, **about)  # type: ignore[arg-type]
     kind = "test images" if not done.note else "random images"
     rows = [[one.format, f"{one.images:,}", f"{one.difference:.1e}"] for one in done.checks]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.run import Data, Scenario
-from feddraw.cli.show import as_json, console, echo, table
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.run import DataOption, ScenarioOption
+from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.file_reading import damage_told, read_csv, read_toml
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def heterogeneity(
         Path | None,
         Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
     ] = None,
-    data: Annotated[str | None, Data] = None,
-    scenario: Annotated[str | None, Scenario] = None,
+    data: Annotated[str | None, DataOption] = None,
+    scenario: Annotated[str | None, ScenarioOption] = None,
     model: Annotated[str | None, Option(help="compact, densenet121, or package.module:function.")] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
     scale: Annotated[float | None, Option(help="Size of the scenario, 1 = as in the paper.")] = None,
@@ -49,6 +49,8 @@ def heterogeneity(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""
+    from feddraw.experiment.settings import parse_settings
+
     typed = {
         "data": data, "scenario": scenario, "model": model, "data.size": size, "scenario.scale": scale, "seed": seed,
     }  # fmt: skip
@@ -56,54 +58,55 @@ def heterogeneity(
     if source is not None and source.is_dir():
         if changes:
             raise UserError(f"{source} is a run that was carried out: its settings cannot be changed here")
-        found, about = _of_run(source)
+        found, about = _measured_in_run(source)
         folder = out
     else:
-        experiment = _experiment(source, data, scenario, changes, trust)
-        found, about = _of_experiment(experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates)
+        experiment = _experiment_to_measure(source, data, scenario, changes, trust)
+        found, about = _measure_experiment(
+            experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates
+        )
         usual = Path("runs") / naming.folder_name(
             f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
         )
         folder = out or (None if json else usual)
     document = about | {"measured": [asdict(one) for one in found]}
-    written = _write(folder, document, found) if folder is not None else []
+    written = _write_heterogeneity(folder, document, found) if folder is not None else []
     if json:
-        as_json(document)
+        print_json(document)
         return
-    show(found, about)
+    show_heterogeneity(found, about)
     if written:
-        echo(f"written to {', '.join(map(str, written))}")
+        print_line(f"written to {', '.join(map(str, written))}")
 
 
-def _experiment(
+def _experiment_to_measure(
     source: Path | None, data: str | None, scenario: str | None, changes: dict[str, Any], trust: bool
 ) -> Experiment:
-    from feddraw.cli.run import starting_point
+    from feddraw.cli.run import starting_experiment
     from feddraw.experiment.settings import complete
 
     if source is None and data is not None and scenario is None and Path(data).exists():
         changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
-    return complete(starting_point(source, None, None, trust).with_settings(changes))
+    return complete(starting_experiment(source, None, None, trust).with_settings(changes))
 
 
-def _of_experiment(
+def _measure_experiment(
     experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.cli.progress import preparing
     from feddraw.core import Measurement
     from feddraw.experiment.heterogeneity import HeterogeneityOptions, measure_heterogeneity
 
     batches, batch_size, layer, mode = how
     measurement = Measurement(batches, batch_size, 1, one_of("mode", mode, ("train", "eval")) == "eval")
     wanted = HeterogeneityOptions(measurement, layer, rounds, permutations, replicates)
-    with preparing(console(stderr=True), prefix="", announced=False) as report_progress:
+    with counting_bar(console(stderr=True), prefix="", announced=False) as report_progress:
         found = list(measure_heterogeneity(experiment, wanted, progress=report_progress))
     names = {part: experiment.section(part)[0] for part in ("data", "scenario", "model")}
     about = names | {"seed": experiment.seed, "rounds": experiment.rounds, "layer": layer, "mode": mode}
     return found, about | {"batches": batches, "batch_size": batch_size}
 
 
-def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
+def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.analysis.site_distances import from_ledger
     from feddraw.results.ledger_table import Ledger
     from feddraw.results.run_folder import RunFolder
@@ -122,7 +125,7 @@ def _of_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
     return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
 
 
-def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]) -> list[Path]:
+def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity]) -> list[Path]:
     from json import dumps
 
     from feddraw.analysis.forest_plot import forest_figure
@@ -139,10 +142,7 @@ def _write(folder: Path, document: dict[str, Any], found: Sequence[Heterogeneity
     return files
 
 
-# ---------------------------------------------------------------------------------------------------- on the terminal
-
-
-def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
+def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
     from feddraw.analysis.forest_plot import when
     from feddraw.analysis.site_distances import verdict
@@ -152,15 +152,15 @@ def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     source = ", ".join(str(about[key]) for key in ("run", "scenario", "data") if about.get(key) is not None)
     out.print(naming.safe_line(f"{source}{note}, seed {about.get('seed')}: {len(found[-1].sites)} sites"))
     if len(found) > 2:
-        rows = [[str(one.round), *_numbers(one.overall)[:-1]] for one in found]
+        rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
         out.print("", naming.safe_line(f"{when(one.round)}: {verdict(one.overall)}"), sep="\n")
         columns = ["site", "images", "measured", "distance", "95 % interval"]
-        rows = [_site(site) for site in one.sites]
+        rows = [_site_distance_row(site) for site in one.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
         if one.layers or one.findings:
-            groups = [[group.name, *_numbers(group)] for group in (*one.layers, *one.findings)]
+            groups = [[group.name, *_heterogeneity_numbers(group)] for group in (*one.layers, *one.findings)]
             out.print(table(["parameters", "Q", "expected", "I²", "rho", "p"], groups))
     out.print(
         "distance: squared, from the other sites' mean gradient, corrected for sampling (0: no farther than chance), "
@@ -168,12 +168,12 @@ def show(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     )
 
 
-def _numbers(group: Group) -> list[str]:
+def _heterogeneity_numbers(group: Group) -> list[str]:
     p = "" if group.p is None else f"{group.p:.3g}"
     return [f"{group.q:.1f}", f"{group.expected:.1f}", f"{100 * group.i_squared:.0f} %", f"{group.rho:.3g}", p]
 
 
-def _site(site: SiteDistance) -> list[str]:
+def _site_distance_row(site: SiteDistance) -> list[str]:
     distance = "" if site.distance is None else f"{site.distance:.4f}"
     interval = "" if site.low is None or site.high is None else f"{site.low:.4f} to {site.high:.4f}"
     images = [f"{site.images:,}", f"{site.measured:,}" if site.measured else "none"]

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from feddraw.cli.show import console, echo, table
+from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.experiment.init_own_data import FirstRun, InspectedData
 
-Where = Annotated[list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")]
-Images = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
-Out = Annotated[Path | None, Option(help="Experiment file to write (default: NAME.toml in this folder).")]
+SurveyedPaths = Annotated[
+    list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
+]
+ImagesFolder = Annotated[str, Option(help="Folder that the paths in the table start from.", show_default=False)]
+ExperimentFile = Annotated[Path | None, Option(help="Experiment file to write (default: NAME.toml in this folder).")]
 
 
-def init(paths: Where, images: Images = "", out: Out = None) -> None:
+def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
     from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
     from feddraw.system.file_writing import write_whole
@@ -35,7 +37,7 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
     chosen = plan_first_run(found)
-    show(found, chosen)
+    show_survey(found, chosen)
     if found.written:
         write_whole(found.sheets[0], found.written.encode())
     options = {"--images": images, "--out": str(out or "")}
@@ -43,10 +45,10 @@ def init(paths: Where, images: Images = "", out: Out = None) -> None:
     command = f"feddraw init {' '.join(map(quote, typed))}"
     shown = quote(str(target))
     write_whole(target, experiment_file_text(found, chosen, command, shown).encode())
-    echo(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
+    print_line(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
 
 
-def show(found: InspectedData, chosen: FirstRun) -> None:
+def show_survey(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.tables import describe_problems
     from feddraw.experiment.init_own_data import clients_in_words, findings_without_auc, unusable_rows

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw.cli.show import as_json, console, table
+from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import unknown
-
-if TYPE_CHECKING:
-    from feddraw.core import Method
 
 
 def list_(
@@ -18,19 +15,19 @@ def list_(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the methods, models, data sets or scenarios."""
-    lists = {"methods": methods, "models": models, "data": datasets, "scenarios": scenarios}
+    lists = {"methods": listed_methods, "models": listed_models, "data": listed_datasets, "scenarios": listed_scenarios}
     if kind not in lists:
         raise unknown("lists", kind, lists)
     rows = lists[kind]()
     if json:
-        as_json(rows)
+        print_json(rows)
         return
     columns = list(rows[0])
-    cells = [[_text(row[column]) for column in columns] for row in rows]
+    cells = [[_listed_cell(row[column]) for column in columns] for row in rows]
     console().print(table(columns, cells, left=len(columns)))
 
 
-def _text(value: Any) -> str:
+def _listed_cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, bool):
@@ -38,9 +35,9 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def methods() -> list[dict[str, Any]]:
+def listed_methods() -> list[dict[str, Any]]:
     from feddraw import catalog
-    from feddraw.experiment.method_by_name import method_defaults, without_required
+    from feddraw.experiment.method_by_name import method_defaults, needs_of_method, place_in_mixture, without_required
 
     rows = []
     for name in catalog.names("methods"):
@@ -50,7 +47,7 @@ def methods() -> list[dict[str, Any]]:
             {
                 "name": name,
                 "what": catalog.first_doc_line("methods", name),
-                "needs": needs_of(method),
+                "needs": needs_of_method(method),
                 "cost": method.weighting.cost,
                 "client keeps": ", ".join(method.local.keeps) or "nothing",
                 "client sends": ", ".join(["model", *method.sends]),
@@ -63,34 +60,7 @@ def methods() -> list[dict[str, Any]]:
     return rows
 
 
-def place_in_mixture(method: Method) -> str:
-    """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
-    from feddraw.experiment.method_by_name import brings_training, brings_weighting
-
-    return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
-
-
-ASKED = {
-    "loss": "clients' loss",
-    "accuracy": "clients' accuracy",
-    "labels": "label counts",
-    "gradient": "clients' gradient",
-    "groups": "group counts",
-    "held": "clients' memory",
-    "gradient mean": "batch gradients",
-    "classifier gradient mean": "batch gradients of the classifier",
-    "gradient spread": "their variance",
-}
-
-
-def needs_of(method: Method) -> str:
-    """All that a method looks at, beside the models that it averages."""
-    proxy = ["labelled images at the server"] if method.weighting.proxy else []
-    needs = [method.weighting.needs, *(ASKED[name] for name in method.asks), *proxy]
-    return ", ".join([need for need in needs if need != "nothing"] or ["nothing"])
-
-
-def models() -> list[dict[str, Any]]:
+def listed_models() -> list[dict[str, Any]]:
     from feddraw import catalog
     from feddraw.experiment.method_by_name import method_defaults, without_required
 
@@ -104,13 +74,13 @@ def models() -> list[dict[str, Any]]:
     ]
 
 
-def datasets() -> list[dict[str, Any]]:
+def listed_datasets() -> list[dict[str, Any]]:
     from feddraw.experiment.dataset_by_name import dataset_names
 
     return [{"name": name, "what": what} for name, what in dataset_names().items()]
 
 
-def scenarios() -> list[dict[str, Any]]:
+def listed_scenarios() -> list[dict[str, Any]]:
     from feddraw.scenarios.partition import describe, names, options_of
 
     return [{"name": name, "what": describe(name), "settings": options_of(name)} for name in names()]

@@ -15,8 +15,8 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def key(
+@app.command("key")
+def make_operator_key(
     path: Annotated[Path, Argument(help="Private key to write; PATH.pub beside it is for the sites.")],
     passphrase: Annotated[bool, Option("--passphrase", help="Ask for a passphrase to lock the private key.")] = False,
 ) -> None:
@@ -32,8 +32,8 @@ def key(
     typer.echo(key_fingerprint(line))
 
 
-@app.command()
-def sign(
+@app.command("sign")
+def sign_app(
     bundle: Annotated[Path, Argument(metavar="APP", help="The app's folder, or its .fab from `flwr build`.")],
     key: Annotated[Path, Option(help="The private key of `feddraw operator key`.")],
     days: Annotated[float, Option(help="Days that the signature is valid.")] = 365.0,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from feddraw.cli.show import as_json, console, echo, table
+from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddraw.paper.weight_claims import Claim, Verdict
     from feddraw.schedules import Reading
 
-SOURCE = (
+PAPER_SOURCE = (
     "M. Moradpour and A.-C. Hauschild, FedDRAW: Federated Dual Reputation Annealing Weighting for Heterogeneous "
     "Multi-Institutional Chest Radiograph Classification (preprint)"
 )
@@ -34,16 +34,16 @@ def paper(
     from feddraw.paper.published_tables import comparisons
 
     found = comparisons()
-    drawn = draw(found, plot) if plot is not None else []
+    drawn = draw_critical_differences(found, plot) if plot is not None else []
     if json:
-        as_json(document(found))
+        print_json(paper_document(found))
     else:
-        show(found)
+        show_paper(found)
         for path in drawn:
-            echo(f"drawn: {path}")
+            print_line(f"drawn: {path}")
 
 
-def draw(found: Comparisons, folder: Path) -> list[Path]:
+def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
     from feddraw.analysis.plots import critical_difference_figure, save
     from feddraw.paper.published_tables import METRICS
@@ -61,21 +61,18 @@ def draw(found: Comparisons, folder: Path) -> list[Path]:
     return paths
 
 
-# ---------------------------------------------------------------------------------------------------- as a document
-
-
-def document(found: Comparisons) -> dict[str, Any]:
+def paper_document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
-    from feddraw.cli import stats
+    from feddraw.analysis.statistics import comparison_document
     from feddraw.paper import published_tables
     from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
 
     judged = claims_by_reading()
     return {
-        "source": SOURCE,
+        "source": PAPER_SOURCE,
         "alpha": published_tables.ALPHA,
         "checks": [asdict(check) | {"agrees": check.agrees} for check in published_tables.checks(found)],
-        "metrics": {metric: stats.document(comparison) for metric, comparison in found.items()},
+        "metrics": {metric: comparison_document(comparison) for metric, comparison in found.items()},
         "printed_ranks": {metric: published_tables.printed_ranks(metric).rows() for metric in found},
         "dynamics": [
             asdict(claim) | {"readings": {r: {s: asdict(v) for s, v in by.items()} for r, by in verdicts.items()}}
@@ -86,28 +83,25 @@ def document(found: Comparisons) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- in words
-
-
-def show(found: Comparisons) -> None:
+def show_paper(found: Comparisons) -> None:
     from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
 
     out = console()
-    out.print(f"Published numbers of {SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
-    _show_ranks(out, found)
-    _show_checks(out, found)
-    _show_pairs(out, found)
+    out.print(f"Published numbers of {PAPER_SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
+    _show_published_ranks(out, found)
+    _show_paper_checks(out, found)
+    _show_significant_pairs(out, found)
     judged = claims_by_reading()
-    _show_claims(out, judged)
-    _bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
+    _show_weight_claims(out, judged)
+    _print_bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
     concluded = conclusions(found)
     out.print("\nWhat the published numbers show")
-    _bullets(out, [one.text for one in concluded if one.shows])
+    _print_bullets(out, [one.text for one in concluded if one.shows])
     out.print("\nWhat they leave open")
-    _bullets(out, [one.text for one in concluded if not one.shows])
+    _print_bullets(out, [one.text for one in concluded if not one.shows])
 
 
-def _show_ranks(out: Console, found: Comparisons) -> None:
+def _show_published_ranks(out: Console, found: Comparisons) -> None:
     """Table 6 as it follows from Tables 4 and 5; a rank that is printed otherwise would stand in brackets."""
     from feddraw.paper import published_tables
 
@@ -126,7 +120,7 @@ def _show_ranks(out: Console, found: Comparisons) -> None:
     out.print(table(["", *auc.table.methods], rows, compact=True), "", sep="\n")
 
 
-def _show_checks(out: Console, found: Comparisons) -> None:
+def _show_paper_checks(out: Console, found: Comparisons) -> None:
     from feddraw.paper import published_tables
 
     checks = published_tables.checks(found)
@@ -135,12 +129,12 @@ def _show_checks(out: Console, found: Comparisons) -> None:
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
     rows = [[quantity, *cells] for quantity, cells in by_quantity.items()]
     out.print(table(columns, rows, compact=True), "", sep="\n")
-    _bullets(out, [_sentence(check) for check in checks if check not in numbers])
+    _print_bullets(out, [_paper_check_sentence(check) for check in checks if check not in numbers])
     agree = sum(check.agrees for check in checks)
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
 
 
-def _sentence(check: Check) -> str:
+def _paper_check_sentence(check: Check) -> str:
     from feddraw.paper.published_tables import METRICS
 
     if check.metric == "both":
@@ -149,7 +143,7 @@ def _sentence(check: Check) -> str:
     return f"{METRICS[check.metric]}: {check.quantity} {check.computed} ({said})"
 
 
-def _show_pairs(out: Console, found: Comparisons) -> None:
+def _show_significant_pairs(out: Console, found: Comparisons) -> None:
     from feddraw.analysis.statistics_in_words import p_text
     from feddraw.paper.published_tables import METRICS
 
@@ -159,27 +153,27 @@ def _show_pairs(out: Console, found: Comparisons) -> None:
             f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {comparison.difference:.2f} (Nemenyi's p)"
         )
         named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
-        _bullets(out, [", ".join(named)])
-        _bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
+        _print_bullets(out, [", ".join(named)])
+        _print_bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
     out.print()
 
 
 Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
 
 
-def _show_claims(out: Console, judged: Judged) -> None:
+def _show_weight_claims(out: Console, judged: Judged) -> None:
     rows = [
         [
             f"{claim.scenario} {claim.client}",
             claim.round.removesuffix(" round"),
-            _printed(claim),
-            *(_cell(claim, by) for by in some.values()),
+            _printed_claim(claim),
+            *(_verdict_cell(claim, by) for by in some.values()),
         ]
         for claim, some in judged
     ]
     out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
     out.print(table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True), "", sep="\n")
-    _bullets(
+    _print_bullets(
         out,
         [
             "always: whatever the similarities are; never, not in: for no similarities, with what comes instead",
@@ -191,17 +185,17 @@ def _show_claims(out: Console, judged: Judged) -> None:
     out.print()
 
 
-def _printed(claim: Claim) -> str:
+def _printed_claim(claim: Claim) -> str:
     if claim.quantity.startswith("deviation"):
         return "below mean"
-    word = next((w for key, w in WORDS.items() if key in claim.quantity), "weight")
+    word = next((w for key, w in CLAIM_WORDS.items() if key in claim.quantity), "weight")
     return f"{word} {claim.relation.replace('==', '')}{claim.value}"
 
 
-WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
+CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
 
 
-def _cell(claim: Claim, by_scenario: Mapping[str, Verdict]) -> str:
+def _verdict_cell(claim: Claim, by_scenario: Mapping[str, Verdict]) -> str:
     """A verdict in a few letters; the scenarios of one claim never differ in kind."""
     verdict = next(iter(by_scenario.values()))
     if verdict.outcome == "always":
@@ -217,7 +211,7 @@ def _cell(claim: Claim, by_scenario: Mapping[str, Verdict]) -> str:
     return f"gap {claim.relation.replace('==', '')}{largest:+.4f}"
 
 
-def _bullets(out: Console, lines: Sequence[str]) -> None:
+def _print_bullets(out: Console, lines: Sequence[str]) -> None:
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 1))

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from feddraw.cli.show import console
+from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed
 
-SHOWN = 10  # unreadable files that are named one by one
+SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 
 
 def predict(
@@ -37,7 +38,6 @@ def predict(
 
     Research software, not a medical device.
     """
-    from feddraw.cli.progress import preparing
     from feddraw.experiment.prediction import find_images, predict_images
     from feddraw.system.file_writing import require_writable_place, write_whole
 
@@ -45,7 +45,7 @@ def predict(
     if out is not None:
         require_writable_place(out)
     begun = time.perf_counter()
-    with preparing(console(stderr=True), prefix="") as report_progress:
+    with counting_bar(console(stderr=True), prefix="") as report_progress:
         done = predict_images(run, found, model, trust=trust, workers=workers, progress=report_progress)
     seconds = time.perf_counter() - begun
     if out is None:
@@ -55,7 +55,7 @@ def predict(
     say = console(stderr=True)
     where = "" if out is None else f", written to {out}"
     say.print(f"{len(found) - len(done.problems):,} of {len(found):,} images scored in {seconds:.1f} s{where}")
-    for place, why in list(done.problems.items())[:SHOWN]:
+    for place, why in list(done.problems.items())[:SHOWN_UNREADABLE]:
         say.print(f"not read: {done.images[place].name}: {why}")
     if done.problems:
         raise RunFailed(f"{len(done.problems)} of {len(found)} images could not be read")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import console, status
+from feddraw.cli.terminal import console, status_line
 from feddraw.errors import UserError, not_negative, unknown
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ def report(
 ) -> None:
     """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and figures."""
     not_negative("replicates", replicates)
-    alpha = level(preset) if alpha is None else alpha
+    alpha = significance_level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
         raise UserError(f"margin must be from 0 to below 1, such as 0.01, not {margin}")
-    write_and_show(folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf)
+    write_and_show_report(folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf)
 
 
-def level(preset: str) -> float:
+def significance_level(preset: str) -> float:
     """The significance level that goes with a preset; the paper's is 0.10."""
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])
@@ -48,16 +48,16 @@ def level(preset: str) -> float:
     return OF_THE_PAPER if preset == "paper" else ALPHA
 
 
-def write_and_show(folders: Sequence[Path], out: Path | None = None, **options: Any) -> None:
+def write_and_show_report(folders: Sequence[Path], out: Path | None = None, **options: Any) -> None:
     """Write the report, with the options of `feddraw.report.write_report`, and show its main results."""
     from feddraw.report import write_report
 
-    with status("writing the report") as say:
+    with status_line("writing the report") as say:
         written = write_report(folders, out, say=say, **options)
-    show(written)
+    show_report(written)
 
 
-def show(written: Written) -> None:
+def show_report(written: Written) -> None:
     """What was left out, the main results, and where the files are."""
     from feddraw.report.sections.summary import main_results
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import console, table
+from feddraw.cli.progress_bars import progress_bars
+from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.file_reading import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
 
-FEW_NOTE = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
+FEW_TEST_IMAGES = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
 
 
-def offered(kind: str) -> Callable[[str], list[str]]:
+def offered_names(kind: str) -> Callable[[str], list[str]]:
     """What the tab key offers for a name of this kind."""
 
     def beginning(incomplete: str) -> list[str]:
@@ -46,14 +46,18 @@ def offered(kind: str) -> Callable[[str], list[str]]:
     return beginning
 
 
-Data = Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered("data"))
-Scenario = Option(
-    help="Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …",
-    autocompletion=offered("scenarios"),
+DataOption = Option(
+    help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered_names("data")
 )
-Rules = Option(help="A method, or A+B: the weighting of A with the training of B.", autocompletion=offered("methods"))
+ScenarioOption = Option(
+    help="Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …",
+    autocompletion=offered_names("scenarios"),
+)
+MethodOption = Option(
+    help="A method, or A+B: the weighting of A with the training of B.", autocompletion=offered_names("methods")
+)
 
-Devices = Option(
+DevicesOption = Option(
     help="Where workers train: cuda:0,cuda:1 or all (GPUs); several share a GPU as its memory allows. "
     "cpu:0,cpu:1 plays two devices. (default: training.device)"
 )
@@ -65,9 +69,9 @@ def run(
         Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
     ] = None,
     preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
-    data: Annotated[str | None, Data] = None,
-    scenario: Annotated[str | None, Scenario] = None,
-    method: Annotated[str | None, Rules] = None,
+    data: Annotated[str | None, DataOption] = None,
+    scenario: Annotated[str | None, ScenarioOption] = None,
+    method: Annotated[str | None, MethodOption] = None,
     model: Annotated[str | None, Option(help="Network: compact, densenet121, or package.module:function.")] = None,
     size: Annotated[int | None, Option(help="Height and width of the images in pixels.")] = None,
     rounds: Annotated[int | None, Option(help="Number of rounds, T.")] = None,
@@ -83,7 +87,7 @@ def run(
     workers: Annotated[
         int | None, Option(help="Worker processes (default: one per core, or as many as the GPUs' memory holds).")
     ] = None,
-    devices: Annotated[str | None, Devices] = None,
+    devices: Annotated[str | None, DevicesOption] = None,
     out: Annotated[Path | None, Option(help="Folder for the results (default: runs/SCENARIO-METHOD-SEED).")] = None,
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. method.beta_max=2 (repeatable).")
@@ -98,21 +102,23 @@ def run(
         "partition_seed": partition_seed, "scenario.scale": scale, "engine": engine, "workers": workers,
         "devices": devices,
     }  # fmt: skip
-    changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
     if not resume and out is not None and out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
     say = console()
     with say.status("starting") if say.is_terminal else nullcontext():
-        from feddraw.experiment.settings import complete
+        from feddraw.experiment.settings import complete, parse_settings
+        from feddraw.results.run_folder import run_folder_by_name
 
-        experiment = starting_point(file, preset, out if resume else None, trust).with_settings(changes)
+        changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
+        experiment = starting_experiment(file, preset, out if resume else None, trust).with_settings(changes)
         experiment = complete(experiment)
-    folder = out or free_folder(experiment, resume)
-    carry_out(experiment, folder, resume=resume)
-    show_metrics(folder)
+    scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
+    folder = out or run_folder_by_name(scenario, method, experiment.seed, resume=resume)
+    carry_out_run(experiment, folder, resume=resume)
+    show_test_metrics(folder)
 
 
-def starting_point(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
+def starting_experiment(file: Path | None, preset: str | None, resumed: Path | None, trust: bool) -> Experiment:
     """Where the settings start from: a file, the folder that is resumed, or a preset."""
     from feddraw.experiment.settings import Experiment
     from feddraw.results.run_folder import RunFolder
@@ -129,17 +135,7 @@ def starting_point(file: Path | None, preset: str | None, resumed: Path | None, 
     return Experiment.preset(preset or "laptop")
 
 
-def free_folder(experiment: Experiment, resume: bool) -> Path:
-    """runs/SCENARIO-METHOD-SEED, with a number behind it where that is taken."""
-    names = [naming.folder_name(experiment.section(part)[0].replace(":", ".")) for part in ("scenario", "method")]
-    base = Path("runs") / "-".join([*names, str(experiment.seed)])
-    folder, number = base, 2
-    while not resume and folder.exists() and any(folder.iterdir()):
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
-
-
-def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
+def carry_out_run(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
     """Run an experiment and show how it goes."""
     from feddraw.experiment import running
     from feddraw.results.run_folder import RunFolder
@@ -148,7 +144,7 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
         list(running.iterate(experiment, folder, resume=True))  # refuses other settings
         console().print(f"{folder} is already finished")
         return
-    with display(experiment) as (shown, on_round):
+    with run_display(experiment) as (shown, on_round):
         try:
             for result in running.iterate(experiment, folder, resume=resume, dataset=dataset, **shown):
                 on_round(result)
@@ -157,16 +153,14 @@ def carry_out(experiment: Experiment, folder: Path, *, resume: bool = False, dat
 
 
 @contextmanager
-def display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
+def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[RoundResult], None]]]:
     """A bar for the steps, a line for every round: what `iterate` calls meanwhile, and what to do with its rounds."""
-    from feddraw.cli.progress import bars
-
     out = console()
     name, scenario, method = (experiment.section(part)[0] for part in ("data", "scenario", "method"))
     note = " (synthetic)" if name == "phantom" else ""
     extent = f"rounds 0 to {experiment.rounds - 1}" if experiment.rounds > 1 else "one round, number 0"
     out.print(f"{method} on {scenario}, {name}{note}, {extent}, seed {experiment.seed}")
-    with bars(out, announced=False) as shown:
+    with progress_bars(out, announced=False) as shown:
         shown.show("run", "starting", 0, 0)
         prepared: list[str] = []
         now = {"loss": "", "area": ""}
@@ -184,14 +178,14 @@ def display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callable[[
             now["loss"] = f"loss {update.metrics.get('loss', math.nan):.4f}"
 
         def on_round(result: RoundResult) -> None:
-            now["area"] = f", validation AUC {number(result.metrics['validation']['auc']['macro'])}"
-            shown.line(line(result))
+            now["area"] = f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
+            shown.line(round_line(result))
 
         on_setup = partial(show_splits, out)
         yield {"progress": on_progress, "on_update": on_update, "on_setup": on_setup}, on_round
 
 
-def line(result: RoundResult) -> str:
+def round_line(result: RoundResult) -> str:
     """What a round gave, in one line; rounds are counted from 0, as in the ledger."""
     weights = list(result.weights.values())
     if len(weights) <= 8:
@@ -199,7 +193,7 @@ def line(result: RoundResult) -> str:
     else:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
-    numbers = f"loss {number(result.loss)}  validation AUC {number(area)}  {shares or 'no client counted'}"
+    numbers = f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)}  {shares or 'no client counted'}"
     text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
@@ -219,14 +213,14 @@ def show_splits(out: Console, setup: PreparedRun) -> None:
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *found], rows))
     if marked:
-        out.print(FEW_NOTE)
+        out.print(FEW_TEST_IMAGES)
     layout = setup.initial.layout
     frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""
     said = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
     out.print(said + classifier_in_words(layout.classifier, layout.outputs), markup=False)
 
 
-def show_metrics(folder: Path) -> None:
+def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
     from feddraw.data.splits import too_few
@@ -239,18 +233,18 @@ def show_metrics(folder: Path) -> None:
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
     marked = {name for place, name in enumerate(findings) if split and too_few(split, place)}
     rows = [
-        [f"{name} †" if name in marked else name, *(number(test[kind]["per_class"][name]) for kind in kinds)]
+        [f"{name} †" if name in marked else name, *(metric_text(test[kind]["per_class"][name]) for kind in kinds)]
         for name in findings
     ]
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
-    rows.append([f"mean of {defined}", *(number(test[kind]["macro"]) for kind in kinds)])
+    rows.append([f"mean of {defined}", *(metric_text(test[kind]["macro"]) for kind in kinds)])
     if marked and (sound := [name for name in findings if name not in marked]):
         means = [macro(undefined_as_nan(test[kind]["per_class"][name]) for name in sound) for kind in kinds]
-        rows.append([f"mean of {len(sound)} without †", *map(number, means)])
+        rows.append([f"mean of {len(sound)} without †", *map(metric_text, means)])
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
     if marked:
-        out.print(FEW_NOTE)
+        out.print(FEW_TEST_IMAGES)
     out.print(f"written to {folder}")
     if found.get("diverged"):
         said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"
@@ -259,5 +253,5 @@ def show_metrics(folder: Path) -> None:
         out.print(said, markup=False)
 
 
-def number(value: float | None) -> str:
+def metric_text(value: float | None) -> str:
     return "undefined" if value is None or math.isnan(value) else f"{value:.4f}"

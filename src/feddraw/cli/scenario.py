@@ -11,9 +11,8 @@ import typer
 from typer import Argument, Option
 
 from feddraw import naming
-from feddraw.cli.show import as_json, console, echo, status, table
+from feddraw.cli.terminal import console, print_json, print_line, status_line, table
 from feddraw.errors import UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.file_writing import json_values
 
 if TYPE_CHECKING:
@@ -26,14 +25,16 @@ app = typer.Typer(
     name="scenario", no_args_is_help=True, help="Show, save and check how a scenario splits images between clients."
 )
 
-Name = Annotated[str, Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")]
-Table = Annotated[
+ScenarioName = Annotated[
+    str, Argument(help="CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …, NAME.json or package.module:function.")
+]
+LabelTable = Annotated[
     Path | None,
     Option("--labels", help="Label table: CheXpert's train.csv (also .gz), or an .npz in MedMNIST's layout."),
 ]
-Scale = Annotated[float, Option(help="Number of images relative to the paper's scenario (1 = all).")]
-Seed = Annotated[int, Option(help="Seed of the split between clients.")]
-Settings = Annotated[
+ScenarioScale = Annotated[float, Option(help="Number of images relative to the paper's scenario (1 = all).")]
+ScenarioSeed = Annotated[int, Option(help="Seed of the split between clients.")]
+ScenarioSettings = Annotated[
     list[str] | None, Option("--set", help="KEY=VALUE: change an option of the scenario (repeatable).")
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
@@ -42,21 +43,21 @@ HOW_TO_COUNT = "add --labels FILE (CheXpert's train.csv, also .gz, or an .npz in
 
 
 @app.command("list")
-def list_all(json: Json = False) -> None:
+def list_scenarios(json: Json = False) -> None:
     """List the scenarios and their options."""
     from feddraw.cli import listing
 
     listing.list_("scenarios", json)
 
 
-@app.command()
-def show(
-    name: Name,
+@app.command("show")
+def show_scenario(
+    name: ScenarioName,
     *,
-    labels: Table = None,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-    set_: Settings = None,
+    labels: LabelTable = None,
+    scale: ScenarioScale = 1.0,
+    seed: ScenarioSeed = 0,
+    set_: ScenarioSettings = None,
     json: Json = False,
     plot: Annotated[
         Path | None, Option(help="Draw sizes and label distribution to this file (.png, .svg or .pdf).")
@@ -64,30 +65,30 @@ def show(
 ) -> None:
     """Show counts per client and finding, and how much the clients differ."""
     if labels is None:
-        _show_sizes(name, scale, json, plot)
+        _show_scenario_sizes(name, scale, json, plot)
         return
     from feddraw.scenarios.skew_measures import measure
 
-    table, partition = _deal(name, labels, scale, seed, set_)
+    table, partition = _deal_labels(name, labels, scale, seed, set_)
     measures = measure(partition, table)
     if plot:
         from feddraw.analysis.plots import partition_figure, save
 
         save(partition_figure(partition, table), plot)
     if json:
-        as_json(summary(partition, table, measures))
+        print_json(partition_document(partition, table, measures))
     else:
         _print_partition(partition, table, measures)
 
 
-@app.command()
-def build(
-    name: Name,
+@app.command("build")
+def build_scenario(
+    name: ScenarioName,
     *,
-    labels: Table = None,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-    set_: Settings = None,
+    labels: LabelTable = None,
+    scale: ScenarioScale = 1.0,
+    seed: ScenarioSeed = 0,
+    set_: ScenarioSettings = None,
     out: Annotated[Path | None, Option(help="File to write (default: NAME.json in this folder).")] = None,
 ) -> None:
     """Write each client's image names and their SHA-256 to a file, which can be used as a scenario."""
@@ -96,17 +97,22 @@ def build(
 
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
-    table, partition = _deal(name, labels, scale, seed, set_)
+    table, partition = _deal_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
-    settings = {"dataset": dataset_of(partition.scenario), "seed": seed, "scale": scale, "options": options(set_)}
+    settings = {
+        "dataset": dataset_of(partition.scenario),
+        "seed": seed,
+        "scale": scale,
+        "options": scenario_options(set_),
+    }
     write(path, partition, table, settings)
-    echo(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
-    echo(f"sha256 {partition.sha256}")
+    print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
+    print_line(f"sha256 {partition.sha256}")
 
 
-@app.command()
-def check(
-    name: Name,
+@app.command("check")
+def check_scenario(
+    name: ScenarioName,
     *,
     data: Annotated[str, Option(help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")] = "phantom",
     size: Annotated[int, Option(help="Height and width of the images in pixels.")] = 32,
@@ -116,7 +122,7 @@ def check(
     steps: Annotated[
         int, Option(help="Optimiser steps of each client alone, and of all clients' images together.")
     ] = 300,
-    seed: Seed = 0,
+    seed: ScenarioSeed = 0,
     workers: Annotated[int, Option(help="Worker processes; 0: one per core.")] = 0,
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change any setting, e.g. training.lr=1e-4 (repeatable).")
@@ -127,35 +133,35 @@ def check(
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     from feddraw.experiment import scenario_check
-    from feddraw.experiment.settings import Experiment
+    from feddraw.experiment.settings import Experiment, parse_settings
 
     typed: dict[str, Any] = {"scenario": name, "data": data, "data.size": size, "seed": seed, "workers": workers}
     typed |= {} if scale is None else {"scenario.scale": scale}
     experiment = Experiment().with_settings(typed | parse_settings(set_ or []))
-    with status("training each client alone") as say:
+    with status_line("training each client alone") as say:
         found = scenario_check.check_scenario(
             experiment, steps, lambda _, u: say(f"client {u.client + 1} has trained alone")
         )
     if json:
         verdict = {"accepted": found.accepted, "margin": None if math.isnan(found.margin) else found.margin}
-        as_json(json_values(asdict(found) | verdict))
+        print_json(json_values(asdict(found) | verdict))
     else:
-        _print_check(found)
+        _print_scenario_check(found)
 
 
-def _print_check(found: ScenarioCheck) -> None:
+def _print_scenario_check(found: ScenarioCheck) -> None:
     rows = [[one.client, f"{one.size:,}", "small" if one.small else "large", f"{one.auc:.4f}"] for one in found.clients]
     rows.append([found.together.client, f"{found.together.size:,}", "", f"{found.together.auc:.4f}"])
-    echo(f"{found.scenario}: every client alone for {found.steps} steps")
+    print_line(f"{found.scenario}: every client alone for {found.steps} steps")
     console().print(table(["client", "images", "", "validation AUC"], rows))
     if math.isnan(found.margin):
-        echo("no small and large clients to compare")
+        print_line("no small and large clients to compare")
     else:
         outcome = "accepted" if found.accepted else "not accepted"
-        echo(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
+        print_line(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
 
 
-def summary(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
+def partition_document(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
     """The document that `show --json` prints."""
     from feddraw.scenarios.skew_measures import counts
 
@@ -171,10 +177,10 @@ def summary(partition: Partition, labels: Labels, measures: Skew) -> dict[str, A
         "earth_movers": dict(zip(names, measures.earth_movers, strict=True)),
         "shared_patients": measures.shared_patients,
     }
-    return _document(partition.scenario, partition.sha256, clients, heterogeneity)
+    return _scenario_document(partition.scenario, partition.sha256, clients, heterogeneity)
 
 
-def _document(
+def _scenario_document(
     scenario: str, sha256: str | None, clients: list[dict[str, Any]], heterogeneity: dict[str, Any]
 ) -> dict[str, Any]:
     from feddraw.scenarios.partition import dataset_of
@@ -184,20 +190,24 @@ def _document(
     return {**about, "clients": clients, "heterogeneity": heterogeneity}
 
 
-def options(settings: list[str] | None) -> dict[str, Any]:
+def scenario_options(settings: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE as options of a scenario; KEY may begin with `scenario.` as in an experiment's file."""
+    from feddraw.experiment.settings import parse_settings
+
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 
-def _deal(name: str, path: Path, scale: float, seed: int, settings: list[str] | None) -> tuple[Labels, Partition]:
+def _deal_labels(
+    name: str, path: Path, scale: float, seed: int, settings: list[str] | None
+) -> tuple[Labels, Partition]:
     from feddraw.experiment.dataset_by_name import read_training_labels
     from feddraw.scenarios.partition import deal
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=options(settings))
+    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(settings))
 
 
-def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
+def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
     from feddraw.scenarios.partition import known_sizes
     from feddraw.scenarios.skew_measures import measure_sizes
@@ -210,13 +220,13 @@ def _show_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     if json:
         unknown = {"positives": None, "none": None}
         listed = [{"client": client, "size": size, **unknown} for client, size in clients.items()]
-        as_json(_document(scenario, None, listed, asdict(measures)))
+        print_json(_scenario_document(scenario, None, listed, asdict(measures)))
         return
     rows = [[client, f"{size:,}", f"{size / sum(sizes):.1%}"] for client, size in clients.items()]
-    echo(_heading(scenario, sizes))
+    print_line(_scenario_heading(scenario, sizes))
     console().print(table(["client", "images", "share"], rows))
-    echo(_sentence(measures))
-    echo(f"for counts per finding and the SHA-256, {HOW_TO_COUNT}")
+    print_line(_size_measures_sentence(measures))
+    print_line(f"for counts per finding and the SHA-256, {HOW_TO_COUNT}")
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
@@ -235,24 +245,24 @@ def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> No
         [client, f"{size / sum(sizes):.1%}", f"{js:.3f}", f"{emd:.3f}"]
         for (client, size), js, emd in zip(clients, measures.jensen_shannon, measures.earth_movers, strict=True)
     ]
-    echo(_heading(partition.scenario, sizes))
+    print_line(_scenario_heading(partition.scenario, sizes))
     console().print(drawn)
-    echo("distance of each client's label distribution from that of all clients together:")
+    print_line("distance of each client's label distribution from that of all clients together:")
     console().print(table(["client", "share of images", "Jensen–Shannon", "earth mover's"], distances))
-    echo(_sentence(measures.sizes))
+    print_line(_size_measures_sentence(measures.sizes))
     shared = "not known" if measures.shared_patients is None else f"{measures.shared_patients:,}"
-    echo(f"patients at more than one client: {shared}")
-    echo(f"sha256 {partition.sha256}")
+    print_line(f"patients at more than one client: {shared}")
+    print_line(f"sha256 {partition.sha256}")
 
 
-def _heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
+def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
     from feddraw.scenarios.partition import describe, names
 
     about = f" ({describe(scenario)})" if scenario in names() else ""
     return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"
 
 
-def _sentence(measures: SizeMeasures) -> str:
+def _size_measures_sentence(measures: SizeMeasures) -> str:
     return (
         f"largest / smallest client {measures.size_ratio:.2f}, Gini {measures.gini:.3f}, "
         f"smallest share {measures.smallest_share:.1%}, effective clients {measures.effective_clients:.2f}"

@@ -15,8 +15,8 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def key(
+@app.command("key")
+def make_site_key(
     path: Annotated[Path, Argument(help="Private key to write; PATH.pub beside it is for all other sites.")],
     name: Annotated[str, Option(help="The site's name in the federation, for the line of the directory.")] = "NAME",
 ) -> None:
@@ -30,8 +30,8 @@ def key(
     typer.echo(f"let them compare its fingerprint by telephone: {key_fingerprint(line)}")
 
 
-@app.command()
-def start(
+@app.command("start")
+def start_site(
     superlink: Annotated[str, Option(help="The server's address, NAME:PORT.")],
     key: Annotated[Path, Option(help="This site's private key; the operator has registered its public half.")],
     operator: Annotated[Path, Option(help="The operator's public key, which did not come by way of the server.")],

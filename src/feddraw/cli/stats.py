@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw.cli.show import as_json, console, table
+from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
-    from feddraw.analysis.statistics import Comparison, Table
+    from feddraw.analysis.statistics import Comparison
     from feddraw.data.tables import Sheet
-
-DESCRIBING = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns that describe another one
 
 
 def stats(
@@ -46,17 +44,18 @@ def stats(
     ] = None,
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
-    from feddraw.analysis.statistics import compare, to_digits
+    from feddraw.analysis.statistics import compare, comparison_document, to_digits
+    from feddraw.analysis.tidy_results import read_tidy_table, value_columns
     from feddraw.data.tables import Sheet
 
     sheet = Sheet.of(table)
-    columns = value or _value_columns(sheet, {scenario, method, over})
+    columns = value or value_columns(sheet, {scenario, method, over})
     if against:
-        differences(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
+        compare_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
         return
     if folds:
         raise UserError("--folds widens the intervals of --against: give the method to compare with, too")
-    tables = {column: read_table(sheet, scenario, method, column, over) for column in columns}
+    tables = {column: read_tidy_table(sheet, scenario, method, column, over) for column in columns}
     if digits is not None:
         tables = {column: to_digits(one, digits) for column, one in tables.items()}
     found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
@@ -65,63 +64,14 @@ def stats(
 
         save(critical_difference_figure(found), plot)
     if json:
-        documents = {column: document(comparison) for column, comparison in found.items()}
-        as_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
+        documents = {column: comparison_document(comparison) for column, comparison in found.items()}
+        print_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
         return
     for column, comparison in found.items():
-        show(column, comparison)
+        show_stats(column, comparison)
 
 
-def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
-    columns = [name for name in sheet.header if name not in names and not name.endswith(DESCRIBING)]
-    if not columns:
-        raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
-    return columns
-
-
-def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> Table:
-    """One column of values as a table; a field that is no number is named with its line."""
-    from feddraw.analysis.statistics import tabulate, tabulate_repeats
-
-    rows = read_rows(sheet, scenario, method, value, over)
-    try:
-        if over:
-            return tabulate_repeats(rows)
-        return tabulate((where, who, number) for where, who, _, number in rows)
-    except UserError as mistake:
-        hint = " (for repeats such as seeds: --over COLUMN)" if str(mistake).startswith("more than one") else ""
-        raise UserError(f"{sheet.path}, {value}: {mistake}{hint}") from None
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        have = f"{text[:40]!r}, not a number" if text else "blank"
-        raise UserError(f"{' '.join(what.split())[:200]} is {have}: correct it, or choose other columns with --value")
-    return number
-
-
-def read_rows(
-    sheet: Sheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _number
-) -> list[tuple[str, str, str, float]]:
-    """Scenario, method, repeat and value of every line; `read` makes the value of a field's text and its name."""
-    places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
-    rows: list[tuple[str, str, str, float]] = []
-    for line, fields in sheet.rows():
-        where, who, repeat, text = (fields[place].strip() for place in places)
-        if not where or not who:
-            raise UserError(f"{sheet.path}, line {line}: no {method if where else scenario}")
-        rows.append((where, who, repeat, read(text, f"{sheet.path}, line {line}: {value} of {where} {who}")))
-    return rows
-
-
-# ---------------------------------------------------------------------------------------------------- one against all
-
-
-def differences(
+def compare_against(
     sheet: Sheet,
     names: tuple[str, str, str],
     columns: Sequence[str],
@@ -133,52 +83,33 @@ def differences(
 ) -> None:
     """Each method minus the reference, by scenario: printed, drawn, or as a document."""
     from feddraw.analysis.paired_differences import against
+    from feddraw.analysis.tidy_results import last_round_differences, read_tidy_rows
 
     scenario, method, over = names
     if not over:
         raise UserError("--against compares repeats in pairs: name their column with --over, for instance --over seed")
-    rows = {column: read_rows(sheet, scenario, method, column, over) for column in columns}
+    rows = {column: read_tidy_rows(sheet, scenario, method, column, over) for column in columns}
     found = {column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()}
-    late = {column: last_rounds(sheet, names, column, reference) for column in columns}
+    late = {column: last_round_differences(sheet, names, column, reference) for column in columns}
     if plot is not None:
         from feddraw.analysis.plots import differences_figure, save
 
         save(differences_figure(found, reference), plot)
     if json:
-        documents = {
-            column: [_finite(asdict(one) | {"last_five": late[column].get((one.scenario, one.method))}) for one in of]
-            for column, of in found.items()
-        }
-        as_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
+        documents = {column: [_difference_document(one, late[column]) for one in of] for column, of in found.items()}
+        print_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
         return
     for column, of in found.items():
-        show_differences(column, of, late[column], reference, alpha, folds)
+        show_stats_differences(column, of, late[column], reference, alpha, folds)
 
 
-def last_rounds(sheet: Sheet, names: tuple[str, str, str], column: str, reference: str) -> dict[tuple[str, str], float]:
-    """The same differences of the means of the last five rounds, where the table has values by round for every row."""
-    from feddraw.analysis.paired_differences import against, mean_of_last
-
-    by_round = f"{column}_by_round"
-    if by_round not in sheet.header:
-        return {}
-
-    def read(text: str, what: str) -> float:
-        return mean_of_last(_number(word, what) for word in text.split())
-
-    scenario, method, over = names
-    rows = read_rows(sheet, scenario, method, by_round, over, read)
-    if any(math.isnan(value) for *_, value in rows):
-        return {}
-    return {(one.scenario, one.method): one.mean for one in against(rows, reference)}
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
+def _difference_document(difference: Difference, late: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a thousand repeats."""
+    row = asdict(difference) | {"last_five": late.get((difference.scenario, difference.method))}
     return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
 
 
-def show_differences(
+def show_stats_differences(
     column: str,
     found: Sequence[Difference],
     late: Mapping[tuple[str, str], float],
@@ -190,19 +121,20 @@ def show_differences(
 
     scenarios = dict.fromkeys(one.scenario for one in found if one.scenario)
     ordered = [one for scenario in (*scenarios, "") for one in found if one.scenario == scenario]
-    rows = [_difference_row(one, late, alpha) for one in ordered]
+    rows = [_stats_difference_row(one, late, alpha) for one in ordered]
     columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
     drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
-    _print(f"{column} minus that of {reference}", drawn, words.about_differences(found, alpha, folds, last=bool(late)))
+    note = words.about_differences(found, alpha, folds, last=bool(late))
+    _print_spaced(f"{column} minus that of {reference}", drawn, note)
 
 
-def _print(*parts: Any) -> None:
+def _print_spaced(*parts: Any) -> None:
     """Each with a blank line behind it."""
     for part in parts:
         console().print(part, "", sep="\n")
 
 
-def _difference_row(one: Difference, late: Mapping[tuple[str, str], float], alpha: float) -> list[str]:
+def _stats_difference_row(one: Difference, late: Mapping[tuple[str, str], float], alpha: float) -> list[str]:
     from feddraw.analysis import statistics_in_words as words
 
     mark = "*" if one.holm_p < alpha else " "
@@ -213,35 +145,7 @@ def _difference_row(one: Difference, late: Mapping[tuple[str, str], float], alph
     return [one.scenario or "all", one.method, *numbers, words.more_repeats(one), *last]
 
 
-# ---------------------------------------------------------------------------------------------------- as a document
-
-
-def document(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as JSON holds it; null stands for an F that is infinite because all scenarios agree."""
-    table, test = comparison.table, comparison.friedman
-    f_statistic = test.f_statistic if math.isfinite(test.f_statistic) else None
-    return {
-        "scenarios": list(table.scenarios),
-        "methods": list(table.methods),
-        "ranks": replace(table, values=comparison.ranks).rows(),
-        "average_ranks": comparison.average_ranks,
-        "first_places": comparison.first_places,
-        "friedman": {
-            "statistic": test.statistic,
-            "degrees": test.degrees,
-            "p": test.p,
-            "iman_davenport": {"statistic": f_statistic, "degrees": list(test.f_degrees), "p": test.f_p},
-        },
-        "critical_difference": comparison.difference,
-        "groups": [list(group) for group in comparison.groups],
-        "pairs": [asdict(pair) for pair in comparison.pairs],
-    }
-
-
-# ---------------------------------------------------------------------------------------------------- in words
-
-
-def show(name: str, comparison: Comparison) -> None:
+def show_stats(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
     from feddraw.analysis.statistics_in_words import near_ties, summary, tests
 
@@ -249,8 +153,8 @@ def show(name: str, comparison: Comparison) -> None:
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
     first = comparison.first_places
     rows = [[m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"] for m, r in comparison.average_ranks.items()]
-    pairs = [_pair_row(pair) for pair in comparison.pairs]
-    _print(
+    pairs = [_stats_pair_row(pair) for pair in comparison.pairs]
+    _print_spaced(
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         summary(comparison),
         table(["method", "average rank", "first in", "mean"], rows, compact=True),
@@ -265,7 +169,7 @@ def show(name: str, comparison: Comparison) -> None:
 PAIR_COLUMNS = ("first", "second", "rank gap", "Nemenyi p", "Holm p", "difference", "effect", "record")
 
 
-def _pair_row(pair: Any) -> list[str]:
+def _stats_pair_row(pair: Any) -> list[str]:
     from feddraw.analysis.statistics_in_words import p_text
 
     mark = "*" if pair.significant else " "

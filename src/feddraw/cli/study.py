@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
-from feddraw import naming
-from feddraw.cli.report import level, write_and_show
-from feddraw.cli.run import Devices
-from feddraw.cli.show import as_json, console, status, table, words
+from feddraw.cli.report import significance_level, write_and_show_report
+from feddraw.cli.run import DevicesOption
+from feddraw.cli.study_preflight import require_no_obstacle, study_dry_run
+from feddraw.cli.study_progress import follow_study, print_places, study_summary
+from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment.settings import parse_settings
 from feddraw.system.file_reading import read_toml
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from feddraw.data.image_cache import Progress
-    from feddraw.study.plan import PlannedRun
-    from feddraw.study.preflight import Preflight
-    from feddraw.study.progress import StudyProgress
-    from feddraw.study.worker_pool import StudyEvent
-    from feddraw.training.devices import WorkerPlace
 
 
 def study(
@@ -37,7 +23,7 @@ def study(
     workers: Annotated[
         int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
     ] = 0,
-    devices: Annotated[str, Devices] = "",
+    devices: Annotated[str, DevicesOption] = "",
     shard: Annotated[str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")] = None,
     done: Annotated[
         Path | None, Option(help="CSV table of finished runs: they are skipped, and new ones are added to it.")
@@ -76,6 +62,7 @@ def study(
     if workers < 0:
         raise UserError(f"--workers must be zero (one per core) or more, not {workers}")
     from feddraw.experiment.device_placement import places_for_runs
+    from feddraw.experiment.settings import parse_settings
     from feddraw.study.plan import read_study, shard_of
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
@@ -98,7 +85,7 @@ def study(
         runs = shard_of(runs, shard)
         name = f"runs-{shard.replace('/', '-of-')}.csv"
     if dry_run:
-        rehearse(file, runs, folder, workers, devices, json)
+        study_dry_run(file, runs, folder, workers, devices, json)
         return
     tables = [ResultTable(folder / name), *([ResultTable(done)] if done is not None else [])]
     say = console()
@@ -106,17 +93,17 @@ def study(
     if not keep_going:
         require_no_obstacle([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
-    tell_places(places)
+    print_places(places)
     tally = StudyProgress([planned.name for planned in runs], len(places))
     plan = f"{name.replace('runs', 'plan').removesuffix('.csv')}.json"
     patience = 0 if keep_going else FAILURE_PATIENCE
-    follow(partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally)
-    say.print(summary(tally))
+    follow_study(partial(run_study, runs, folder, places, tables, plan=plan, patience=patience), tally)
+    say.print(study_summary(tally))
     if (folder / name).is_file():
         say.print(f"table: {folder / name}")
     if (report or pdf) and tally.finished + tally.skipped:
         preset = str(read_toml(file).get("preset", ""))
-        write_and_show([folder], alpha=level(preset), pdf=pdf)
+        write_and_show_report([folder], alpha=significance_level(preset), pdf=pdf)
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
@@ -125,158 +112,3 @@ def study(
         )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
-
-
-def tell_places(places: Sequence[WorkerPlace]) -> None:
-    """Which device has how many workers, where it is not the processor alone."""
-    counts = Counter(place.device for place in places)
-    if set(counts) != {"cpu"}:
-        said = ", ".join(f"{count} on {device}" for device, count in counts.items())
-        console().print(f"runs at the same time: {said}")
-
-
-def rehearse(file: Path, runs: Sequence[PlannedRun], folder: Path, workers: int, devices: str, json: bool) -> None:
-    """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
-    from feddraw.study.preflight import preflight
-
-    with status("looking", stderr=True) as say:
-        found = preflight(runs, folder, workers, devices, say)
-    if json:
-        as_json(found.table())
-    else:
-        show_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
-    if found.obstacles:
-        raise UserError(_obstacles(found.obstacles))
-
-
-def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
-    from feddraw.study.plan import is_file_data
-    from feddraw.study.preflight import survey_study
-
-    there = [planned for planned in runs if is_file_data(planned)]
-    with status("looking", stderr=True) as say:
-        found = survey_study(there, folder, say)
-    if found.obstacles:
-        raise UserError(_obstacles(found.said()))
-
-
-def _obstacles(found: Sequence[str]) -> str:
-    if len(found) == 1:
-        return f"in the way: {found[0]}"
-    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.safe_line(one)}" for one in found)])
-
-
-def show_preflight(heading: str, found: Preflight) -> None:
-    """Data, scenarios, times, disk and memory, each in a line or two."""
-    from feddraw.cli.progress import duration
-    from feddraw.study.preflight import free_memory
-
-    out, survey = console(), found.survey
-    finished = f", {len(survey.finished)} finished before" if survey.finished else ""
-    out.print(f"{heading}{finished}")
-    sets = [
-        [
-            dataset.name,
-            *(f"{len(rows):,}" for rows in dataset.rows.values()),
-            f"{look.images:,}",
-            f"{sum(look.bytes.values()) / 1e9:.1f} GB",
-        ]
-        for dataset, look in survey.looks.values()
-    ]
-    if sets:
-        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
-    sizes = [[name, str(len(of)), f"{sum(of):,}", _sizes(of)] for name, of in survey.clients.items()]
-    if sizes:
-        out.print(table(["scenario", "clients", "images", "by client"], sizes))
-    times = [
-        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "reckoned", f"{1000 * one.evaluated_image:.1f} ms"]
-        for name, one in found.timed.items()
-    ]
-    if times:
-        out.print(table(["timed here", "training step", "images timed", "evaluated image"], times))
-    kinds = dict.fromkeys(found.devices)
-    at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
-    if found.seconds:
-        preparing = f", after about {duration(found.preparing)} of preparing images" if found.preparing > 1 else ""
-        out.print(f"time: about {duration(found.seconds)} with {at_once}{preparing}")
-        free = f"{free_memory() / 1e9:.1f} GB are free"
-        out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
-    out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")
-    if not found.obstacles:
-        out.print("nothing is in the way")
-
-
-def _sizes(sizes: Sequence[int]) -> str:
-    return ", ".join(f"{count} × {size:,}" for size, count in Counter(sizes).items())
-
-
-def follow(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress) -> None:
-    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
-    from rich.live import Live
-
-    from feddraw.cli.progress import SILENCE, Bars
-
-    out = console()
-    images = Bars(out)
-    prepared: list[str] = []
-    lock = threading.Lock()  # the screen is drawn by a thread of its own
-
-    def preparing(what: str, ready: int, total: int) -> None:
-        images.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
-        prepared.append(what)
-
-    def screen() -> RenderableType:
-        with lock:
-            return images.progress if prepared and not tally.running else _table(tally)
-
-    spoken = time.monotonic()
-    with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
-        for event in conducted(preparing):
-            with lock:
-                tally.note(event)
-            silent = not out.is_terminal and time.monotonic() - spoken > SILENCE
-            if event.kind in ("finished", "failed") or silent:
-                spoken = time.monotonic()
-                out.print(_line(event, tally) if event.kind != "progress" else heading(tally), markup=False)
-
-
-def heading(tally: StudyProgress) -> str:
-    """How it stands, in one line."""
-    from feddraw.cli.progress import times
-
-    counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
-    failed = f", {len(tally.failed)} failed" if tally.failed else ""
-    return f"{counts}{failed}; {times(tally.elapsed, tally.seconds_left())}"
-
-
-def summary(tally: StudyProgress) -> str:
-    from feddraw.cli.progress import duration
-
-    skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
-    return f"{tally.finished} runs finished in {duration(tally.elapsed)}{skipped}"
-
-
-def _line(event: StudyEvent, tally: StudyProgress) -> str:
-    if event.kind == "failed":
-        return naming.safe_line(f"{event.run}  failed: {event.text}")
-    row = event.row or {}
-    values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
-    return f"{event.run}  {'  '.join(values)}  ({heading(tally)})"
-
-
-def _table(tally: StudyProgress) -> RenderableType:
-    """A line for every run under way, and a bar for all."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-
-    from feddraw.cli.progress import clock
-
-    now = time.monotonic()
-    rows = []
-    for name, run in list(tally.running.items()):
-        left = tally.run_left(name)
-        shown = (f"{100 * run.share:.0f} %", clock(now - run.began), "estimating" if left is None else clock(left))
-        rows.append([name, run.now, *shown])
-    drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
-    return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), words(heading(tally)))

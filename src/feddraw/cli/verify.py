@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw.cli.run import Devices
-from feddraw.cli.show import console, table
+from feddraw.cli.run import DevicesOption
+from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -20,20 +20,22 @@ def verify(
     rounds: Annotated[int, Option(help="Only the first rounds, also of an unfinished run; 0: all.")] = 0,
     engine: Annotated[str | None, Option(help="Where clients train (default: as in the run).")] = None,
     workers: Annotated[int | None, Option(help="Worker processes (default: as in the run).")] = None,
-    devices: Annotated[str | None, Devices] = None,
+    devices: Annotated[str | None, DevicesOption] = None,
     trust: Annotated[bool, Option("--trust", help="Allow code that the run's experiment.toml names.")] = False,
 ) -> None:
     """Repeat a run and check that model, ledger and metrics are the same, bit for bit."""
-    from feddraw.cli.run import line
+    from feddraw.cli.run import round_line
     from feddraw.experiment.verify import verify as compare
 
     say = console()
     how: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
     changes = {name: value for name, value in how.items() if value is not None}
-    _show(compare(run, rounds, trust=trust, changes=changes, on_round=lambda result: say.print(line(result))), run)
+    _show_verification(
+        compare(run, rounds, trust=trust, changes=changes, on_round=lambda result: say.print(round_line(result))), run
+    )
 
 
-def _show(found: Verification, run: Path) -> None:
+def _show_verification(found: Verification, run: Path) -> None:
     say = console()
     files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
     say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from feddraw.cli.show import echo
+from feddraw.cli.terminal import print_line
 
 
 def watch(
@@ -22,12 +22,12 @@ def watch(
 
     The page reads the files that runs write, changes nothing, and reconnects after a restart. End it with Ctrl-C.
     """
-    from feddraw.watch.server import Watch, require_loopback
+    from feddraw.watch.server import WatchServer, require_loopback
 
     require_loopback(host, expose)
-    server = Watch(folder, host=host, port=port)
-    echo(f"watching {folder}: open {server.url}")
-    echo("end with Ctrl-C; the runs go on")
+    server = WatchServer(folder, host=host, port=port)
+    print_line(f"watching {folder}: open {server.url}")
+    print_line("end with Ctrl-C; the runs go on")
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from feddraw.cli.show import as_json, console, table
+from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS, schedule
 from feddraw.system.file_reading import read_text
@@ -50,12 +50,12 @@ def weights(
 
         save(draw_schedule(rows), plot)
     if json:
-        as_json(rows)
+        print_json(rows)
     else:
-        show(rows)
+        show_weights(rows)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show_weights(rows: list[dict[str, Any]]) -> None:
     """The clients, then a table for each part that moves: weights, reputations, similarities."""
     first = rows[0]["clients"]
     steady = all(
@@ -95,14 +95,14 @@ def parse_similarity(text: str) -> Any:
         lines = [line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line]
     except csv.Error as error:
         raise UserError(f"{path} is not a table of similarities: {error}") from None
-    if lines and not _numeric(lines[0]):
+    if lines and not _numeric_line(lines[0]):
         lines = lines[1:]  # a header
-    if not lines or not all(map(_numeric, lines)):
+    if not lines or not all(map(_numeric_line, lines)):
         raise UserError(f"{path} must hold numbers: one row per round, one column per client")
     return [[float(cell) for cell in line] for line in lines]
 
 
-def _numeric(line: list[str]) -> bool:
+def _numeric_line(line: list[str]) -> bool:
     try:
         return bool([float(cell) for cell in line])
     except ValueError:

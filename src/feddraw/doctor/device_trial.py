@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddraw.bench.bare_loops import PAPER_TRAINING, Workload
+from feddraw.bench.workloads import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
@@ -31,13 +31,13 @@ from feddraw.training.devices import WorkerPlace, compute_exactly
 from feddraw.training.loop import fit, make_optimizer, predict, seeded_torch
 from feddraw.training.settings import Training
 
-LARGEST = 64  # images of a batch, as in the paper
-STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that
-ENOUGH = 1.2  # seconds of training that are timed
+LARGEST_BATCH = 64  # images of a batch, as in the paper
+LONGEST_STEP = 1.0  # seconds that a step should take at most; batches are made smaller for that
+TIMED_SECONDS = 1.2  # seconds of training that are timed
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialTask:
     """A network, and the side of its images."""
 
     model: str
@@ -48,29 +48,29 @@ class Task:
     def title(self) -> str:
         return f"{self.model}, {self.pixels} px"
 
-    def trainer(self, device: str, batch: int = LARGEST) -> Trainer:
+    def trainer(self, device: str, batch: int = LARGEST_BATCH) -> Trainer:
         """As the paper trains, on random images."""
         trainer = Workload(self.title, self.model, self.pixels, 1, 2, batch, self.settings).trainer(Local())
         trainer.training = replace(trainer.training, **PAPER_TRAINING, device=device)
         return trainer
 
 
-def serve(pipe: Connection, place: WorkerPlace) -> None:
+def serve_trial(pipe: Connection, place: WorkerPlace) -> None:
     """Answer what is asked, one question after the other, until the pipe closes."""
     belong_to_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     allot_image_memory(place)
-    examined = Examined(place.device)
+    examined = DeviceTrial(place.device)
     while True:
         try:
             number, question, arguments = pipe.recv()
-            pipe.send((number, _answer(examined, question, arguments)))
+            pipe.send((number, _answer_question(examined, question, arguments)))
         except (EOFError, OSError):
             return
 
 
-def _answer(examined: Examined, question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _answer_question(examined: DeviceTrial, question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = getattr(examined, question)(*arguments)
         return found
@@ -78,14 +78,12 @@ def _answer(examined: Examined, question: str, arguments: tuple[Any, ...]) -> di
         return {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
 
 
-class Examined:
+class DeviceTrial:
     """A device, and what can be asked of it."""
 
     def __init__(self, device: str) -> None:
         self.name, self.device = device, torch.device(device)
-        self._trainers: dict[Task, Trainer] = {}
-
-    # ------------------------------------------------------------------------------------------ is it right
+        self._trainers: dict[TrialTask, Trainer] = {}
 
     def sums(self) -> dict[str, Any]:
         """Largest error of a product, a convolution and a mean, relative to what double precision gives."""
@@ -98,7 +96,7 @@ class Examined:
         here = _known_sums(*(tensor.float().to(self.device) for tensor in (a, b, x, w)))
         return {name: float((here[name].cpu().double() - exact[name]).norm() / exact[name].norm()) for name in exact}
 
-    def training(self, task: Task, batch: int, steps: int) -> dict[str, Any]:
+    def training(self, task: TrialTask, batch: int, steps: int) -> dict[str, Any]:
         """How some steps of plain SGD move a network, twice from the same start; what torch cannot repeat exactly."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -107,7 +105,7 @@ class Examined:
         digests = [hashlib.sha256(move.tobytes()).hexdigest()[:16] for move in moves]
         return {"move": moves[0], "digests": digests, "inexact": inexact}
 
-    def _moved(self, task: Task, batch: int, steps: int) -> Vector:
+    def _moved(self, task: TrialTask, batch: int, steps: int) -> Vector:
         trainer = task.trainer(self.name, batch)
         trainer.training = replace(trainer.training, optimizer="sgd", lr=0.05, momentum=0.9, steps=steps)
         start = initial_model(trainer.build, 0)
@@ -118,32 +116,30 @@ class Examined:
             fit(network, trainer.examples, trainer.shards[0], *about)
         return np.asarray(network.read().params - start.params)
 
-    # ------------------------------------------------------------------------------------------ how fast is it
-
-    def _trainer(self, task: Task) -> Trainer:
+    def _trainer(self, task: TrialTask) -> Trainer:
         if task not in self._trainers:
             self._trainers.clear()  # one after the other, so that each has the device to itself
             self._trainers[task] = task.trainer(self.name)
         return self._trainers[task]
 
-    def ready(self, task: Task) -> dict[str, Any]:
+    def ready(self, task: TrialTask) -> dict[str, Any]:
         """Build the network and find the size of a batch that does not take too long."""
         trainer = self._trainer(task)
         with memory_shortage_told(trainer):
             self._steps(trainer, 2, 1)
             one = self._steps(trainer, 4, 1)
         batch = 4
-        while batch < LARGEST and one * batch / 4 < STEP / 2:
+        while batch < LARGEST_BATCH and one * batch / 4 < LONGEST_STEP / 2:
             batch *= 2
         return {"batch": batch, "seconds": one * batch / 4}
 
-    def speed(self, task: Task, batch: int, seconds: float) -> dict[str, Any]:
+    def speed(self, task: TrialTask, batch: int, seconds: float) -> dict[str, Any]:
         """Images a second in training and in testing, and what of the memory was taken."""
         trainer = self._trainer(task)
         self._forget_peak()
         with memory_shortage_told(trainer):
             first = self._steps(trainer, batch, 1)
-            steps = max(1, int(min(ENOUGH, seconds) / max(first, 1e-6)) - 1)
+            steps = max(1, int(min(TIMED_SECONDS, seconds) / max(first, 1e-6)) - 1)
             trained = self._steps(trainer, batch, steps) if seconds > first or steps > 1 else first
             rows = np.arange(batch)
             began = self._clock()
@@ -181,7 +177,7 @@ class Examined:
         """How much longer a step takes under each method than plain training, on a small network."""
         return {"factors": step_time_factors([combined_method(name, dict(settings)) for name, settings in methods])}
 
-    def memory(self, task: Task) -> dict[str, Any]:
+    def memory(self, task: TrialTask) -> dict[str, Any]:
         """Bytes that a worker takes with batches of 64, reckoned."""
         trainer = self._trainer(task)
         return {"reckoned": step_memory(trainer.build, task.pixels, trainer.training)}
@@ -191,7 +187,7 @@ def _known_sums(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tens
     return {"product": a @ b, "convolution": torch.nn.functional.conv2d(x, w), "mean": x.mean(dim=(0, 2, 3))}
 
 
-def relative(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+def apart_after_training(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """How far two trainings are apart, in lengths of the way that one of them went."""
     difference = float(np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64)))
     return difference / float(np.linalg.norm(expected["move"].astype(np.float64)))
@@ -201,14 +197,14 @@ class TooSlow(RunFailed):
     """No answer in the time that there was."""
 
 
-class Team:
+class TrialProcesses:
     """Processes, one at each place."""
 
-    def __init__(self, places: Sequence[WorkerPlace], target: Any = serve) -> None:
+    def __init__(self, places: Sequence[WorkerPlace], target: Any = serve_trial) -> None:
         self.places, self._asked = places, 0
         self._members = [start_worker(target, place) for place in places]
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> TrialProcesses:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -222,9 +218,9 @@ class Team:
                 pipe.send((self._asked, question, arguments))
             except OSError:
                 raise RunFailed(f"{place.device}: a process {cause_of_death(process)[0]}") from None
-        return [self._answer(member, patience) for member in range(len(self._members))]
+        return [self._answer_of(member, patience) for member in range(len(self._members))]
 
-    def _answer(self, member: int, patience: float) -> dict[str, Any]:
+    def _answer_of(self, member: int, patience: float) -> dict[str, Any]:
         device, (pipe, process) = self.places[member].device, self._members[member]
         number, until = 0, time.monotonic() + patience
         answer: dict[str, Any] = {}

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from feddraw.catalog import installed
-from feddraw.doctor import cost
-from feddraw.doctor.checks import Check, attempted, check_machine, check_versions, within
-from feddraw.doctor.cost import Cost, Speed
-from feddraw.doctor.device_trial import Task, Team, TooSlow, relative
+from feddraw.doctor import study_cost
+from feddraw.doctor.device_trial import TooSlow, TrialProcesses, TrialTask, apart_after_training
+from feddraw.doctor.machine_checks import MachineCheck, check_machine, check_or_broken, check_versions, state_within
+from feddraw.doctor.study_cost import MeasuredSpeed, StudyCost
 from feddraw.errors import RunFailed
 from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU
 from feddraw.experiment.settings import Experiment
@@ -23,30 +23,33 @@ from feddraw.results.environment import environment
 from feddraw.system.workers import cores
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices_apart
 
-SECONDS = 100.0  # for everything, so that it ends within two minutes
-HANGS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
-EXACT, ALIKE = 1e-5, 1e-2  # relative errors: of single sums, and of some training steps against the processor's
-SMALL, LARGE = Task("compact", 64), Task("densenet121", 224, (("weights", "none"),))
+EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
+HANGING_SECONDS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
+EXACT_SUMS, ALIKE_TRAININGS = (
+    1e-5,
+    1e-2,
+)  # relative errors: of single sums, and of some training steps against the processor's
+SMALL_TASK, LARGE_TASK = TrialTask("compact", 64), TrialTask("densenet121", 224, (("weights", "none"),))
 # What the paper's matrix costs follows from the second, so it comes before those that are nice to know.
-TASKS = (SMALL, LARGE, Task("densenet121", 64, (("weights", "none"),)), Task("compact", 224))
-TRIED = (8, 2)  # images and steps of the trainings that are compared
+TRIAL_TASKS = (SMALL_TASK, LARGE_TASK, TrialTask("densenet121", 64, (("weights", "none"),)), TrialTask("compact", 224))
+COMPARED_STEPS = (8, 2)  # images and steps of the trainings that are compared
 
 Say = Callable[[str], None]
 
 
 @dataclass
-class Examination:
+class MachineExamination:
     """What was found."""
 
     began: float
     machine: dict[str, Any]
-    checks: list[Check] = field(default_factory=list)
-    speeds: list[Speed] = field(default_factory=list)
-    costs: dict[str, Cost] = field(default_factory=dict)
+    checks: list[MachineCheck] = field(default_factory=list)
+    speeds: list[MeasuredSpeed] = field(default_factory=list)
+    costs: dict[str, StudyCost] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
-    def broken(self) -> list[Check]:
+    def broken(self) -> list[MachineCheck]:
         return [check for check in self.checks if check.state == "broken"]
 
     def table(self) -> dict[str, Any]:
@@ -60,47 +63,47 @@ class Examination:
         }
 
 
-def available(task: Task) -> bool:
+def network_installed(task: TrialTask) -> bool:
     """Whether what its network needs is installed."""
     return task.model != "densenet121" or installed("monai")
 
 
-def usual_devices() -> list[str]:
+def devices_to_examine() -> list[str]:
     """The processor and all GPUs."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *gpus, *["mps"] * torch.backends.mps.is_available()]
 
 
-def examine(
+def examine_machine(
     devices: str = "",
     studies: Mapping[str, Sequence[Experiment]] | None = None,
     *,
-    seconds: float = SECONDS,
-    tasks: Sequence[Task] = TASKS,
+    seconds: float = EXAMINATION_SECONDS,
+    tasks: Sequence[TrialTask] = TRIAL_TASKS,
     say: Say = lambda _: None,
-) -> Examination:
+) -> MachineExamination:
     """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
-    names = usual_devices() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
-    doctor = _Doctor(names, seconds, tasks, say)
+    names = devices_to_examine() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
+    doctor = _Examiner(names, seconds, tasks, say)
     return doctor.examined(studies or {})
 
 
-class _Doctor:
-    def __init__(self, names: Sequence[str], seconds: float, tasks: Sequence[Task], say: Say) -> None:
+class _Examiner:
+    def __init__(self, names: Sequence[str], seconds: float, tasks: Sequence[TrialTask], say: Say) -> None:
         self._names, self._seconds, self._say = names, seconds, say
-        self._tasks = [task for task in tasks if available(task)]
-        self._found = Examination(time.monotonic(), environment())
+        self._tasks = [task for task in tasks if network_installed(task)]
+        self._found = MachineExamination(time.monotonic(), environment())
         self._surveyed: dict[str, dict[str, Any]] = {}
         self._reference: dict[str, Any] = {}
-        self._factors: dict[cost.Method, float] = {}
-        self._reckoned: dict[Task, int | None] = {}
+        self._factors: dict[study_cost.MethodSettings, float] = {}
+        self._reckoned: dict[TrialTask, int | None] = {}
         self._digests: set[str] = set()  # of the small network's training on the device under way
 
     @property
     def _left(self) -> float:
         return self._seconds - (time.monotonic() - self._found.began)
 
-    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> Examination:
+    def examined(self, studies: Mapping[str, Sequence[Experiment]]) -> MachineExamination:
         report = self._found
         self._say("versions, folders and disk")
         report.checks += check_versions() + check_machine()
@@ -108,71 +111,66 @@ class _Doctor:
         busy = os.getloadavg()[0]
         if busy > cores() / 2:
             said = f"load {busy:.1f} on {cores()} cores: the processor's speeds are as if it were idle, a GPU's are not"
-            report.checks.append(Check("other work", "note", said, {"load": round(busy, 2)}))
-        own = dict.fromkeys(cost.task_of(run) for runs in studies.values() for run in runs)
-        tasks = [*[task for task in own if task not in self._tasks and available(task)][:2], *self._tasks]
+            report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
+        own = dict.fromkeys(study_cost.trial_task_of(run) for runs in studies.values() for run in runs)
+        tasks = [*[task for task in own if task not in self._tasks and network_installed(task)][:2], *self._tasks]
         present = [name for name in self._names if name in self._surveyed]
         for number, name in enumerate(present):
             share = self._left / (len(present) - number)
             report.checks += self._examine_device(name, tasks, studies, share)
         free = {name: about["free"] for name, about in self._surveyed.items()}
-        usable = cost.usable(cost.extrapolated(report.speeds), free)
-        report.costs = {
-            name: found for name, runs in studies.items() if (found := cost.cost(runs, usable, self._factors))
-        }
+        usable = study_cost.speeds_with_room(study_cost.extrapolated_speeds(report.speeds), free)
+        costs = {name: study_cost.study_cost(runs, usable, self._factors) for name, runs in studies.items()}
+        report.costs = {name: found for name, found in costs.items() if found}
         for name in studies.keys() - report.costs.keys():
-            report.checks.append(Check(name, "note", "its network was not timed: --seconds gives more"))
+            report.checks.append(MachineCheck(name, "note", "its network was not timed: --seconds gives more"))
         report.seconds = time.monotonic() - report.began
         return report
 
-    # ------------------------------------------------------------------------------------------ which there are
-
-    def _survey(self) -> Iterator[Check]:
+    def _survey(self) -> Iterator[MachineCheck]:
         for name in self._names:
-            yield attempted(name, lambda name=name: self._survey_device(name))  # type: ignore[misc]
+            yield check_or_broken(name, lambda name=name: self._survey_device(name))  # type: ignore[misc]
         if not torch.cuda.is_available() and torch.version.cuda:
             said = f"torch is built for CUDA {torch.version.cuda}, but finds no GPU: is there a driver?"
-            yield Check("GPU", "note", said)
+            yield MachineCheck("GPU", "note", said)
         elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
-            yield Check("GPU", "note", "torch finds none: everything is trained on the processor")
+            yield MachineCheck("GPU", "note", "torch finds none: everything is trained on the processor")
 
-    def _survey_device(self, name: str) -> Check:
+    def _survey_device(self, name: str) -> MachineCheck:
         about = survey_devices_apart([name])[name]
         self._surveyed[name] = about
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
             using = cuda_software(tf32=False)
             words = f"{about['name']}, compute capability {about['capability']}, driver {using['driver'] or 'unknown'}"
-            return Check(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
+            return MachineCheck(name, "ok", f"{words}, CUDA {using['cuda']}, cuDNN {using['cudnn']}, {memory}", about)
         machine = self._found.machine
         processor = f"{cores()} cores of {machine['processor']}" if about["type"] == "cpu" else about["type"]
-        return Check(name, "ok", f"{processor}, {memory}", about)
-
-    # ------------------------------------------------------------------------------------------ one device
+        return MachineCheck(name, "ok", f"{processor}, {memory}", about)
 
     def _examine_device(
-        self, name: str, tasks: Sequence[Task], studies: Mapping[str, Sequence[Experiment]], share: float
-    ) -> Iterator[Check]:
+        self, name: str, tasks: Sequence[TrialTask], studies: Mapping[str, Sequence[Experiment]], share: float
+    ) -> Iterator[MachineCheck]:
         """Is it right, how fast is one worker, how fast are several; a device that fails is left."""
         until = time.monotonic() + share
         several = self._workers_at_once(name)
         try:
-            with Team([WorkerPlace(name)]) as one:
+            with TrialProcesses([WorkerPlace(name)]) as one:
                 self._say(f"{name}: arithmetic")
                 yield from self._check_results(name, one)
                 yield from self._time_networks(name, one, tasks, until - share * (0.45 if several > 1 else 0.0))
                 if name == "cpu":
                     self._measure_methods(one, studies)
             if several > 1:
-                with Team([WorkerPlace(name)] * several) as team:
-                    answers = team.ask("training", SMALL, *TRIED, patience=self._patience(name))
+                with TrialProcesses([WorkerPlace(name)] * several) as team:
+                    answers = team.ask("training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name))
                     yield self._repeated(name, {answer["digests"][0] for answer in answers} | self._digests, several)
                     yield from self._time_networks(name, team, tasks, until)
         except TooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
-            yield Check(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
+            yield MachineCheck(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
         except RunFailed as failure:
-            yield Check(f"{name} at work", "broken", str(failure))
+            yield MachineCheck(f"{name} at work", "broken", str(failure))
 
     def _workers_at_once(self, name: str) -> int:
         """How many workers are tried at once: one a core, or as a GPU's memory holds."""
@@ -184,42 +182,45 @@ class _Doctor:
 
     def _patience(self, name: str) -> float:
         """Seconds to wait for a few sums or steps: of a GPU as long as it may take at all."""
-        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGS
+        return max(10.0, self._left) if self._surveyed[name]["type"] == "cpu" else HANGING_SECONDS
 
-    def _check_results(self, name: str, team: Team) -> Iterator[Check]:
+    def _check_results(self, name: str, team: TrialProcesses) -> Iterator[MachineCheck]:
         errors = team.ask("sums", patience=self._patience(name))[0]
         worst = max(errors, key=lambda one: errors[one])
         said = f"largest relative error {errors[worst]:.1e} ({worst})"
-        yield Check(f"{name} sums", within(errors[worst], EXACT), said, errors)
+        yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT_SUMS), said, errors)
         here = {}
         for task in self._compared:
-            here[task.title] = team.ask("training", task, *TRIED, patience=self._patience(name))[0]
-        self._digests = set(here[SMALL.title]["digests"][:1])
+            here[task.title] = team.ask("training", task, *COMPARED_STEPS, patience=self._patience(name))[0]
+        self._digests = set(here[SMALL_TASK.title]["digests"][:1])
         same = all(len(set(one["digests"])) == 1 for one in here.values())
         inexact = sorted({operation for one in here.values() for operation in one["inexact"]})
         named = f" (torch cannot repeat {', '.join(inexact)})" if inexact else ""
         words = "twice the same bits" if same else f"not the same bits twice{named}: results vary in the last digits"
-        yield Check(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
+        yield MachineCheck(f"{name} repeats", "ok" if same else "note", words, {"inexact": inexact})
         if name == "cpu":
             self._reference = here
             return
-        apart = {title: relative(here[title], self._reference[title]) for title in here if title in self._reference}
+        both = [title for title in here if title in self._reference]
+        apart = {title: apart_after_training(here[title], self._reference[title]) for title in both}
         if apart:
             worst = max(apart, key=lambda one: apart[one])
-            said = f"{apart[worst]:.1e} apart after {TRIED[1]} steps ({worst})"
-            yield Check(f"{name} against cpu", within(apart[worst], ALIKE), said, apart)
+            said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
+            yield MachineCheck(f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart)
 
     @property
-    def _compared(self) -> list[Task]:
-        return list(dict.fromkeys([SMALL, *(task for task in self._tasks if task.pixels == SMALL.pixels)]))
+    def _compared(self) -> list[TrialTask]:
+        return list(dict.fromkeys([SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]))
 
     @staticmethod
-    def _repeated(name: str, digests: set[str], several: int) -> Check:
+    def _repeated(name: str, digests: set[str], several: int) -> MachineCheck:
         same = len(digests) == 1
         words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
-        return Check(f"{name} processes", "ok" if same else "note", words)
+        return MachineCheck(f"{name} processes", "ok" if same else "note", words)
 
-    def _time_networks(self, name: str, team: Team, tasks: Sequence[Task], until: float) -> Iterator[Check]:
+    def _time_networks(
+        self, name: str, team: TrialProcesses, tasks: Sequence[TrialTask], until: float
+    ) -> Iterator[MachineCheck]:
         """Time each network as long as there is time."""
         missed = []
         for task in tasks:
@@ -233,18 +234,18 @@ class _Doctor:
                 missed.append(task.title)
                 break  # it is still at it
             except RunFailed as failure:
-                yield Check(f"{name}, {task.title}", "broken", str(failure))
+                yield MachineCheck(f"{name}, {task.title}", "broken", str(failure))
                 return
         if missed:
             said = f"no time for {', '.join(missed)} with {len(team.places)} worker(s): --seconds gives more"
-            yield Check(f"{name} speed", "note", said)
+            yield MachineCheck(f"{name} speed", "note", said)
 
-    def _expected(self, name: str, task: Task) -> float:
+    def _expected(self, name: str, task: TrialTask) -> float:
         """Seconds that timing a network takes at least."""
         before = [one for one in self._found.speeds if one.task == task and one.device in (name, "cpu")]
         return 2.0 if not before else 1.0 + 12 * before[-1].workers / before[-1].train * (name == before[-1].device)
 
-    def _speed(self, name: str, team: Team, task: Task, until: float) -> Speed:
+    def _speed(self, name: str, team: TrialProcesses, task: TrialTask, until: float) -> MeasuredSpeed:
         def left() -> float:
             return max(1.0, until - time.monotonic())
 
@@ -254,10 +255,10 @@ class _Doctor:
             self._reckoned[task] = team.ask("memory", task, patience=left())[0]["reckoned"]
         reckoned = self._reckoned[task]
         train, test = (sum(answer[kind] for answer in answers) for kind in ("train", "test"))
-        return Speed(name, task, len(answers), batch, train, test, max(a["memory"] for a in answers), reckoned)
+        return MeasuredSpeed(name, task, len(answers), batch, train, test, max(a["memory"] for a in answers), reckoned)
 
-    def _measure_methods(self, team: Team, studies: Mapping[str, Sequence[Experiment]]) -> None:
-        methods = list(dict.fromkeys(cost.method_of(run) for runs in studies.values() for run in runs))
+    def _measure_methods(self, team: TrialProcesses, studies: Mapping[str, Sequence[Experiment]]) -> None:
+        methods = list(dict.fromkeys(study_cost.method_settings_of(run) for runs in studies.values() for run in runs))
         if methods and self._left > 5:
             self._say("what methods add to a step")
             with suppress(TooSlow):  # then all are taken to cost the same

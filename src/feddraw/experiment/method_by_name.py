@@ -142,3 +142,28 @@ def method_with_defaults(name: str, settings: Section) -> Section:
 
 def without_required(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}
+
+
+def place_in_mixture(method: Method) -> str:
+    """Which half of `A+B` a method can be: A gives its weighting, B its local and server rules."""
+    return "A" if not brings_weighting(method) else "B" if not brings_training(method) else "neither"
+
+
+ASKED_OF_CLIENTS = {
+    "loss": "clients' loss",
+    "accuracy": "clients' accuracy",
+    "labels": "label counts",
+    "gradient": "clients' gradient",
+    "groups": "group counts",
+    "held": "clients' memory",
+    "gradient mean": "batch gradients",
+    "classifier gradient mean": "batch gradients of the classifier",
+    "gradient spread": "their variance",
+}
+
+
+def needs_of_method(method: Method) -> str:
+    """All that a method looks at, beside the models that it averages."""
+    proxy = ["labelled images at the server"] if method.weighting.proxy else []
+    needs = [method.weighting.needs, *(ASKED_OF_CLIENTS[name] for name in method.asks), *proxy]
+    return ", ".join([need for need in needs if need != "nothing"] or ["nothing"])

@@ -1,5 +1,5 @@
 """A run's model for use elsewhere: ONNX, MONAI bundle, safetensors, and the model card."""
 
-from feddraw.export.run_export import Check, Export, export_run
+from feddraw.export.run_export import Export, ExportCheck, export_run
 
-__all__ = ["Check", "Export", "export_run"]
+__all__ = ["Export", "ExportCheck", "export_run"]

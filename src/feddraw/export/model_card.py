@@ -15,8 +15,8 @@ from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import safe_line
 from feddraw.results.recorded_run import Predictions, number
 
-REPLICATES = 500
-MODELS = {
+CARD_REPLICATES = 500
+KEPT_MODELS = {
     "last": "the model after the last round",
     "best": "the model of the round with the highest validation AUC",
     "tail": "the mean of the last rounds' models",
@@ -31,30 +31,30 @@ def model_card(
     ledger = trained.run.ledger
     sites = {client: client if names else f"site {place + 1}" for place, client in enumerate(ledger.clients)}
     sections = [
-        _head(trained),
-        _use(),
+        _card_head(trained),
+        _intended_use(),
         _data_section(trained, data, sites),
-        _findings(trained),
-        _by_site(trained, data, sites),
-        _weights(trained, sites),
-        _preparation(trained),
-        _checks(checks),
+        _findings_section(trained),
+        _by_site_section(trained, data, sites),
+        _weights_section(trained, sites),
+        _input_section(trained),
+        _checks_section(checks),
         ["## Licence", "", licence or "Not stated. State one before you pass the model on.", ""],
     ]
     return "\n".join(text for section in sections for text in section)
 
 
-def _head(trained: TrainedModel) -> Iterator[str]:
+def _card_head(trained: TrainedModel) -> Iterator[str]:
     method, scenario = (trained.experiment.section(name)[0] for name in ("method", "scenario"))
     network = trained.experiment.section("model")[0]
     yield from ["# Model card", "", "> **Research, not a medical device.** Not for diagnosis or treatment.", ""]
     sites, rounds = len(trained.run.ledger.clients), trained.experiment.rounds
     yield f"A `{network}` network that scores chest radiographs for {len(trained.findings)} findings. It was trained"
     yield f"by {sites} sites together: federated learning with `{method}`, scenario `{scenario}`, {rounds} rounds, seed"
-    yield from [f"{trained.experiment.seed}, feddraw {__version__}. This is {MODELS[trained.run.model]}.", ""]
+    yield from [f"{trained.experiment.seed}, feddraw {__version__}. This is {KEPT_MODELS[trained.run.model]}.", ""]
 
 
-def _use() -> Iterator[str]:
+def _intended_use() -> Iterator[str]:
     yield from ["## Intended use", ""]
     yield "Research on federated learning and on the classification of chest radiographs. The model has not been"
     yield "validated for clinical use. Scores are not calibrated for other patients, and thresholds depend on how"
@@ -75,7 +75,7 @@ def _data_section(trained: TrainedModel, data: PreparedData | None, sites: dict[
         yield from ["The sites did not tell their numbers of images and findings.", ""]
         return
     yield ""
-    yield from _table(
+    yield from _card_table(
         ["site", "images", *trained.findings],
         [[sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))] for c, n in sizes.items()],
     )
@@ -86,43 +86,47 @@ def _data_section(trained: TrainedModel, data: PreparedData | None, sites: dict[
     ]
 
 
-def _findings(trained: TrainedModel) -> Iterator[str]:
+def _findings_section(trained: TrainedModel) -> Iterator[str]:
     """Thresholds and test results of every finding, each with an interval."""
     yield from ["## Findings, thresholds and test results", ""]
-    validation, test = (_kept(trained, split) for split in ("validation", "test"))
+    validation, test = (_kept_predictions(trained, split) for split in ("validation", "test"))
     tested = trained.run.metrics["test"]
     rows = []
     for place, name in enumerate(trained.findings):
         threshold = trained.thresholds[place]
-        cells = [_with_interval(threshold, _replicates(validation, place, metrics.best_threshold))]
-        measures = {"auc": metrics.auc, "sensitivity": _rate(threshold, 0), "specificity": _rate(threshold, 1)}
+        cells = [_card_interval(threshold, _bootstrap_replicates(validation, place, metrics.best_threshold))]
+        measures = {
+            "auc": metrics.auc,
+            "sensitivity": _card_rate(threshold, 0),
+            "specificity": _card_rate(threshold, 1),
+        }
         for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(_with_interval(number(value), _replicates(test, place, measure)))
+            cells.append(_card_interval(number(value), _bootstrap_replicates(test, place, measure)))
         rows.append([name, *cells])
-    yield from _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    macro = {kind: number(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
+    yield from _card_table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
+    auc, gm = (_card_number(number(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm"))
     yield ""
-    yield f"Mean over findings: AUC {_text(macro['auc'])}, GM {_text(macro['gm'])}. A finding is called if its score is"
+    yield f"Mean over findings: AUC {auc}, GM {gm}. A finding is called if its score is"
     yield "at least the threshold, which was chosen on validation images for the largest geometric mean (GM) of"
     yield "sensitivity and specificity. The test images chose nothing. In brackets: 95 % bootstrap CI over validation"
     yield from ["images (threshold) or test images (the others), resampled by patient where patients are known.", ""]
 
 
-def _by_site(trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]) -> Iterator[str]:
+def _by_site_section(trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]) -> Iterator[str]:
     yield from ["## Results per site", ""]
     rows = []
     for site, images in _images_by_site(trained, data, sites):
         assert data is not None
-        scored = _score(trained, data, images)
+        scored = _score_site_images(trained, data, images)
         areas = []
         for place in range(len(trained.findings)):
             value = metrics.auc(scored.scores[:, place], scored.truth[:, place])
-            areas.append(_with_interval(value, _replicates(scored, place, metrics.auc)))
+            areas.append(_card_interval(value, _bootstrap_replicates(scored, place, metrics.auc)))
         rows.append([site, f"{len(images):,}", *areas])
     if rows:
-        yield from _table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
+        yield from _card_table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
         yield from ["", "In brackets: 95 % bootstrap CI over the site's own images, on which nothing was trained.", ""]
     else:
         yield "Not available: no images were kept back per site (`holdout = 0.2`), and test images have no site."
@@ -146,7 +150,7 @@ def _images_by_site(
             yield site, rows
 
 
-def _weights(trained: TrainedModel, sites: dict[str, str]) -> Iterator[str]:
+def _weights_section(trained: TrainedModel, sites: dict[str, str]) -> Iterator[str]:
     yield from ["## Aggregation weights", ""]
     if not sites:
         yield from ["The run has no ledger of weights.", ""]
@@ -156,11 +160,11 @@ def _weights(trained: TrainedModel, sites: dict[str, str]) -> Iterator[str]:
         [site, *(f"{value:.3f}" for value in (column[0], column.mean(), column[-1]))]
         for site, column in zip(sites.values(), weights.T, strict=True)
     ]
-    yield from _table(["site", "first round", "mean", "last round"], rows)
+    yield from _card_table(["site", "first round", "mean", "last round"], rows)
     yield from ["", "How much each site's update counted; 0 where it did not take part.", ""]
 
 
-def _preparation(trained: TrainedModel) -> Iterator[str]:
+def _input_section(trained: TrainedModel) -> Iterator[str]:
     recipe = trained.recipe
     yield from ["## Input", ""]
     steps = [f"resized to {recipe.size} × {recipe.size} pixels (Pillow, antialiased bilinear)"]
@@ -171,46 +175,43 @@ def _preparation(trained: TrainedModel) -> Iterator[str]:
     yield ""
 
 
-def _checks(checks: Sequence[str]) -> Iterator[str]:
+def _checks_section(checks: Sequence[str]) -> Iterator[str]:
     yield from ["## Check of the exported files", ""]
     yield from (f"- {words}" for words in checks)
     yield ""
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _card_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for cells in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        yield f"| {' | '.join(_card_cell(cell) for cell in cells)} |"
 
 
-def _cell(text: str) -> str:
+def _card_cell(text: str) -> str:
     """A name is only text: it cannot end a cell or begin markup."""
     return "".join(f"\\{letter}" if letter in "|\\`*_<>[]" and text != "---" else letter for letter in safe_line(text))
 
 
-# ---------------------------------------------------------------------------------------------------- numbers
-
-
-def _kept(trained: TrainedModel, split: str) -> Predictions | None:
+def _kept_predictions(trained: TrainedModel, split: str) -> Predictions | None:
     """The scores that the run kept of a split."""
     found = trained.run.predictions(split)
     return found if found is not None and found.scores.shape == (len(found.truth), len(trained.findings)) else None
 
 
-def _score(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
+def _score_site_images(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
     labels = data.dataset.labels
     blocks = [trained.scores(data.dataset.images[rows[start : start + 256]]) for start in range(0, len(rows), 256)]
     patients = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]
     return Predictions(np.concatenate(blocks), labels.truth(rows), patients, trained.findings, "")
 
 
-Measure = Callable[[metrics.Scores, metrics.Truth], float]
+CardMeasure = Callable[[metrics.Scores, metrics.Truth], float]
 
 
-def _rate(threshold: float, which: int) -> Measure:
+def _card_rate(threshold: float, which: int) -> CardMeasure:
     return lambda scores, truth: metrics.rates(scores, truth, threshold)[which]
 
 
-def _replicates(images: Predictions | None, place: int, measure: Measure) -> list[float]:
+def _bootstrap_replicates(images: Predictions | None, place: int, measure: CardMeasure) -> list[float]:
     """A measure of one finding over images of resampled patients; none without images."""
     if images is None:
         return []
@@ -219,17 +220,17 @@ def _replicates(images: Predictions | None, place: int, measure: Measure) -> lis
     order = np.argsort(owners, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(owners))[:-1])
     rng = np.random.default_rng(place)
-    draws = (rng.integers(0, len(groups), len(groups)) for _ in range(REPLICATES))
+    draws = (rng.integers(0, len(groups), len(groups)) for _ in range(CARD_REPLICATES))
     drawn = (np.concatenate([groups[unit] for unit in units]) for units in draws)
     return [value for rows in drawn if math.isfinite(value := measure(scores[rows], truth[rows]))]
 
 
-def _with_interval(value: float, replicates: Sequence[float]) -> str:
+def _card_interval(value: float, replicates: Sequence[float]) -> str:
     if not replicates or not math.isfinite(value):
-        return _text(value)
+        return _card_number(value)
     low, high = np.percentile(replicates, [2.5, 97.5])
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _text(value: float) -> str:
+def _card_number(value: float) -> str:
     return "undefined" if math.isnan(value) else f"{value:.3f}"

@@ -17,15 +17,13 @@ import numpy as np
 import torch
 
 from feddraw import __version__
-from feddraw.catalog import installed
 from feddraw.data import imaging
-from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.graph import Scorer, about, example, from_pixels, scorer
+from feddraw.export.exported_graph import Scorer, about_exported_model, example_input, from_pixels, scorer_of_graph
 from feddraw.system.file_writing import make_subfolder, write_json, write_whole
 
-SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-SCORING = '''\
+SCHEMA_URL = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+SCORING_SCRIPT = '''\
 """What the bundle's configuration calls: prepare images as in training, score them, write a CSV."""
 
 import csv
@@ -70,33 +68,28 @@ def write_scores(network, images, output, findings, thresholds, size, clahe, ker
 '''
 
 
-def check_installed() -> None:
-    if not (installed("monai") and installed("fire")):
-        raise UserError("the format monai needs MONAI and fire: pip install 'feddraw[export]'")
-
-
-def write(trained: TrainedModel, folder: Path) -> Scorer:
+def write_monai_bundle(trained: TrainedModel, folder: Path) -> Scorer:
     """Write the bundle; gives the scores of its network as loaded from there."""
     for name in ("configs", "models", "scripts", "docs"):
         make_subfolder(folder / name)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(from_pixels(trained.module, trained), example(trained))  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(from_pixels(trained.module, trained), example_input(trained))  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer)
     write_whole(folder / "models" / "model.ts", buffer.getvalue())
-    write_json(folder / "configs" / "metadata.json", metadata(trained))
-    write_json(folder / "configs" / "inference.json", inference(trained))
+    write_json(folder / "configs" / "metadata.json", bundle_metadata(trained))
+    write_json(folder / "configs" / "inference.json", inference_config(trained))
     write_whole(folder / "scripts" / "__init__.py", b"")
     write_whole(folder / "scripts" / "imaging.py", inspect.getsource(imaging).encode())
-    write_whole(folder / "scripts" / "scoring.py", SCORING.encode())
+    write_whole(folder / "scripts" / "scoring.py", SCORING_SCRIPT.encode())
     write_whole(folder / "docs" / "README.md", (resources.files("feddraw.export") / "bundle_readme.md").read_bytes())
-    return scorer(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
+    return scorer_of_graph(torch.jit.load(folder / "models" / "model.ts"))  # type: ignore[no-untyped-call]
 
 
-def inference(trained: TrainedModel) -> dict[str, Any]:
+def inference_config(trained: TrainedModel) -> dict[str, Any]:
     """The configuration that `python -m monai.bundle run` reads."""
-    known = about(trained)
+    known = about_exported_model(trained)
     recipe = {"size": "size", "clahe": "clahe", "kernel": "clahe_kernel", "clip": "clahe_clip"}
     arguments = ["network", "images", "output", "findings", "thresholds", *recipe]
     return {
@@ -112,7 +105,7 @@ def inference(trained: TrainedModel) -> dict[str, Any]:
     }
 
 
-def metadata(trained: TrainedModel) -> dict[str, Any]:
+def bundle_metadata(trained: TrainedModel) -> dict[str, Any]:
     size = trained.recipe.size
     grey = {"type": "image", "format": "magnitude", "modality": "DX", "num_channels": 1, "spatial_shape": [size, size]}
     grey |= {"dtype": "float32", "value_range": [0, 255], "is_patch_data": False, "channel_def": {"0": "grey"}}
@@ -121,7 +114,7 @@ def metadata(trained: TrainedModel) -> dict[str, Any]:
     given |= {"channel_def": {str(place): name for place, name in enumerate(trained.findings)}}
     method = trained.experiment.section("method")[0]
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMA_URL,
         "version": "0.1.0",
         "changelog": {"0.1.0": "exported from a run"},
         "monai_version": version("monai"),

@@ -11,21 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddraw.catalog import installed
-from feddraw.errors import RunFailed, UserError, first_line
+from feddraw.errors import RunFailed, first_line
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.graph import Scorer, about, example, from_pixels, pixels
+from feddraw.export.exported_graph import Scorer, about_exported_model, example_input, from_pixels, graph_input
 from feddraw.system.file_writing import write_json, write_whole
 
 OPSET = 17
 
 
-def check_installed() -> None:
-    if not (installed("onnx") and installed("onnxruntime")):
-        raise UserError("the format onnx needs onnx and onnxruntime: pip install 'feddraw[export]'")
-
-
-def write(trained: TrainedModel, folder: Path) -> Scorer:
+def write_onnx(trained: TrainedModel, folder: Path) -> Scorer:
     """Write `model.onnx` and `model.json`; gives the file's own scores by onnxruntime."""
     import onnx
     import onnxruntime
@@ -35,7 +29,7 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
             warnings.simplefilter("ignore")  # the tracing exporter is called old; the other one needs more packages
             torch.onnx.export(
                 from_pixels(trained.module, trained),
-                (example(trained),),
+                (example_input(trained),),
                 str(Path(place) / "model.onnx"),
                 input_names=["pixels"],
                 output_names=["probabilities"],
@@ -46,14 +40,14 @@ def write(trained: TrainedModel, folder: Path) -> Scorer:
             graph = onnx.load(str(Path(place) / "model.onnx"))
     except (torch.onnx.OnnxExporterError, RuntimeError) as error:
         raise RunFailed(f"this network cannot be written as ONNX: {first_line(error):.200}") from None
-    onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about(trained))})
+    onnx.helper.set_model_props(graph, {"feddraw": json.dumps(about_exported_model(trained))})
     write_whole(folder / "model.onnx", graph.SerializeToString())
-    write_json(folder / "model.json", about(trained))
+    write_json(folder / "model.json", about_exported_model(trained))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
     def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return np.asarray(session.run(["probabilities"], {"pixels": pixels(images)})[0])
+        return np.asarray(session.run(["probabilities"], {"pixels": graph_input(images)})[0])
 
     return scores

@@ -14,24 +14,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.catalog import installed
 from feddraw.errors import RunFailed, UserError, unknown
 from feddraw.experiment.run_preparation import PreparedData, open_experiment_data, prepare_client_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
-from feddraw.export import monai_bundle, onnx_file, safetensors_file
-from feddraw.export.graph import Scorer
+from feddraw.export.exported_graph import Scorer
 from feddraw.export.model_card import model_card
+from feddraw.export.monai_bundle import write_monai_bundle
+from feddraw.export.onnx_file import write_onnx
+from feddraw.export.safetensors_file import write_safetensors
 from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
 
-Progress = Callable[[str, int, int], None]
-Grey = NDArray[np.uint8]
+ExportProgress = Callable[[str, int, int], None]
+GreyImages = NDArray[np.uint8]
 
-FORMATS = {"onnx": onnx_file, "monai": monai_bundle, "safetensors": safetensors_file}
-TOLERANCE = 1e-5  # largest difference of a probability from the run's own model
-CHUNK = 256  # images at a time
+FORMATS = {"onnx": write_onnx, "monai": write_monai_bundle, "safetensors": write_safetensors}
+NEEDED_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "monai": ("MONAI", "fire")}
+EXPORT_TOLERANCE = 1e-5  # largest difference of a probability from the run's own model
+IMAGES_AT_A_TIME = 256  # images at a time
 
 
 @dataclass(frozen=True)
-class Check:
+class ExportCheck:
     """How far an exported model is from the run's own."""
 
     format: str
@@ -50,7 +54,7 @@ class Export:
     """What was written where, and how it was checked."""
 
     folder: Path
-    checks: tuple[Check, ...]
+    checks: tuple[ExportCheck, ...]
     note: str  # why the test images could not be used; empty if they were
 
 
@@ -63,18 +67,20 @@ def export_run(
     names: bool = False,
     licence: str = "",
     trust: bool = False,
-    progress: Progress | None = None,
+    progress: ExportProgress | None = None,
 ) -> Export:
     """Write a run's model in some formats, each checked on every test image, with a model card."""
     for name in formats:
         if name not in FORMATS:
             raise unknown("formats", name, FORMATS)
-        FORMATS[name].check_installed()
+        needed = NEEDED_PACKAGES.get(name, ())
+        if not all(installed(package.lower()) for package in needed):
+            raise UserError(f"the format {name} needs {' and '.join(needed)}: pip install 'feddraw[export]'")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already used: choose another folder with --out")
     trained = load_trained(run, model, trust=trust)
     say = progress or (lambda what, done, total: None)
-    data, note = _data(trained, say)
+    data, note = _data_of_run(trained, say)
     images = (
         CheckedImages(data.dataset.images, data.dataset.rows["test"]) if data else random_images(trained.recipe.size)
     )
@@ -83,18 +89,18 @@ def export_run(
     checks = []
     for name in formats:
         make_subfolder(out / name)
-        scorer = FORMATS[name].write(trained, out / name)
+        scorer = FORMATS[name](trained, out / name)
         found = images.scored(scorer, f"checking {name}", say)
-        checks.append(Check(name, len(images.rows), data is not None, _largest(found, expected)))
-        if not checks[-1].difference <= TOLERANCE:
-            raise RunFailed(f"{checks[-1].words}, more than {TOLERANCE:g}: do not use {out / name}")
+        checks.append(ExportCheck(name, len(images.rows), data is not None, _largest_difference(found, expected)))
+        if not checks[-1].difference <= EXPORT_TOLERANCE:
+            raise RunFailed(f"{checks[-1].words}, more than {EXPORT_TOLERANCE:g}: do not use {out / name}")
     card = model_card(trained, data, [check.words for check in checks], names=names, licence=licence)
     write_whole(out / "MODEL_CARD.md", card.encode())
     write_json(out / "check.json", {"model": model, "checks": [vars(check) for check in checks]})
     return Export(out, tuple(checks), note)
 
 
-def _data(trained: TrainedModel, say: Progress) -> tuple[PreparedData | None, str]:
+def _data_of_run(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
         data = prepare_client_data(trained.experiment, open_experiment_data(trained.experiment, say))
@@ -109,25 +115,25 @@ def _data(trained: TrainedModel, say: Progress) -> tuple[PreparedData | None, st
 class CheckedImages:
     """Prepared images to check on, read chunk by chunk: all test images may be more than the memory holds."""
 
-    images: Grey
+    images: GreyImages
     rows: NDArray[np.intp]
 
-    def scored(self, scorer: Scorer, what: str, say: Progress) -> NDArray[np.float32]:
+    def scored(self, scorer: Scorer, what: str, say: ExportProgress) -> NDArray[np.float32]:
         """The probabilities of all of them."""
         blocks = []
-        for start in range(0, len(self.rows), CHUNK):
+        for start in range(0, len(self.rows), IMAGES_AT_A_TIME):
             say(what, start, len(self.rows))
-            blocks.append(scorer(np.asarray(self.images[self.rows[start : start + CHUNK]])))
+            blocks.append(scorer(np.asarray(self.images[self.rows[start : start + IMAGES_AT_A_TIME]])))
         say(what, len(self.rows), len(self.rows))
         return np.concatenate(blocks)
 
 
 def random_images(size: int) -> CheckedImages:
-    images = np.random.default_rng(0).integers(0, 256, (CHUNK, size, size), dtype=np.uint8)
-    return CheckedImages(images, np.arange(CHUNK))
+    images = np.random.default_rng(0).integers(0, 256, (IMAGES_AT_A_TIME, size, size), dtype=np.uint8)
+    return CheckedImages(images, np.arange(IMAGES_AT_A_TIME))
 
 
-def _largest(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def _largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     if found.shape != expected.shape or not np.isfinite(found).all():
         return math.inf
     return float(np.abs(found.astype(np.float64) - expected).max())

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save
 
 from feddraw.experiment.run_preparation import network_builder
 from feddraw.experiment.trained_model import TrainedModel
-from feddraw.export.graph import Scorer, about, from_pixels, scorer
+from feddraw.export.exported_graph import Scorer, about_exported_model, from_pixels, scorer_of_graph
 from feddraw.system.file_writing import write_json, write_whole
 
-LOADER = """\
+LOADER_SCRIPT = """\
 import json
 from pathlib import Path
 from safetensors.torch import load_file
@@ -25,18 +25,14 @@ network.eval()  # in: (grey levels - 255 * about["mean"]) / (255 * about["std"])
 """
 
 
-def check_installed() -> None:
-    """safetensors is always installed."""
-
-
-def write(trained: TrainedModel, folder: Path) -> Scorer:
+def write_safetensors(trained: TrainedModel, folder: Path) -> Scorer:
     """Write `model.safetensors`, `model.json` and `load.py`; gives the scores of the network as loaded from there."""
     name, settings = trained.experiment.section("model")
     settings.pop("weights", None)  # where the training began from; not needed to load what came of it
-    document = about(trained) | {"network": {"name": name, "settings": settings}}
+    document = about_exported_model(trained) | {"network": {"name": name, "settings": settings}}
     write_whole(folder / "model.safetensors", save({k: v.contiguous() for k, v in trained.module.state_dict().items()}))
     write_json(folder / "model.json", document)
-    write_whole(folder / "load.py", LOADER.encode())
+    write_whole(folder / "load.py", LOADER_SCRIPT.encode())
     network, _ = network_builder(trained.experiment, len(trained.findings))()
     network.load_state_dict(load_file(folder / "model.safetensors"))
-    return scorer(from_pixels(network, trained))
+    return scorer_of_graph(from_pixels(network, trained))

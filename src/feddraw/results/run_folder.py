@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from feddraw import naming
 from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
@@ -247,6 +248,16 @@ class RunFolder:
         about = {"classes": dataset.findings, "test": hashlib.sha256(tested.encode()).hexdigest()}
         arrays = {name: np.ascontiguousarray(array) for name, array in predictions.items()}
         write_whole(self.predictions, save(arrays, {"feddraw": json.dumps(about)}), private=True)
+
+
+def run_folder_by_name(scenario: str, method: str, seed: int, *, resume: bool) -> Path:
+    """runs/SCENARIO-METHOD-SEED; for a new run with a number behind it where that is taken."""
+    names = [naming.folder_name(name.replace(":", ".")) for name in (scenario, method)]
+    base = Path("runs") / "-".join([*names, str(seed)])
+    folder, number = base, 2
+    while not resume and folder.exists() and any(folder.iterdir()):
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
 
 
 def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

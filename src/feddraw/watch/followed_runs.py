@@ -28,21 +28,21 @@ from feddraw.system.file_reading import MAX_LOG, parse_json, read_json, read_tom
 from feddraw.system.locks import locked_inodes
 
 T = TypeVar("T")
-State = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
+RunState = Literal["running", "waiting", "finished", "stopped", "failed", "broken"]
 
-SKIPPED = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
-PLAN = re.compile(r"plan(-\d+-of-\d+)?\.json")
-MOST_RUNS = 5_000
+SKIPPED_FOLDERS = ("checkpoint", "figures", "tensorboard")  # folders in which no run is
+PLAN_FILE = re.compile(r"plan(-\d+-of-\d+)?\.json")
+MOST_FOLLOWED_RUNS = 5_000
 MOST_CLIENTS = 5_000  # of a run that are kept
 SHOWN_CLIENTS = 12  # on the page
 MOST_POINTS = 80  # of a curve in the overview
 SEARCH_EVERY, LOOK_EVERY = 3.0, 0.5  # seconds
-RECENT = 5  # rounds whose median is the time of a round
-QUIET = 120.0  # seconds without news after which a run counts as stopped, where locks cannot be seen
+RECENT_ROUNDS = 5  # rounds whose median is the time of a round
+QUIET_SECONDS = 120.0  # seconds without news after which a run counts as stopped, where locks cannot be seen
 MOST_TROUBLE = 200  # refused or missing updates that are shown
 
 
-class Tail:
+class GrowingFile:
     """A file that grows, or is replaced; in a table, a name in quotation marks may have line breaks in it."""
 
     def __init__(self, path: Path, *, table: bool = False) -> None:
@@ -72,7 +72,7 @@ class Tail:
 
 
 @dataclass
-class Round:
+class FollowedRound:
     """One line of the log."""
 
     round: int
@@ -89,7 +89,7 @@ class Round:
 
 
 @dataclass
-class Ledger:
+class FollowedLedger:
     """Who counted how much."""
 
     clients: dict[str, float] = field(default_factory=dict)  # the most images that each said it has
@@ -108,10 +108,10 @@ class Ledger:
         client, round = naming.safe_line(line["client"])[:200], int(line["round"])
         if client not in self.clients and len(self.clients) >= MOST_CLIENTS:
             return
-        self.clients[client] = max(self.clients.get(client, 0.0), _number(line["size"]) or 0.0)
+        self.clients[client] = max(self.clients.get(client, 0.0), _as_finite(line["size"]) or 0.0)
         status = line["status"]
         if status.startswith("counted"):
-            self.weights.setdefault(round, {})[client] = _number(line["weight"]) or 0.0
+            self.weights.setdefault(round, {})[client] = _as_finite(line["weight"]) or 0.0
         if status not in ("counted", "not asked"):
             self.trouble.append((round, client, naming.safe_line(status)[:300]))
 
@@ -122,16 +122,16 @@ class FollowedRun:
     def __init__(self, path: Path, name: str, number: int) -> None:
         self.path, self.name, self.number = path, naming.safe_line(name), number
         self.version = 0
-        self.state: State = "stopped"
+        self.state: RunState = "stopped"
         self.why = ""
         self._files = RunFolder(path)
-        self._tails = Tail(self._files.rounds), Tail(self._files.ledger, table=True)
+        self._tails = GrowingFile(self._files.rounds), GrowingFile(self._files.ledger, table=True)
         self._settings_time: float | None = None
         self._metrics_time: float | None = None
         self.settings: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
-        self.rounds: list[Round] = []
-        self.ledger = Ledger()
+        self.rounds: list[FollowedRound] = []
+        self.ledger = FollowedLedger()
         self.total = 0  # T, 0 where it is not known
         self.began = 0.0
 
@@ -151,12 +151,12 @@ class FollowedRun:
         return changed or before != (self.state, self.why)
 
     def _read(self) -> bool:
-        metrics_time = _changed(self._files.metrics)
+        metrics_time = _time_of_change(self._files.metrics)
         if metrics_time is not None and metrics_time == self._metrics_time:
             return False  # a finished run is not written to any more
         changed = metrics_time != self._metrics_time
         self.metrics = read_json(self._files.metrics) if metrics_time is not None else {}
-        settings_time = _changed(self._files.settings)
+        settings_time = _time_of_change(self._files.settings)
         if settings_time != self._settings_time:
             self.settings = read_toml(self._files.settings) if settings_time is not None else {}
             self.total = int(self.settings.get("rounds", self.total))
@@ -166,26 +166,26 @@ class FollowedRun:
         if anew:
             self.rounds = []
         for line in filter(None, map(parse_json, lines.splitlines())):
-            self.rounds.append(_round(line, self._files.rounds))
+            self.rounds.append(_followed_round(line, self._files.rounds))
             self.total = int(line.get("rounds", self.total))
         if anew_ledger:
-            self.ledger = Ledger()
+            self.ledger = FollowedLedger()
         self.ledger.read(cells)
         self._metrics_time = metrics_time
         return changed or anew or anew_ledger or bool(lines or cells)
 
-    def _judged(self, locked: frozenset[int] | None, now: float) -> State:
+    def _judged(self, locked: frozenset[int] | None, now: float) -> RunState:
         if self.metrics or (self.total and self.done >= self.total and not self.settings):
             return "finished"
         if locked is None:
-            return "running" if now - self.updated < max(QUIET, 3 * (self.round_seconds or 0.0)) else "stopped"
+            return "running" if now - self.updated < max(QUIET_SECONDS, 3 * (self.round_seconds or 0.0)) else "stopped"
         return "running" if self.path.stat().st_ino in locked else "stopped"
 
     # ------------------------------------------------------------------------------------------ what is known
 
     @property
     def method(self) -> str:
-        return _name_in(self.settings, "method")
+        return _name_in_settings(self.settings, "method")
 
     @property
     def done(self) -> int:
@@ -196,12 +196,12 @@ class FollowedRun:
     @property
     def updated(self) -> float:
         """When the run last wrote something."""
-        return self.rounds[-1].time if self.rounds else _changed(self._files.ledger) or self.began
+        return self.rounds[-1].time if self.rounds else _time_of_change(self._files.ledger) or self.began
 
     @property
     def round_seconds(self) -> float | None:
         """What a round takes now."""
-        recent = [one.whole for one in self.rounds[-RECENT:] if one.whole > 0]
+        recent = [one.whole for one in self.rounds[-RECENT_ROUNDS:] if one.whole > 0]
         return statistics.median(recent) if recent else None
 
     @property
@@ -222,11 +222,11 @@ class FollowedRun:
         validation = [(one.round, one.validation) for one in self.rounds if one.validation is not None]
         return {
             "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
-            "scenario": _name_in(self.settings, "scenario"), "seed": _number(self.settings.get("seed")),
+            "scenario": _name_in_settings(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
             "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": self.spent,
-            "updated": self.updated, "curve": _thinned(validation), "trouble": len(self.ledger.trouble),
+            "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
-            "test": _number(_inside(self.metrics, "test", "auc", "macro")),
+            "test": _as_finite(_nested_value(self.metrics, "test", "auc", "macro")),
         }  # fmt: skip
 
     def detail(self) -> dict[str, Any]:
@@ -235,34 +235,35 @@ class FollowedRun:
         last = self.ledger.weights.get(max(self.ledger.weights, default=-1), {})
         clients = sorted(self.ledger.clients, key=lambda name: (-last.get(name, 0.0), -self.ledger.clients[name]))
         shown = [name for name in self.ledger.clients if name in set(clients[:SHOWN_CLIENTS])]
-        at = _thinned(range(self.done))
+        at = _points_for_chart(range(self.done))
         lines = [by_round.get(t) for t in at]
         return {
             "summary": self.summary(), "at": at, "clients": shown, "all_clients": len(self.ledger.clients),
             "sizes": [self.ledger.clients[name] for name in shown],
             "weights": [[self.ledger.weights.get(t, {}).get(name) for t in at] for name in shown],
-            "client_seconds": [[one and _number(one.client_seconds.get(name)) for one in lines] for name in shown],
+            "client_seconds": [[one and _as_finite(one.client_seconds.get(name)) for one in lines] for name in shown],
             "validation": [one and one.validation for one in lines], "loss": [one and one.loss for one in lines],
             "seconds": [one and dict(one.seconds) for one in lines],
             "trouble": [{"round": t, "client": c, "status": s} for t, c, s in self.ledger.trouble[-MOST_TROUBLE:]],
-            "data": _name_in(self.settings, "data"), "model": _name_in(self.settings, "model"),
+            "data": _name_in_settings(self.settings, "data"), "model": _name_in_settings(self.settings, "model"),
         }  # fmt: skip
 
 
-def _round(line: Mapping[str, Any], path: Path) -> Round:
+def _followed_round(line: Mapping[str, Any], path: Path) -> FollowedRound:
     validation = line.get("validation") or {}
-    seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _number(v) is not None and v >= 0}
+    seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _as_finite(v) is not None and v >= 0}
     took = {
-        naming.safe_line(str(k))[:200]: v for k, v in line.get("client_seconds", {}).items() if _number(v) is not None
+        naming.safe_line(str(k))[:200]: v
+        for k, v in line.get("client_seconds", {}).items()
+        if _as_finite(v) is not None
     }
     written = datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
-    numbers = (_number(validation.get("macro")), _number(line.get("loss")))
-    return Round(
-        int(line["round"]), *numbers, seconds, took, written, naming.safe_line(str(line.get("diverged", "")))[:200]
-    )
+    numbers = (_as_finite(validation.get("macro")), _as_finite(line.get("loss")))
+    diverged = naming.safe_line(str(line.get("diverged", "")))[:200]
+    return FollowedRound(int(line["round"]), *numbers, seconds, took, written, diverged)
 
 
-def _number(value: Any) -> float | None:
+def _as_finite(value: Any) -> float | None:
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -270,27 +271,27 @@ def _number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _inside(document: Any, *names: str) -> Any:
+def _nested_value(document: Any, *names: str) -> Any:
     """What lies under names within names; nothing where one of them is missing."""
     for name in names:
         document = document.get(name) if isinstance(document, dict) else None
     return document
 
 
-def _name_in(settings: Mapping[str, Any], section: str) -> str:
+def _name_in_settings(settings: Mapping[str, Any], section: str) -> str:
     found = settings.get(section)
     name = str(found.get("name", "")) if isinstance(found, dict) else ""
     return naming.safe_line(Path(name).name if "/" in name else name)[:100]
 
 
-def _changed(path: Path) -> float | None:
+def _time_of_change(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
     except OSError:
         return None
 
 
-def _thinned(points: Sequence[T]) -> list[T]:
+def _points_for_chart(points: Sequence[T]) -> list[T]:
     """Not more points than a chart can show, the last one always."""
     every = math.ceil(len(points) / MOST_POINTS) or 1
     kept = list(points[::every])
@@ -307,7 +308,7 @@ class FollowedFolder:
         self.root = root
         self.version = 0
         self.runs: dict[Path, FollowedRun] = {}
-        self.planned: dict[str, tuple[State, str]] = {}  # runs without a folder: what the plan says of them
+        self.planned: dict[str, tuple[RunState, str]] = {}  # runs without a folder: what the plan says of them
         self.workers = 0
         self._searched = self._looked = -math.inf
         self._numbers = count()
@@ -332,11 +333,11 @@ class FollowedFolder:
         plans: list[Path] = []
         seen: set[Path] = set()
         for place, below, files in os.walk(self.root):
-            below[:] = sorted(name for name in below if name not in SKIPPED and not name.startswith("."))
+            below[:] = sorted(name for name in below if name not in SKIPPED_FOLDERS and not name.startswith("."))
             if "experiment.toml" in files or "weights.csv" in files:
                 seen.add(Path(place))
-            plans += [Path(place) / name for name in files if PLAN.fullmatch(name)]
-            if len(seen) >= MOST_RUNS:
+            plans += [Path(place) / name for name in files if PLAN_FILE.fullmatch(name)]
+            if len(seen) >= MOST_FOLLOWED_RUNS:
                 break
         gone = self.runs.keys() - seen
         for path in gone:
@@ -349,15 +350,15 @@ class FollowedFolder:
             self.version += 1
         self.planned = planned
 
-    def _plans(self, paths: Sequence[Path]) -> dict[str, tuple[State, str]]:
+    def _plans(self, paths: Sequence[Path]) -> dict[str, tuple[RunState, str]]:
         """What plans say of runs, by name."""
-        found: dict[str, tuple[State, str]] = {}
+        found: dict[str, tuple[RunState, str]] = {}
         self.workers = 0
         for path in paths:
             try:
                 plan = read_json(path)
                 inside = path.parent.relative_to(self.root)
-                names = [str(inside / str(name)) for name in plan["runs"]][:MOST_RUNS]
+                names = [str(inside / str(name)) for name in plan["runs"]][:MOST_FOLLOWED_RUNS]
                 failed = {str(inside / name): naming.safe_line(str(why))[:300] for name, why in plan["failed"].items()}
                 out = {str(inside / str(name)) for name in plan["left_out"]}
                 self.workers += int(plan["workers"])

@@ -12,14 +12,14 @@ from feddraw.grouping import grouped
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun
 
 
-def overview(followed: FollowedFolder, since: int) -> dict[str, Any]:
+def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
     """The runs that changed after a version, and what concerns all of them."""
     runs = list(followed.runs.values())
     begun = {run.name for run in runs}
     waiting = [name for name, (state, _) in followed.planned.items() if state == "waiting" and name not in begun]
     failed = {name: why for name, (state, why) in followed.planned.items() if state == "failed" and name not in begun}
     now = time.time()
-    usual = usual_round(runs)
+    usual = usual_round_seconds(runs)
     lefts = {run.number: run.left(now, usual.get(run.method, usual.get(""))) for run in runs if run.state == "running"}
     return {
         "version": followed.version,
@@ -29,20 +29,20 @@ def overview(followed: FollowedFolder, since: int) -> dict[str, Any]:
         "waiting": waiting,
         "failed": failed,
         "counts": Counter(run.state for run in runs) + Counter({"waiting": len(waiting), "failed": len(failed)}),
-        "all_left": all_left(followed, runs, waiting, lefts),
+        "all_left": seconds_until_all_done(followed, runs, waiting, lefts),
         "scenarios": len({str(run.summary()["scenario"]) for run in runs}),
-        "share": share_done(runs, len(waiting)),
+        "share": share_of_rounds_done(runs, len(waiting)),
     }
 
 
-def usual_round(runs: list[FollowedRun]) -> dict[str, float]:
+def usual_round_seconds(runs: list[FollowedRun]) -> dict[str, float]:
     """A round's seconds by method, and under the empty name over all methods."""
     known = [(run.method, run.round_seconds) for run in runs if run.round_seconds is not None]
     found = grouped([*known, *(("", seconds) for _, seconds in known)])
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
-def all_left(
+def seconds_until_all_done(
     followed: FollowedFolder, runs: list[FollowedRun], waiting: list[str], lefts: dict[int, float | None]
 ) -> float | None:
     """Seconds until all is done, if something is running: a waiting run goes to the worker that is free first."""
@@ -59,7 +59,7 @@ def all_left(
     return max(free)
 
 
-def share_done(runs: list[FollowedRun], waiting: int) -> float:
+def share_of_rounds_done(runs: list[FollowedRun], waiting: int) -> float:
     """Of all rounds of all runs that are begun or planned; a run whose rounds are not known counts as one."""
     shares = [1.0 if run.state == "finished" else run.done / run.total if run.total else 0.0 for run in runs]
     return sum(shares) / (len(shares) + waiting) if shares or waiting else 0.0

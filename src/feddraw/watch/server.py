@@ -28,13 +28,13 @@ from feddraw.data.image_cache import root as cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
 from feddraw.watch.followed_runs import FollowedFolder
-from feddraw.watch.overview import overview
-from feddraw.watch.page import page, policy
+from feddraw.watch.overview import overview_of_runs
+from feddraw.watch.watch_page import watch_page, watch_policy
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 KEY_HEADER = "X-Feddraw-Key"
-IDLE = 30.0  # seconds after which a silent connection is closed
+IDLE_SECONDS = 30.0  # seconds after which a silent connection is closed
 
 
 def require_loopback(host: str, expose: bool) -> None:
@@ -45,13 +45,13 @@ def require_loopback(host: str, expose: bool) -> None:
         )
 
 
-def usual_port(folder: Path) -> int:
+def usual_watch_port(folder: Path) -> int:
     """The same for the same folder, so that an open page finds a server that was started again."""
     digest = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).digest()
     return PORTS[int.from_bytes(digest[:4], "big") % len(PORTS)]
 
 
-def own_key() -> str:
+def own_watch_key() -> str:
     """One for each user of the machine, kept in the cache's folder where only its owner can read it."""
     path = cache_folder() / "watch.key"
     with suppress(OSError, ValueError):
@@ -67,7 +67,7 @@ def own_key() -> str:
     return key
 
 
-class Watch(ThreadingHTTPServer):
+class WatchServer(ThreadingHTTPServer):
     """Follows a folder, and answers the page."""
 
     daemon_threads = True
@@ -78,19 +78,19 @@ class Watch(ThreadingHTTPServer):
             raise UserError(f"no folder {folder}: give the folder of a run, of a study or of a Flower server")
         self.followed = FollowedFolder(folder)
         self.title = naming.safe_line(str(folder))
-        self.key = key or own_key()
+        self.key = key or own_watch_key()
         self.instance = secrets.token_hex(8)
         self.lock = threading.Lock()
         self.host, self.closed = host, False
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self._bind(host, usual_port(folder) if port is None else port, fixed=port is not None)
-        self.page = page().encode()
+        self._bind(host, usual_watch_port(folder) if port is None else port, fixed=port is not None)
+        self.page = watch_page().encode()
         self.page_hash = hashlib.sha256(self.page).hexdigest()[:12]
 
     def _bind(self, host: str, port: int, *, fixed: bool) -> None:
         try:
-            super().__init__((host, port), Handler)
+            super().__init__((host, port), WatchHandler)
         except OverflowError:
             raise UserError(f"--port takes a number from 0 to 65535, not {port}") from None
         except OSError as error:
@@ -122,7 +122,7 @@ class Watch(ThreadingHTTPServer):
             return False
         if port != self.server_port:
             return False
-        return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_address(name))
+        return name in (*LOOPBACK, self.host) or (self.host not in LOOPBACK and _is_ip_address(name))
 
     def state(self, since: int, instance: str) -> dict[str, Any]:
         """What has changed since a version; everything for a page that knew another server."""
@@ -130,7 +130,7 @@ class Watch(ThreadingHTTPServer):
             self.followed.look()
             known = since if instance == self.instance else -1
             about = {"instance": self.instance, "page": self.page_hash, "title": self.title, "now": time.time()}
-            return about | overview(self.followed, known)
+            return about | overview_of_runs(self.followed, known)
 
     def run(self, number: int) -> tuple[str, dict[str, Any]] | None:
         with self.lock:
@@ -138,7 +138,7 @@ class Watch(ThreadingHTTPServer):
             return None if found is None else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
 
 
-def _split(address: str) -> SplitResult:
+def _split_address(address: str) -> SplitResult:
     """Its parts; those of an empty address where it is none."""
     try:
         return urlsplit(address)
@@ -146,7 +146,7 @@ def _split(address: str) -> SplitResult:
         return urlsplit("")
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -154,13 +154,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Handler(BaseHTTPRequestHandler):
+class WatchHandler(BaseHTTPRequestHandler):
     """Three addresses: the page, the state of all runs, one run."""
 
-    server: Watch
+    server: WatchServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "feddraw", ""
-    timeout = IDLE
+    timeout = IDLE_SECONDS
     HEADERS: ClassVar[Mapping[str, str]] = {
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
@@ -182,19 +182,19 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self) -> None:
-        address = _split(self.path)
+        address = _split_address(self.path)
         asked = {name: values[0] for name, values in parse_qs(address.query).items()}
         if not self.server.knows(self.headers.get("Host", "")):
             self._send(421, "text/plain", b"this server is not meant by that name\n")
         elif address.path == "/":
-            self._send(200, "text/html; charset=utf-8", self.server.page, {"Content-Security-Policy": policy()})
+            self._send(200, "text/html; charset=utf-8", self.server.page, {"Content-Security-Policy": watch_policy()})
         elif address.path not in ("/state", "/run"):
             self._send(404, "text/plain", b"nothing here\n")
         elif not hmac.compare_digest(self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()):
             self._send(403, "text/plain", b"open the address that feddraw watch printed\n")
         elif address.path == "/state":
-            self._json(self.server.state(_whole(asked.get("since")), asked.get("instance", "")))
-        elif (found := self.server.run(_whole(asked.get("id")))) is None:
+            self._json(self.server.state(_whole_number(asked.get("since")), asked.get("instance", "")))
+        elif (found := self.server.run(_whole_number(asked.get("id")))) is None:
             self._send(404, "text/plain", b"no such run\n")
         elif self.headers.get("If-None-Match") == found[0]:
             self._send(304, "application/json", b"", {"ETag": found[0]})
@@ -218,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
         pass  # one line per second would bury everything else
 
 
-def _whole(text: str | None) -> int:
+def _whole_number(text: str | None) -> int:
     try:
         return int(text or -1)
     except ValueError:

@@ -32,26 +32,26 @@ def from_pixels(network: nn.Module, trained: TrainedModel) -> nn.Module:
     return FromPixels(network, 255 * trained.mean, 255 * trained.std).eval()
 
 
-def scorer(graph: Callable[[Tensor], Tensor]) -> Scorer:
+def scorer_of_graph(graph: Callable[[Tensor], Tensor]) -> Scorer:
     """What such a graph gives for prepared images."""
 
     def scores(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         with torch.no_grad():
-            return np.asarray(graph(torch.from_numpy(pixels(images))).numpy())
+            return np.asarray(graph(torch.from_numpy(graph_input(images))).numpy())
 
     return scores
 
 
-def example(trained: TrainedModel) -> Tensor:
+def example_input(trained: TrainedModel) -> Tensor:
     return torch.zeros(2, 1, trained.recipe.size, trained.recipe.size)
 
 
-def pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def graph_input(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(n, 1, height, width), as the graph takes them."""
     return images[:, None].astype(np.float32)
 
 
-def about(trained: TrainedModel) -> dict[str, Any]:
+def about_exported_model(trained: TrainedModel) -> dict[str, Any]:
     """What a user of the file must know, as JSON."""
     limits = json_values(dict(zip(trained.findings, trained.thresholds, strict=True)))
     return {

@@ -1,17 +1,22 @@
-"""Ratios of times measured side by side, with an interval of their median that assumes nothing about the noise."""
+"""Times measured side by side, their ratios, and an interval of the median that assumes nothing about the noise."""
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
+from feddraw.errors import RunFailed
+
 Item = TypeVar("Item")
-Progress = Callable[[str, int, int], None]
+TimingProgress = Callable[[str, int, int], None]
 Timed = Callable[[], float]  # does its work and says how many seconds it took
 Samples = dict[str, list[float]]  # name to seconds, a number a block
 
@@ -24,17 +29,17 @@ class Ratio(TypedDict):
     high: float
 
 
-def _silent(_what: str, _done: int, _total: int) -> None:
+def _say_nothing(_what: str, _done: int, _total: int) -> None:
     pass
 
 
 @dataclass(frozen=True)
-class Session:
+class TimingSession:
     """How thoroughly to measure, and whom to tell."""
 
     blocks: int = 20
     quick: bool = False
-    progress: Progress = _silent
+    progress: TimingProgress = _say_nothing
     pythons: Mapping[str, str] = field(default_factory=dict)  # a peer's own interpreter, by its name
 
     def interleave(self, what: str, works: Mapping[str, Timed], blocks: int = 0) -> Samples:
@@ -54,25 +59,33 @@ class Session:
         self.progress(what, len(items), len(items))
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+def ratio_of_times(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """The ratio within each block."""
-    return interval(np.asarray(above) / np.asarray(below))
+    return median_interval(np.asarray(above) / np.asarray(below))
 
 
-def interval(values: Sequence[float] | np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ratio:
+def median_interval(values: Sequence[float] | np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ratio:
     """Median and the order statistics that hold it between them in 95 of 100 cases; fewer than six values: all."""
     ordered = np.sort(np.asarray(values, np.float64))
-    aside = _aside(len(ordered))
+    aside = _values_beyond_interval(len(ordered))
     return {"median": float(np.median(ordered)), "low": float(ordered[aside]), "high": float(ordered[-1 - aside])}
 
 
-def _aside(blocks: int) -> int:
+def _values_beyond_interval(blocks: int) -> int:
     """How many values may be left out at either end: half of them lie below the median, by the binomial law."""
     below = np.cumsum([math.comb(blocks, k) for k in range(blocks)]) / 2**blocks
     return max(0, int(np.searchsorted(below, 0.025, side="right")) - 1)
 
 
-def timed(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def measured_in_own_process(module: str, *arguments: str) -> Any:
+    """What a module of ours prints as JSON when it is run by itself."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunFailed(f"{module} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    return json.loads(done.stdout)

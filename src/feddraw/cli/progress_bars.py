@@ -13,35 +13,35 @@ from rich.text import Text
 
 from feddraw import naming
 
-SILENCE = 60.0  # seconds after which a file or pipe gets a line, too
+SILENT_SECONDS = 60.0  # seconds after which a file or pipe gets a line, too
 
 
-def clock(seconds: float) -> str:
+def as_clock(seconds: float) -> str:
     """As h:mm:ss."""
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def duration(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """In words, as exactly as an estimate deserves."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def times(elapsed: float, left: float | None) -> str:
+def elapsed_and_left(elapsed: float, left: float | None) -> str:
     """Elapsed and remaining time, whatever is known."""
-    return f"{clock(elapsed)} elapsed, {'estimating' if left is None else f'{clock(left)} left'}"
+    return f"{as_clock(elapsed)} elapsed, {'estimating' if left is None else f'{as_clock(left)} left'}"
 
 
-class Times(ProgressColumn):
+class TimesColumn(ProgressColumn):
     """Elapsed and remaining; what was done before this start does not make it look faster."""
 
     def render(self, task: Task) -> Text:
-        return Text(times(task.elapsed or 0.0, left_of(task)), style="progress.remaining")
+        return Text(elapsed_and_left(task.elapsed or 0.0, seconds_left(task)), style="progress.remaining")
 
 
-def left_of(task: Task) -> float | None:
+def seconds_left(task: Task) -> float | None:
     first: float = task.fields.get("first", 0.0)
     done, elapsed = task.completed - first, task.elapsed or 0.0
     if not task.total or done <= 0:
@@ -49,7 +49,7 @@ def left_of(task: Task) -> float | None:
     return elapsed * (task.total - task.completed) / done
 
 
-class Bars:
+class ProgressBars:
     """One bar per thing that is done; outside a terminal a line when it begins, and one after a silent minute."""
 
     def __init__(self, out: Console, *, announced: bool = True) -> None:
@@ -58,7 +58,7 @@ class Bars:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            Times(),
+            TimesColumn(),
             console=out,
             transient=True,
             refresh_per_second=4,
@@ -77,9 +77,9 @@ class Bars:
         self.progress.update(task, description=naming.safe_line(what), completed=ready, total=total)
         if note is not None:
             self.progress.update(task, note=naming.safe_line(note))
-        if not self.out.is_terminal and time.monotonic() - self._last_line > SILENCE:
+        if not self.out.is_terminal and time.monotonic() - self._last_line > SILENT_SECONDS:
             shown = next(one for one in self.progress.tasks if one.id == task)
-            self.line(f"{what}, {times(shown.elapsed or 0.0, left_of(shown))}")
+            self.line(f"{what}, {elapsed_and_left(shown.elapsed or 0.0, seconds_left(shown))}")
 
     def done(self, key: str) -> None:
         """The bar of this key goes away."""
@@ -93,16 +93,16 @@ class Bars:
 
 
 @contextmanager
-def bars(out: Console, *, announced: bool = True) -> Iterator[Bars]:
-    shown = Bars(out, announced=announced)
+def progress_bars(out: Console, *, announced: bool = True) -> Iterator[ProgressBars]:
+    shown = ProgressBars(out, announced=announced)
     with shown.progress:
         yield shown
 
 
 @contextmanager
-def preparing(
+def counting_bar(
     out: Console, prefix: str = "data: ", *, announced: bool = True
 ) -> Iterator[Callable[[str, int, int], None]]:
     """What `progress=` takes, for images that are prepared or scored."""
-    with bars(out, announced=announced) as shown:
+    with progress_bars(out, announced=announced) as shown:
         yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")

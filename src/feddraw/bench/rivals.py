@@ -26,9 +26,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from feddraw.bench import peer_task
-from feddraw.bench.bare_loops import one_round
-from feddraw.bench.ratios import Ratio, Session, Timed, ratio
-from feddraw.bench.server_step import names_of
+from feddraw.bench.made_up_model import client_names
+from feddraw.bench.round_overhead import timed_round
+from feddraw.bench.timing import Ratio, Timed, TimingSession, ratio_of_times
 from feddraw.engines import Engine
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
@@ -39,9 +39,9 @@ from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.settings import Training
 
-SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
-PATIENCE = 240.0  # seconds for a peer to start, or to do a round
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+RIVAL_SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"  # only a source checkout has them
+RIVAL_PATIENCE = 240.0  # seconds for a peer to start, or to do a round
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -75,30 +75,24 @@ RIVALS = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- ours
-
-
-def trainer_of(task: peer_task.PeerTask) -> Trainer:
+def our_trainer(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
-    examples = Examples(*peer_task.pictures(task.clients * task.images))
+    examples = Examples(*peer_task.random_pictures(task.clients * task.images))
     shards = np.split(np.arange(len(examples.images)), task.clients)
     how = Training(epochs=1, batch_size=peer_task.BATCH, lr=peer_task.LR, optimizer="sgd")
-    return Trainer(partial(peer_task.build, task.hidden), examples, shards, how, fedavg().local)
+    return Trainer(partial(peer_task.build_net, task.hidden), examples, shards, how, fedavg().local)
 
 
 @contextmanager
-def ours(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
+def our_round(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
-    trainer = trainer_of(task)
-    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, names_of(task.clients))
+    trainer = our_trainer(task)
+    engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
     with closing(engine):
-        yield partial(one_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
+        yield partial(timed_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
 
 
-# ---------------------------------------------------------------------------------------------------- theirs
-
-
-class PeerProcess:
+class RivalProcess:
     """A peer's process and the socket to it."""
 
     def __init__(self, rival: Rival, python: str, task: peer_task.PeerTask, folder: Path) -> None:
@@ -108,13 +102,13 @@ class PeerProcess:
         listening.listen()
         variables = {peer_task.SOCKET: str(folder / "socket"), peer_task.TASK: json.dumps(asdict(task))}
         scripts = folder / "scripts"
-        shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(RIVAL_SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(peer_task.__file__, scripts)
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, scripts / rival.script, *rival.arguments],
-                env=environment | ENVIRONMENT | variables,
+                env=environment | ONE_THREAD | variables,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -131,7 +125,7 @@ class PeerProcess:
 
     def _accept(self, listening: socket.socket) -> TextIO:
         listening.settimeout(0.5)
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + RIVAL_PATIENCE
         while time.monotonic() < end:
             try:
                 self._socket, _ = listening.accept()
@@ -139,7 +133,7 @@ class PeerProcess:
                 if self._process.poll() is not None:
                     break
             else:
-                self._socket.settimeout(PATIENCE)
+                self._socket.settimeout(RIVAL_PATIENCE)
                 return self._socket.makefile("rw", encoding="utf-8")
         raise RunFailed(self._last_output())
 
@@ -155,7 +149,7 @@ class PeerProcess:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in descendants(self._process.pid):
+        for process in descendant_processes(self._process.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
@@ -175,7 +169,7 @@ class PeerProcess:
             self._socket.close()
 
 
-def descendants(process: int) -> list[int]:
+def descendant_processes(process: int) -> list[int]:
     """A process and all that came of it, as Linux lists them."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -188,41 +182,38 @@ def descendants(process: int) -> list[int]:
 
 
 @contextmanager
-def running_peer(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterator[PeerProcess]:
+def running_rival(rival: Rival, python: str, task: peer_task.PeerTask) -> Iterator[RivalProcess]:
     temporary = tempfile.TemporaryDirectory(prefix="feddraw-", ignore_cleanup_errors=True)
-    with temporary as folder, closing(PeerProcess(rival, python, task, Path(folder))) as peer:
+    with temporary as folder, closing(RivalProcess(rival, python, task, Path(folder))) as peer:
         yield peer
 
 
-# ---------------------------------------------------------------------------------------------------- side by side
-
-
-def measure(session: Session, name: str) -> dict[str, Any]:
+def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:
     """Theirs ÷ ours for every setting; where a system cannot be run here, why."""
     rival = RIVALS[name]
     python = session.pythons.get(rival.environment, sys.executable)
     found: dict[str, Any] = {"title": rival.title, "cores": rival.cores}
     try:
-        if not SCRIPTS.is_dir():
+        if not RIVAL_SCRIPTS.is_dir():
             where = "run feddraw bench from a checkout (benchmarks/peers)"
             raise RunFailed(f"its script comes with the source only: {where}")
-        found["version"] = _version(python, rival.package)
+        found["version"] = _rival_version(python, rival.package)
         settings = rival.settings[:1] if session.quick else rival.settings
         found["left_out"] = {key: rival.note for key in peer_task.TASKS if key not in rival.settings}
-        return found | {"theirs_over_ours": {key: _compare(session, rival, python, key) for key in settings}}
+        return found | {"theirs_over_ours": {key: _rival_over_ours(session, rival, python, key) for key in settings}}
     except RunFailed as failure:
         return found | {"missing": str(failure)}
 
 
-def _compare(session: Session, rival: Rival, python: str, key: str) -> Ratio:
+def _rival_over_ours(session: TimingSession, rival: Rival, python: str, key: str) -> Ratio:
     task = peer_task.TASKS[key]
     session.progress(f"{rival.title}: starting for {key}", 0, 1)
-    with running_peer(rival, python, task) as peer, ours(task, rival.cores) as own:
+    with running_rival(rival, python, task) as peer, our_round(task, rival.cores) as own:
         samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})
-    return ratio(samples["theirs"], samples["ours"])
+    return ratio_of_times(samples["theirs"], samples["ours"])
 
 
-def _version(python: str, package: str) -> str:
+def _rival_version(python: str, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     try:
         asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.doctor.device_trial import Task
+from feddraw.doctor.device_trial import TrialTask
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.scenarios.paper import PAPER
@@ -16,20 +16,20 @@ from feddraw.scenarios.partition import dealt
 from feddraw.training.device_memory import GPU_CONTEXT
 
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
-EVALUATED = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
+EVALUATED_IMAGES = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
 PAPER_METHODS = ("fedavg", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn", "feddraw")
 
 PAPER_SEEDS = 5
 
-Method = tuple[str, tuple[tuple[str, Any], ...]]
+MethodSettings = tuple[str, tuple[tuple[str, Any], ...]]
 
 
 @dataclass(frozen=True)
-class Speed:
+class MeasuredSpeed:
     """Images a second of all workers on a device together, each in its own process."""
 
     device: str
-    task: Task
+    task: TrialTask
     workers: int
     batch: int
     train: float
@@ -51,7 +51,7 @@ class Speed:
         }
 
 
-def extrapolated(speeds: Sequence[Speed]) -> list[Speed]:
+def extrapolated_speeds(speeds: Sequence[MeasuredSpeed]) -> list[MeasuredSpeed]:
     """With what there was no time for: a network with several workers, by what the others gain from them."""
     found = list(speeds)
     for several in {(one.device, one.workers) for one in speeds if one.workers > 1}:
@@ -66,10 +66,10 @@ def extrapolated(speeds: Sequence[Speed]) -> list[Speed]:
     return found
 
 
-def usable(speeds: Sequence[Speed], free: Mapping[str, int]) -> list[Speed]:
+def speeds_with_room(speeds: Sequence[MeasuredSpeed], free: Mapping[str, int]) -> list[MeasuredSpeed]:
     """Those whose workers have room with batches of 64; one worker is tried in any case."""
 
-    def fits(speed: Speed) -> bool:
+    def fits(speed: MeasuredSpeed) -> bool:
         need = (speed.reckoned or 0) - (GPU_CONTEXT if speed.device.startswith("cpu") else 0)
         return speed.workers == 1 or speed.workers * need <= free[speed.device]
 
@@ -77,7 +77,7 @@ def usable(speeds: Sequence[Speed], free: Mapping[str, int]) -> list[Speed]:
 
 
 @dataclass(frozen=True)
-class Best:
+class FastestStart:
     """The fastest way to carry out runs of one network."""
 
     devices: tuple[str, ...]
@@ -92,7 +92,7 @@ class Best:
         return f"{chosen}--workers {self.workers}"
 
 
-def paper() -> list[Experiment]:
+def paper_runs() -> list[Experiment]:
     """The runs of studies/paper.toml, for machines that do not have the file."""
     base = Experiment.preset("paper")
     return [
@@ -103,20 +103,20 @@ def paper() -> list[Experiment]:
     ]
 
 
-def task_of(experiment: Experiment) -> Task:
+def trial_task_of(experiment: Experiment) -> TrialTask:
     """The network and image size of an experiment; its weights cost no time."""
     name, settings = experiment.section("model")
     if name == "densenet121":
         settings["weights"] = "none"
-    return Task(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))
+    return TrialTask(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))
 
 
-def method_of(experiment: Experiment) -> Method:
+def method_settings_of(experiment: Experiment) -> MethodSettings:
     name, settings = experiment.section("method")
     return name, tuple(sorted(settings.items()))
 
 
-def images_of(experiment: Experiment) -> tuple[int, int] | None:
+def images_of_run(experiment: Experiment) -> tuple[int, int] | None:
     """How many images a run trains on and evaluates, each as often as it is used; None where only the data tell."""
     try:
         whole = complete(experiment)
@@ -126,32 +126,33 @@ def images_of(experiment: Experiment) -> tuple[int, int] | None:
     scenario, options = whole.section("scenario")
     scale = options.pop("scale", 1.0)
     images = dealt(scenario, scale) or (settings.get("train") if name == "phantom" else None)
-    evaluated = (settings["validation"], settings["test"]) if name == "phantom" else EVALUATED.get(name)
+    evaluated = (settings["validation"], settings["test"]) if name == "phantom" else EVALUATED_IMAGES.get(name)
     training = whole.training
     if images is None or evaluated is None or training.steps:
         return None
     return images * training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
 
 
-def best(task: Task, speeds: Sequence[Speed]) -> Best | None:
+def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestStart | None:
     """All GPUs, each with the number of workers that is fastest there, or the processor, whichever is faster."""
-    fastest: dict[str, Speed] = {}
+    fastest: dict[str, MeasuredSpeed] = {}
     for speed in speeds:
         if speed.task == task and speed.train > getattr(fastest.get(speed.device), "train", 0.0):
             fastest[speed.device] = speed
     teams = [[one for name, one in fastest.items() if (name == "cpu") == processor] for processor in (True, False)]
-    found = [_together(team) for team in teams if team]
+    found = [_start_of_team(team) for team in teams if team]
     return max(found, key=lambda one: one.train, default=None)
 
 
-def _together(team: Sequence[Speed]) -> Best:
+def _start_of_team(team: Sequence[MeasuredSpeed]) -> FastestStart:
     devices = tuple(speed.device for speed in team)
     train, test = sum(speed.train for speed in team), sum(speed.test for speed in team)
-    return Best(devices, sum(speed.workers for speed in team), train, test, max(s.train / s.workers for s in team))
+    alone = max(speed.train / speed.workers for speed in team)
+    return FastestStart(devices, sum(speed.workers for speed in team), train, test, alone)
 
 
 @dataclass(frozen=True)
-class Cost:
+class StudyCost:
     """What a study takes here."""
 
     runs: int
@@ -166,24 +167,26 @@ class Cost:
         return about | {"hours": round(self.seconds / 3600, 2), "longest_run_hours": round(self.longest / 3600, 2)}
 
 
-def cost(runs: Sequence[Experiment], speeds: Sequence[Speed], factors: Mapping[Method, float]) -> Cost | None:
+def study_cost(
+    runs: Sequence[Experiment], speeds: Sequence[MeasuredSpeed], factors: Mapping[MethodSettings, float]
+) -> StudyCost | None:
     """From images a second; None where none of the runs can be counted at a measured speed."""
     seconds = longest = 0.0
     counted, ways = 0, dict[str, int]()
     known: dict[str, tuple[int, int] | None] = {}
     for run in runs:
-        task, key = task_of(run), repr((run.data, run.scenario, run.rounds, run.training))
-        way = best(task, speeds)
+        task, key = trial_task_of(run), repr((run.data, run.scenario, run.rounds, run.training))
+        way = fastest_start(task, speeds)
         if key not in known:
-            known[key] = images_of(run)
+            known[key] = images_of_run(run)
         images = known[key]
         if way is None:
             continue
         ways[way.options] = ways.get(way.options, 0) + 1
         if images is None:
             continue
-        trained = images[0] * factors.get(method_of(run), 1.0)
+        trained = images[0] * factors.get(method_settings_of(run), 1.0)
         took = trained / way.train + images[1] / way.test
         seconds, counted = seconds + took, counted + 1
         longest = max(longest, took * way.train / way.alone)
-    return Cost(len(runs), len(runs) - counted, seconds, longest, ways) if ways else None
+    return StudyCost(len(runs), len(runs) - counted, seconds, longest, ways) if ways else None

@@ -17,30 +17,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddraw.data import image_cache
 from feddraw.results.environment import installed_version
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.shared_memory import SharedArrays
 
-PIXELS, IMAGES, BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
-PREPARED = (191_027 + 234 + 112_120) * PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
-SHARED = 1 << 26  # bytes of shared memory that are tried
+DISK_PIXELS, DISK_IMAGES, DISK_BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
+PAPER_PREPARED_BYTES = (
+    191_027 + 234 + 112_120
+) * DISK_PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
+SHARED_BYTES = 1 << 26  # bytes of shared memory that are tried
 DISK_SECONDS = 5.0  # for writing and reading
 
 
-def check_machine() -> list[Check]:
-    looks: dict[str, Callable[[], Check]] = {
-        "results folder": lambda: writable("results folder", Path.cwd()),
-        "cache folder": lambda: writable("cache folder", image_cache.root()),
-        "temporary folder": lambda: writable("temporary folder", Path(tempfile.gettempdir())),
-        "shared memory": shared_memory,
-        "cache's disk": lambda: disk(image_cache.root(), DISK_SECONDS),
+def check_machine() -> list[MachineCheck]:
+    looks: dict[str, Callable[[], MachineCheck]] = {
+        "results folder": lambda: check_writable("results folder", Path.cwd()),
+        "cache folder": lambda: check_writable("cache folder", image_cache.root()),
+        "temporary folder": lambda: check_writable("temporary folder", Path(tempfile.gettempdir())),
+        "shared memory": check_shared_memory,
+        "cache's disk": lambda: check_disk_speed(image_cache.root(), DISK_SECONDS),
     }
-    return [attempted(what, look) for what, look in looks.items()]
+    return [check_or_broken(what, look) for what, look in looks.items()]
 
 
-def writable(what: str, folder: Path) -> Check:
+def check_writable(what: str, folder: Path) -> MachineCheck:
     """Whether files can be made in a folder, or in the nearest that is there."""
     there = nearest_existing(folder)
     hint = "; FEDDRAW_CACHE names another" if what == "cache folder" else ""
@@ -48,50 +51,50 @@ def writable(what: str, folder: Path) -> Check:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".feddraw-"):
             pass
     except OSError as error:
-        return Check(what, "broken", f"{there}: {error.strerror}{hint}")
+        return MachineCheck(what, "broken", f"{there}: {error.strerror}{hint}")
     free = shutil.disk_usage(there).free
     numbers = {"folder": str(folder), "free_bytes": free}
-    return Check(what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers)
+    return MachineCheck(what, "ok" if free > 1e9 else "note", f"{folder}, {free / 1e9:,.1f} GB free", numbers)
 
 
-def shared_memory() -> Check:
+def check_shared_memory() -> MachineCheck:
     """What workers exchange models through."""
     with closing(SharedArrays()) as shared:
-        array, _ = shared.empty((SHARED,), np.uint8)
+        array, _ = shared.empty((SHARED_BYTES,), np.uint8)
         array[:] = 1  # a full file system kills the process, or refuses, only now
         del array
     place = Path("/dev/shm")
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     if 0 < free < 1e9:
         said = f"{free / 1e9:.1f} GB free in {place}: many clients of a large network need engine = serial"
-        return Check("shared memory", "note", said, {"free_bytes": free})
-    return Check("shared memory", "ok", f"{free / 1e9:,.1f} GB free" if free else "works", {"free_bytes": free})
+        return MachineCheck("shared memory", "note", said, {"free_bytes": free})
+    return MachineCheck("shared memory", "ok", f"{free / 1e9:,.1f} GB free" if free else "works", {"free_bytes": free})
 
 
-def disk(root: Path, seconds: float) -> Check:
+def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
     """Megabytes a second that prepared images are written and read with, batch by batch in random order."""
     folder = nearest_existing(root)
     free = shutil.disk_usage(folder).free
-    if free < 10 * IMAGES * PIXELS**2:
-        return Check("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
+    if free < 10 * DISK_IMAGES * DISK_PIXELS**2:
+        return MachineCheck("cache's disk", "note", f"too full to be measured: {free / 1e9:.1f} GB free")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".feddraw-doctor-") as place:
         file = Path(place) / "images.npy"
-        block = np.random.default_rng(0).integers(0, 256, (BATCH, PIXELS, PIXELS), dtype=np.uint8)
-        written, images = _write(file, block, seconds / 2)
-        read = _read(file, images, seconds / 2)
+        block = np.random.default_rng(0).integers(0, 256, (DISK_BATCH, DISK_PIXELS, DISK_PIXELS), dtype=np.uint8)
+        written, images = _write_speed(file, block, seconds / 2)
+        read = _read_speed(file, images, seconds / 2)
     numbers = {"write_mb_s": round(written), "read_mb_s": round(read), "free_bytes": free}
-    needed = f"; the paper's images need {PREPARED / 1e9:.0f} GB" if free < PREPARED else ""
-    rate = f"{1e6 * read / PIXELS**2:,.0f} images of {PIXELS} px a second"
+    needed = f"; the paper's images need {PAPER_PREPARED_BYTES / 1e9:.0f} GB" if free < PAPER_PREPARED_BYTES else ""
+    rate = f"{1e6 * read / DISK_PIXELS**2:,.0f} images of {DISK_PIXELS} px a second"
     said = f"writes {written:,.0f} MB/s, reads {read:,.0f} MB/s, {rate}{needed}"
-    return Check("cache's disk", "note" if needed else "ok", said, numbers)
+    return MachineCheck("cache's disk", "note" if needed else "ok", said, numbers)
 
 
-def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float) -> tuple[float, int]:
+def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = time.perf_counter(), 0, image_cache.array_header((IMAGES, PIXELS, PIXELS))
+    began, count, header = time.perf_counter(), 0, image_cache.array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS))
     with file.open("wb") as out:
         out.write(header)
-        while count < IMAGES // BATCH:
+        while count < DISK_IMAGES // DISK_BATCH:
             out.write(block.tobytes())
             count += 1
             if time.perf_counter() - began > seconds:
@@ -101,50 +104,50 @@ def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], s
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading asks the disk
         written = count * block.nbytes / 1e6 / (time.perf_counter() - began)
-        out.truncate(len(header) + IMAGES * PIXELS**2)
-    return written, count * BATCH
+        out.truncate(len(header) + DISK_IMAGES * DISK_PIXELS**2)
+    return written, count * DISK_BATCH
 
 
-def _read(file: Path, written: int, seconds: float) -> float:
+def _read_speed(file: Path, written: int, seconds: float) -> float:
     images = np.load(file, mmap_mode="r", allow_pickle=False)
     order = np.random.default_rng(1).permutation(written)
     began, count = time.perf_counter(), 0
-    for start in range(0, len(order), BATCH):
-        count += int(images[order[start : start + BATCH]].nbytes)
+    for start in range(0, len(order), DISK_BATCH):
+        count += int(images[order[start : start + DISK_BATCH]].nbytes)
         if time.perf_counter() - began > seconds:
             break
     return count / 1e6 / (time.perf_counter() - began)
 
 
-State = Literal["ok", "note", "broken"]
+CheckState = Literal["ok", "note", "broken"]
 
 
 @dataclass(frozen=True)
-class Check:
+class MachineCheck:
     """One thing that was looked at: fine, worth knowing, or broken."""
 
     what: str
-    state: State
+    state: CheckState
     said: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
-def attempted(what: str, look: Callable[[], Check]) -> Check:
+def check_or_broken(what: str, look: Callable[[], MachineCheck]) -> MachineCheck:
     """A check whatever happens: what it raises is what is broken."""
     try:
         return look()
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
-        return Check(what, "broken", f"{type(error).__name__}: {reason}" if reason else type(error).__name__)
+        return MachineCheck(what, "broken", f"{type(error).__name__}: {reason}" if reason else type(error).__name__)
 
 
-def within(error: float, tolerance: float) -> State:
+def state_within(error: float, tolerance: float) -> CheckState:
     """Broken where an error is too large, or no number."""
     return "ok" if error < tolerance else "broken"
 
 
 # As in constraints.txt, which an installed package does not have beside it.
-TESTED = {
+TESTED_VERSIONS = {
     "numpy": "2.4.6",
     "scipy": "1.17.1",
     "torch": "2.13.0",
@@ -160,37 +163,38 @@ TESTED = {
     "monai": "1.5.1",
     "flwr": "1.41.0",
 }
-OPTIONAL = {"monai": "densenet", "flwr": "flower"}  # and the extra that brings it
-PYTHONS = ((3, 11), (3, 12))
+OPTIONAL_PACKAGES = {"monai": "densenet", "flwr": "flower"}  # and the extra that brings it
+TESTED_PYTHONS = ((3, 11), (3, 12))
 
 
-def check_versions() -> list[Check]:
+def check_versions() -> list[MachineCheck]:
     """Python, and all packages in one line, or a line for each that differs."""
     here = platform.python_version()
-    known = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-    same = sys.version_info[:2] in PYTHONS
-    found = [Check("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
-    compared = [compare(name, tested, installed_version(name)) for name, tested in TESTED.items()]
+    known = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
+    same = sys.version_info[:2] in TESTED_PYTHONS
+    found = [MachineCheck("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
+    compared = [check_version(name, tested, installed_version(name)) for name, tested in TESTED_VERSIONS.items()]
     others = [check for check in compared if check is not None]
     if others:
         return found + others
-    return [*found, Check("packages", "ok", f"the versions that were tested: torch {TESTED['torch']} and the others")]
+    said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
+    return [*found, MachineCheck("packages", "ok", said)]
 
 
-def compare(name: str, tested: str, here: str) -> Check | None:
+def check_version(name: str, tested: str, here: str) -> MachineCheck | None:
     """Nothing to say of a version that differs in its last number only."""
     if not here:
-        extra = OPTIONAL.get(name)
+        extra = OPTIONAL_PACKAGES.get(name)
         told = f"not installed: pip install 'feddraw[{extra}]'" if extra else "not installed"
-        return Check(name, "note" if extra else "broken", told)
-    if (least := required(name)) and _numbers(here) < _numbers(least):
-        return Check(name, "broken", f"{here}: feddraw needs {least} or later")
-    if _numbers(here)[:2] != _numbers(tested)[:2]:
-        return Check(name, "note", f"{here}, tested with {tested}")
+        return MachineCheck(name, "note" if extra else "broken", told)
+    if (least := least_version(name)) and _version_numbers(here) < _version_numbers(least):
+        return MachineCheck(name, "broken", f"{here}: feddraw needs {least} or later")
+    if _version_numbers(here)[:2] != _version_numbers(tested)[:2]:
+        return MachineCheck(name, "note", f"{here}, tested with {tested}")
     return None
 
 
-def required(name: str) -> str:
+def least_version(name: str) -> str:
     """The least version that feddraw asks for; empty if it asks for none."""
     try:
         wanted = metadata.requires("feddraw") or []
@@ -198,14 +202,14 @@ def required(name: str) -> str:
         return ""
     for line in wanted:
         asked = re.match(r"([\w.-]+)[^;]*?>=\s*([\w.]+)", line)
-        if asked and _plain(asked[1]) == _plain(name):
+        if asked and _plain_package_name(asked[1]) == _plain_package_name(name):
             return asked[2]
     return ""
 
 
-def _plain(name: str) -> str:
+def _plain_package_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))

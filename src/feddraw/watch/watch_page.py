@@ -10,23 +10,23 @@ from feddraw.analysis.web_page import digest, read
 
 
 @cache
-def _parts() -> tuple[str, str]:
+def _watch_style_and_script() -> tuple[str, str]:
     """Style and script, each as one text."""
     script = "\n" + read("analysis", "chart.js") + "\n" + read("watch", "watch.js")
     return "\n" + variables() + read("analysis", "chart.css") + read("watch", "watch.css"), script
 
 
-def page() -> str:
+def watch_page() -> str:
     """The whole page as one text."""
-    style, script = _parts()
+    style, script = _watch_style_and_script()
     text = read("watch", "watch.html").replace("VERSION", __version__)
     text = text.replace('<link rel="stylesheet" href="watch.css">', f"<style>{style}</style>")
     return text.replace('<script src="watch.js"></script>', f"<script>{script}</script>")
 
 
-def policy() -> str:
+def watch_policy() -> str:
     """What the page may do: run its own script, and ask its own server."""
-    style, script = _parts()
+    style, script = _watch_style_and_script()
     return (
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

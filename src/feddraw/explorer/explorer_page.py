@@ -17,13 +17,13 @@ from feddraw.errors import UserError
 from feddraw.scenarios.paper import PAPER, TITLES
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
 
-MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
+EXPLORER_MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
 _STYLE = '<link rel="stylesheet" href="explorer.css">'
 _SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>\n')
 _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</script>)')
 
 
-def page() -> str:
+def explorer_page() -> str:
     """The whole page as one text."""
     source = read("explorer", "explorer.html")
     rooms = {"chart.js": "analysis"}  # the others are this room's own
@@ -31,12 +31,12 @@ def page() -> str:
     policy = f'<meta http-equiv="Content-Security-Policy" content="{offline_policy(script)}">'
     style = variables() + read("analysis", "chart.css") + read("explorer", "explorer.css")
     text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
-    text = _DATA.sub(lambda _: _data(), text)
+    text = _DATA.sub(lambda _: _paper_presets(), text)
     text = text.replace(_STYLE, f"<style>\n{style}</style>")
-    return text.replace("VERSION", __version__).replace(MARK, f"{MARK}\n{policy}")
+    return text.replace("VERSION", __version__).replace(EXPLORER_MARK, f"{EXPLORER_MARK}\n{policy}")
 
 
-def write(path: Path) -> None:
+def write_explorer(path: Path) -> None:
     """The page to a file; a file that is something else is left alone."""
     from feddraw.system.file_writing import write_whole
 
@@ -44,17 +44,17 @@ def write(path: Path) -> None:
         raise UserError(f"{path} is a folder: give the name of a file, such as {path / 'feddraw-explorer.html'}")
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.exists() and not _ours(path):
+    if path.exists() and not _is_explorer_page(path):
         raise UserError(f"{path} exists and is not an explorer page: choose another name with --out")
-    write_whole(path, page().encode())
+    write_whole(path, explorer_page().encode())
 
 
-def _ours(path: Path) -> bool:
+def _is_explorer_page(path: Path) -> bool:
     with path.open("rb") as file:
-        return MARK.encode() in file.read(1024)
+        return EXPLORER_MARK.encode() in file.read(1024)
 
 
-def _data() -> str:
+def _paper_presets() -> str:
     """The scenarios and settings of the paper; no `<`, so that nothing in it can end the element it stands in."""
     presets = [
         {

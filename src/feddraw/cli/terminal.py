@@ -30,16 +30,16 @@ def console(*, stderr: bool = False) -> Console:
     return PlainConsole(highlight=False, markup=False, emoji=False, width=width, no_color=colour, stderr=stderr)
 
 
-def words(text: str) -> Text:
+def plain_words(text: str) -> Text:
     """For the places where rich would read markup whatever its console says: a status, a bar."""
     return Text(naming.safe_line(text))
 
 
 @contextmanager
-def status(doing: str, *, stderr: bool = False) -> Iterator[Callable[[str], None]]:
+def status_line(doing: str, *, stderr: bool = False) -> Iterator[Callable[[str], None]]:
     """A line that says what is being done until it is done; gives what changes it. Only terminals show it."""
     with console(stderr=stderr).status(doing) as shown:
-        yield lambda now: shown.update(words(now))
+        yield lambda now: shown.update(plain_words(now))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, compact: bool = False) -> Table:
@@ -52,11 +52,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 
     return drawn
 
 
-def as_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     """One document on standard output and nothing else."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def echo(words: str) -> None:
+def print_line(words: str) -> None:
     """A line on standard output, for commands that have no table to show."""
     print(naming.safe_line(words))
