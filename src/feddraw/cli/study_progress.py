@@ -15,7 +15,7 @@ from feddraw.cli.terminal import console, plain_words, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddraw.experiment.run_preparation import Progress
+    from feddraw.data.image_cache import Progress
     from feddraw.study.progress import StudyProgress
     from feddraw.study.worker_pool import StudyEvent
     from feddraw.training.devices import WorkerPlace
