@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddraw.data.corruption import Alteration, Corruption, corrupt
+from feddraw.data.corruption import Alteration, Corruption, corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import deal_data, open_data, prepare
@@ -29,7 +29,7 @@ ROWS = {"C1": np.arange(0, 20), "C2": np.arange(20, 40)}
 
 
 def altered(data: Dataset, trained_on: dict[str, np.ndarray] = ROWS, seed: int = 0, **kinds: str):
-    return corrupt(data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed)
+    return corrupt_dataset(data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed)
 
 
 def test_nothing_asked_for_gives_the_data_set_itself():

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from feddraw.bench.ratios import Session, ratio, timed
-from feddraw.data.dataset_from_table import stamp
-from feddraw.data.image_cache import Files, prepare
+from feddraw.data.image_cache import ImageFiles, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 from feddraw.datasets.phantom import phantom
 
@@ -36,15 +35,15 @@ def measure(session: Session) -> dict[str, Any]:
     }
 
 
-def _jpegs(folder: Path, images: int) -> Files:
+def _jpegs(folder: Path, images: int) -> ImageFiles:
     drawn = phantom(PIXELS, train=DRAWN, validation=0, test=0).images
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
         Image.fromarray(drawn[number % DRAWN]).resize((390, 320)).save(folder / name, quality=90)
-    return Files(folder, names, tuple(found for name in names if (found := stamp(folder / name))))
+    return ImageFiles(folder, names, tuple(found for name in names if (found := file_stamp(folder / name))))
 
 
-def _prepare(files: Files, workers: int) -> float:
+def _prepare(files: ImageFiles, workers: int) -> float:
     """Into a cache that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
-        return timed(lambda: prepare(files, Recipe(PIXELS, clahe=True), "bench", workers))
+        return timed(lambda: prepare_images(files, Recipe(PIXELS, clahe=True), "bench", workers))

@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison, Table
-    from feddraw.data.tables import Sheet
+    from feddraw.data.csv_sheet import CsvSheet
 
 DESCRIBING = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns that describe another one
 
@@ -47,9 +47,9 @@ def stats(
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
     from feddraw.analysis.statistics import compare, to_digits
-    from feddraw.data.tables import Sheet
+    from feddraw.data.csv_sheet import CsvSheet
 
-    sheet = Sheet.of(table)
+    sheet = CsvSheet.of(table)
     columns = value or _value_columns(sheet, {scenario, method, over})
     if against:
         differences(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
@@ -72,14 +72,14 @@ def stats(
         show(column, comparison)
 
 
-def _value_columns(sheet: Sheet, names: set[str]) -> list[str]:
+def _value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
     columns = [name for name in sheet.header if name not in names and not name.endswith(DESCRIBING)]
     if not columns:
         raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
     return columns
 
 
-def read_table(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> Table:
+def read_table(sheet: CsvSheet, scenario: str, method: str, value: str, over: str) -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
     from feddraw.analysis.statistics import tabulate, tabulate_repeats
 
@@ -105,7 +105,7 @@ def _number(text: str, what: str) -> float:
 
 
 def read_rows(
-    sheet: Sheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _number
+    sheet: CsvSheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _number
 ) -> list[tuple[str, str, str, float]]:
     """Scenario, method, repeat and value of every line; `read` makes the value of a field's text and its name."""
     places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
@@ -122,7 +122,7 @@ def read_rows(
 
 
 def differences(
-    sheet: Sheet,
+    sheet: CsvSheet,
     names: tuple[str, str, str],
     columns: Sequence[str],
     reference: str,
@@ -155,7 +155,9 @@ def differences(
         show_differences(column, of, late[column], reference, alpha, folds)
 
 
-def last_rounds(sheet: Sheet, names: tuple[str, str, str], column: str, reference: str) -> dict[tuple[str, str], float]:
+def last_rounds(
+    sheet: CsvSheet, names: tuple[str, str, str], column: str, reference: str
+) -> dict[tuple[str, str], float]:
     """The same differences of the means of the last five rounds, where the table has values by round for every row."""
     from feddraw.analysis.paired_differences import against, mean_of_last
 

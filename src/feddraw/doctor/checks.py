@@ -32,10 +32,10 @@ DISK_SECONDS = 5.0  # for writing and reading
 def check_machine() -> list[Check]:
     looks: dict[str, Callable[[], Check]] = {
         "results folder": lambda: writable("results folder", Path.cwd()),
-        "cache folder": lambda: writable("cache folder", image_cache.root()),
+        "cache folder": lambda: writable("cache folder", image_cache.cache_folder()),
         "temporary folder": lambda: writable("temporary folder", Path(tempfile.gettempdir())),
         "shared memory": shared_memory,
-        "cache's disk": lambda: disk(image_cache.root(), DISK_SECONDS),
+        "cache's disk": lambda: disk(image_cache.cache_folder(), DISK_SECONDS),
     }
     return [attempted(what, look) for what, look in looks.items()]
 
@@ -88,7 +88,7 @@ def disk(root: Path, seconds: float) -> Check:
 
 def _write(file: Path, block: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = time.perf_counter(), 0, image_cache.array_header((IMAGES, PIXELS, PIXELS))
+    began, count, header = time.perf_counter(), 0, image_cache.image_array_header((IMAGES, PIXELS, PIXELS))
     with file.open("wb") as out:
         out.write(header)
         while count < IMAGES // BATCH:

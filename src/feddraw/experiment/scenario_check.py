@@ -18,7 +18,7 @@ from feddraw.experiment.run_preparation import Setup, prepare
 from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import seed_of
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 TOGETHER = "all together"
 
@@ -89,7 +89,7 @@ def _apart(setup: Setup, steps: int) -> Setup:
 
 def _small(setup: Setup) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
-    known = PAPER.get(setup.partition.scenario.lower())
+    known = PAPER_SCENARIOS.get(setup.partition.scenario.lower())
     if known is not None:
         return set(known.small)
     sizes = setup.partition.sizes

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from feddraw import catalog
 from feddraw.core import Heads, within
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.models._weights import State, read_weights
+from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 from feddraw.training.find_classifier import classifier_of, evaluating
 from feddraw.training.network import Build
 
@@ -51,7 +51,7 @@ def build(
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
     classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
     if pretrained and (file := _weights_file(function, settings)):
-        load_weights(module, read_weights(Path(file)), classifier, file)
+        load_weights(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
         classifier = _project(module, classifier, projection)
     _freeze(module, options.get("freeze", ()))
@@ -125,7 +125,7 @@ def _three_channels(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
 # ---------------------------------------------------------------------------------------------------- what is changed
 
 
-def load_weights(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
+def load_weights(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
     """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
     heads = (classifier,) if isinstance(classifier, str) else classifier
     own = module.state_dict()
