@@ -47,12 +47,10 @@ class Alteration:
     def of_images(self) -> bool:
         return replace(self, flip=0.0) != Alteration()
 
-    def images(self, images: Grey, rng: np.random.Generator) -> Grey:
+    def altered_images(self, images: Grey, rng: np.random.Generator) -> Grey:
         """The images as this site has them: cut, blurred, then as its scanner shows them, with its noise."""
-        pieces = [
-            self._altered(images[first : first + ALTERED_TOGETHER], rng)
-            for first in range(0, len(images), ALTERED_TOGETHER)
-        ]
+        starts = range(0, len(images), ALTERED_TOGETHER)
+        pieces = [self._altered(images[first : first + ALTERED_TOGETHER], rng) for first in starts]
         return np.concatenate(pieces) if pieces else images
 
     def _altered(self, images: Grey, rng: np.random.Generator) -> Grey:
@@ -147,7 +145,7 @@ def corrupt_dataset(
     for number, (site, own) in enumerate(rows.items()):
         one = alterations.get(site, Alteration())
         if one.of_images:
-            images[own] = one.images(images[own], np.random.default_rng([seed, number, 0]))
+            images[own] = one.altered_images(images[own], np.random.default_rng([seed, number, 0]))
         if one.flip:
             _flip_labels(dataset.labels, values, trained_on[site], one.flip, np.random.default_rng([seed, number, 1]))
     altered = replace(dataset, images=images, labels=replace(dataset.labels, values=values))
@@ -171,7 +169,7 @@ def _with_test_views(
     if not different:
         return CorruptedDataset(dataset, {})
     copies = [
-        alterations[site].images(dataset.images[test], np.random.default_rng([seed, sites.index(site), 2]))
+        alterations[site].altered_images(dataset.images[test], np.random.default_rng([seed, sites.index(site), 2]))
         for site in different
     ]
     first = len(dataset.images)

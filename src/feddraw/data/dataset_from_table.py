@@ -23,7 +23,7 @@ from feddraw.data.image_cache import (
     open_finished_entry,
     prepare_images,
 )
-from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization, require_pydicom
+from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization, require_pydicom_for
 from feddraw.data.imaging import BadImage
 from feddraw.data.label_table import LabelTable, RowProblem, describe_row_problems
 from feddraw.errors import UserError
@@ -45,8 +45,7 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
     files = ImageFiles(root, table.paths, tuple(found for found in stamps if found is not None))
-    if any(path.lower().endswith((".dcm", ".dicom")) for path in files.paths):
-        require_pydicom()
+    require_pydicom_for(files.paths)
     return prepared_dataset(name, table, files, how, how.processes, how.progress)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,7 @@ def measured_normalization(images: NDArray[np.uint8], rows: NDArray[np.intp]) ->
     return mean, float(np.sqrt(np.average((levels - mean) ** 2, weights=counts))) or 1.0
 
 
-def require_pydicom() -> None:
-    if not installed("pydicom"):
+def require_pydicom_for(paths: Iterable[str]) -> None:
+    """Refuse DICOM files where pydicom, which reads them, is not installed."""
+    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed("pydicom"):
         raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

@@ -29,9 +29,7 @@ CELL_MEANINGS = ("unknown", "negative", "positive")
 OLD_CELL_MEANINGS = {"ones": "positive", "zeros": "negative"}
 CellPolicy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
 
-READABLE_CELLS = (
-    0.9  # share of a column's filled cells that must be labels for it to be a finding; the others are mistakes
-)
+READABLE_CELLS = 0.9  # share of filled cells that must be labels for a column to be a finding; others are mistakes
 MOST_CELL_VALUES = 40  # different entries of a column that are counted
 
 
@@ -129,13 +127,11 @@ def cell_meanings(
         if name not in findings:
             raise unknown("findings", name, findings)
     for old in {*given.values()} & {*OLD_CELL_MEANINGS}:
-        said = f"{setting} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
-        warnings.warn(said, FutureWarning, stacklevel=3)
-    whole = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
-    return {
-        name: one_of(f"{setting}.{name}", OLD_CELL_MEANINGS.get(word, word), CELL_MEANINGS)
-        for name, word in whole.items()
-    }
+        new = f"{setting} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
+        warnings.warn(new, FutureWarning, stacklevel=3)
+    said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
+    whole = {name: OLD_CELL_MEANINGS.get(word, word) for name, word in said.items()}
+    return {name: one_of(f"{setting}.{name}", word, CELL_MEANINGS) for name, word in whole.items()}
 
 
 def labels_from_cells(

@@ -1,4 +1,4 @@
-"""Label tables: CSV sheets of any size but not of every size, findings by name, and rows that cannot be used."""
+"""The labels, paths and splits of a data set as one table, filled row by row, with the rows that cannot be used."""
 
 from __future__ import annotations
 

@@ -104,6 +104,5 @@ def phantom(
             if progress:
                 progress(len(here))
     names = np.array([f"phantom-{number:06d}" for number in range(ends[-1])], dtype=np.str_)
-    return Dataset(
-        "phantom", images, Labels(labels, PAPER_FINDINGS, names), rows, PHANTOM_MEAN, PHANTOM_STD, synthetic=True
-    )
+    known = Labels(labels, PAPER_FINDINGS, names)
+    return Dataset("phantom", images, known, rows, PHANTOM_MEAN, PHANTOM_STD, synthetic=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.image_cache import Progress, no_progress
-from feddraw.data.image_preparation import require_pydicom
+from feddraw.data.image_preparation import require_pydicom_for
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.own_tables import path_inside_folder
 from feddraw.data.table_columns import IMAGE_SUFFIXES, path_column
@@ -73,8 +73,7 @@ def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = 
             raise UserError(f"no file or folder {path}")
     if not found:
         raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
-    if any(image.name.lower().endswith((".dcm", ".dicom")) for image in found):
-        require_pydicom()
+    require_pydicom_for(image.name for image in found)
     return found
 
 

@@ -42,9 +42,8 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
 
 def _download_imagenet_densenet121() -> SavedParameters:
     try:
-        return dict(
-            torch.hub.load_state_dict_from_url(IMAGENET_URL, progress=False, check_hash=True, weights_only=True)
-        )
+        download = torch.hub.load_state_dict_from_url
+        return dict(download(IMAGENET_URL, progress=False, check_hash=True, weights_only=True))
     except OSError as error:
         raise UserError(
             f"cannot download ImageNet weights ({error}): fetch {IMAGENET_URL} on another machine and give its path as "

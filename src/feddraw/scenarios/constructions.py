@@ -128,9 +128,8 @@ def construct_certain(deck: Deck, plan: PaperScenario, *, uncertain_fraction: fl
             "use construction concentration or tilt"
         )
     uncertain = deck.labels.uncertain[deck.rows] > 0
-    quotas = np.array(
-        [0 if client in plan.small else scaled_count(size, fraction) for client, size in enumerate(plan.sizes)]
-    )
+    quotas = np.array([scaled_count(size, fraction) for size in plan.sizes])
+    quotas[list(plan.small)] = 0
     stratum = Stratum("uncertain labels", uncertain, "images with one", "images without one")
     return _deal_checked_quotas(deck, plan, stratum, quotas)
 
