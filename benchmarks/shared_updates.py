@@ -18,8 +18,8 @@ from pathlib import Path
 from feddraw.core import Local, Method
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.paper.published_tables import client_sizes
-from feddraw.scenarios.paper import TOTALS
-from feddraw.scenarios.partition import known_sizes
+from feddraw.scenarios.paper_scenarios import PAPER_TRAINING_IMAGES
+from feddraw.scenarios.partition import known_client_sizes
 from feddraw.study.plan import read_study
 from feddraw.training.loop import steps_per_epoch
 
@@ -31,10 +31,12 @@ def rounds_of(experiment: Experiment, *, generous: bool) -> Iterator[tuple[str, 
     """For each round, by what its updates are known, and what they cost in images."""
     name = str(experiment.section("method")[0])
     scenario, options = experiment.section("scenario")
-    sizes = known_sizes(scenario, options["scale"])[1]
+    sizes = known_client_sizes(scenario, options["scale"])[1]
     method = make_method(experiment)
     cost = sum(sizes) * (MOON if name == "moon" else 1.0)
-    everything = sum(client_sizes()[scenario]) in TOTALS.values()  # centralised runs have the same images then
+    everything = (
+        sum(client_sizes()[scenario]) in PAPER_TRAINING_IMAGES.values()
+    )  # centralised runs have the same images then
     model = f"{'everything' if method.centralised and everything else scenario} {experiment.seed}"
     for round in range(experiment.rounds):
         local = rule(method, name, round, generous=generous)

@@ -12,8 +12,8 @@ from PIL import Image
 
 from feddraw.data.dataset import SPLITS
 from feddraw.data.label_cells import NO_COLUMN
-from feddraw.data.own_tables import read_tables
-from feddraw.data.tables import describe_problems
+from feddraw.data.label_table import describe_row_problems
+from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.init_own_data import (
@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[dict[str, Cells], str]] = {
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_kept(name: str, images: Path) -> None:
     columns, message = MISTAKES[name]
     found = seen(images, {"file": PATHS, "Edema": EDEMA} | columns)
-    said = describe_problems("table", unusable_rows(found), IMAGES)
+    said = describe_row_problems("table", unusable_rows(found), IMAGES)
     assert message in said
     assert "\n" not in said
     assert len(unusable_rows(found)) == 1
@@ -162,7 +162,7 @@ def test_policies_are_settings_for_all_findings_or_each(images: Path) -> None:
     path = write(images, {"file": PATHS, "Edema": column(0, 1, "", -1), "Mass": column(1, "", 0, -1)})
 
     def first_rows(**policies: object) -> list[list[float]]:
-        labels = read_tables([path], **policies).labels  # type: ignore[arg-type]
+        labels = read_own_tables([path], **policies).labels  # type: ignore[arg-type]
         return labels.targets()[:4].tolist()
 
     nan = pytest.approx(np.nan, nan_ok=True)
@@ -198,7 +198,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     north = write(images, {"file": PATHS[:half], "patient": range(half), "Edema": EDEMA[:half]}, "north.csv")
     columns = {"image": PATHS[half:], "patient": range(half), "Mass": column("yes", "no")[:half], "Edema": [""] * half}
     south = write(images, columns, "south.csv")
-    table = read_tables([north, south], root=images)
+    table = read_own_tables([north, south], root=images)
     labels = table.labels
     assert labels.findings == ("Edema", "Mass")
     assert labels.sites is not None
@@ -208,22 +208,24 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert labels.known[:half].all(axis=0).tolist() == [True, False]
     assert labels.known[half:].all(axis=0).tolist() == [False, True]
     assert len(set(labels.patients)) == IMAGES  # patient 3 of one hospital is not patient 3 of the other
-    assert read_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
+    assert read_own_tables([north, south], root=images, findings=["Mass"]).labels.findings == ("Mass",)
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv; they have Edema"):
-        read_tables([north, south], root=images, findings=["Edema", "Masss"])
+        read_own_tables([north, south], root=images, findings=["Edema", "Masss"])
     with pytest.raises(UserError, match=r"no column called Masss in north.csv, south.csv"):
-        read_tables([north, south], root=images, findings="Edema, Masss")
-    texts = read_tables([north, south], root=images, findings="Edema, Rib", missing_columns="unknown")
+        read_own_tables([north, south], root=images, findings="Edema, Masss")
+    texts = read_own_tables([north, south], root=images, findings="Edema, Rib", missing_columns="unknown")
     assert texts.labels.findings == ("Edema", "Rib")  # every site of a federation has the same, whatever it labels
     columns = {"image": PATHS[half:], "patient": range(half), "Mass": column(1, 0)[:half], "edema": EDEMA[half:]}
     spelled = write(images, columns, "south2.csv")
     with pytest.raises(UserError, match="'Edema' and 'edema' look like one finding: give it one name"):
-        read_tables([north, spelled], root=images)
-    listed = read_tables([north, spelled], root=images, findings=["Edema", "Mass", "Rib"], missing_columns="unknown")
+        read_own_tables([north, spelled], root=images)
+    listed = read_own_tables(
+        [north, spelled], root=images, findings=["Edema", "Mass", "Rib"], missing_columns="unknown"
+    )
     assert listed.labels.findings == ("Edema", "Mass", "Rib")
     assert listed.labels.known is not None
     assert not listed.labels.known[:, 2].any()
-    negative = read_tables([north, south], root=images, blank="negative").labels
+    negative = read_own_tables([north, south], root=images, blank="negative").labels
     assert negative.known is not None  # the column that a site lacks is unknown there, its blank cells are negative
     assert negative.known.tolist() == [[True, False]] * half + [[False, True]] * half
     spelled.unlink()
@@ -233,7 +235,7 @@ def test_tables_of_several_sites_may_have_different_findings(images: Path) -> No
     assert 'south.csv"]' in experiment_file_text(found, plan_first_run(found), "feddraw init", "x.toml")
     write(images, {"image": PATHS[half:], "Mass": column(1, 0)[:half]}, "south.csv")
     with pytest.raises(UserError, match=r"north.csv has a column for the patient and south.csv has none"):
-        read_tables([north, south], root=images)
+        read_own_tables([north, south], root=images)
     for path in (north, south):
         path.unlink()
 
@@ -246,7 +248,7 @@ def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -
     patients = [number // 2 for number in range(IMAGES)]
     for seed in range(5):
         path = write(images, {"file": PATHS, "patient": patients, "Rare": rare, "Edema": EDEMA})
-        table = read_tables([path], seed=seed)
+        table = read_own_tables([path], seed=seed)
         parts = [table.split == number for number in range(len(SPLITS))]
         assert [int(table.labels.values[part, 0].sum()) for part in parts] == [1, 1, 1]
         assert [int(part.sum()) for part in parts] == pytest.approx([28, 4, 8], abs=2)
@@ -259,13 +261,13 @@ def test_rare_findings_reach_every_split_and_patients_stay_whole(images: Path) -
 
 def test_blank_patients_are_not_one_patient_and_shared_patients_are_told(images: Path) -> None:
     path = write(images, {"file": PATHS, "patient": with_first(range(IMAGES), "", "", ""), "Edema": EDEMA})
-    table = read_tables([path])
+    table = read_own_tables([path])
     assert table.labels.patients is not None
     assert len(set(table.labels.patients.tolist())) == IMAGES
     assert "3 images have no patient id: each counts as a patient of its own" in " ".join(table.notes)
     split = column("train", "train", "val", "test")
     path = write(images, {"file": PATHS, "patient": column(*range(10)), "split": split, "Edema": EDEMA})
-    assert "patients are in more than one split" in " ".join(read_tables([path]).notes)
+    assert "patients are in more than one split" in " ".join(read_own_tables([path]).notes)
 
 
 def test_a_spreadsheet_or_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data import image_cache
-from feddraw.data.dataset_from_table import stamp
-from feddraw.data.image_cache import CHUNK, Files, prepare
+from feddraw.data.image_cache import CHUNK, ImageFiles, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 from feddraw.errors import RunFailed, UserError
 
@@ -55,16 +54,16 @@ def is_right(prepared, count=COUNT):
     return (prepared.images[:, 3, 5] == np.arange(count) % 251).all()
 
 
-def folder(path: Path, count=5) -> Files:
+def folder(path: Path, count=5) -> ImageFiles:
     path.mkdir(exist_ok=True)
     for number in range(count):
         Image.fromarray(np.full((20, 20), 40 * number, dtype=np.uint8)).save(path / f"{number}.png")
     names = tuple(f"{number}.png" for number in range(count))
-    return Files(path, names, tuple(stamp(path / name) for name in names))
+    return ImageFiles(path, names, tuple(file_stamp(path / name) for name in names))
 
 
 def test_prepared_images_are_memory_mapped_and_read_only():
-    prepared = prepare(Numbers(), Recipe(16), "numbers")
+    prepared = prepare_images(Numbers(), Recipe(16), "numbers")
     assert isinstance(prepared.images, np.memmap)
     assert prepared.images.dtype == np.uint8
     assert not prepared.images.flags.writeable
@@ -72,31 +71,31 @@ def test_prepared_images_are_memory_mapped_and_read_only():
 
 
 def test_a_second_preparation_reads_and_does_not_work(monkeypatch):
-    prepare(Numbers(), Recipe(16), "numbers")
+    prepare_images(Numbers(), Recipe(16), "numbers")
     monkeypatch.setattr(Numbers, "read", lambda *_: pytest.fail("read again"))
-    assert is_right(prepare(Numbers(), Recipe(16), "numbers"))
+    assert is_right(prepare_images(Numbers(), Recipe(16), "numbers"))
 
 
 def test_other_settings_and_other_content_get_another_entry(tmp_path):
-    first = prepare(folder(tmp_path / "a"), Recipe(16), "a").entry
-    assert prepare(folder(tmp_path / "a"), Recipe(8), "a").entry != first
-    assert prepare(folder(tmp_path / "a"), Recipe(16, clahe=True), "a").entry != first
+    first = prepare_images(folder(tmp_path / "a"), Recipe(16), "a").entry
+    assert prepare_images(folder(tmp_path / "a"), Recipe(8), "a").entry != first
+    assert prepare_images(folder(tmp_path / "a"), Recipe(16, clahe=True), "a").entry != first
     Image.fromarray(np.full((20, 21), 9, dtype=np.uint8)).save(tmp_path / "a" / "0.png")
-    files = Files(tmp_path / "a", ("0.png",), (stamp(tmp_path / "a" / "0.png"),))
-    changed = prepare(files, Recipe(16), "a")
+    files = ImageFiles(tmp_path / "a", ("0.png",), (file_stamp(tmp_path / "a" / "0.png"),))
+    changed = prepare_images(files, Recipe(16), "a")
     assert changed.entry != first
     assert (changed.images[0] == 9).all()
 
 
 def test_two_workers_give_what_one_gives():
-    alone = prepare(Numbers(), Recipe(16), "alone")
-    together = prepare(Numbers(), Recipe(16), "together", workers=2)
+    alone = prepare_images(Numbers(), Recipe(16), "alone")
+    together = prepare_images(Numbers(), Recipe(16), "together", workers=2)
     assert (alone.images == together.images).all()
 
 
 def test_progress_is_told_up_to_the_end():
     told = []
-    prepare(Numbers(), Recipe(16), "numbers", progress=lambda *news: told.append(news))
+    prepare_images(Numbers(), Recipe(16), "numbers", progress=lambda *news: told.append(news))
     assert told[0] == ("numbers", 0, COUNT)
     assert told[-1] == ("numbers", COUNT, COUNT)
 
@@ -104,7 +103,7 @@ def test_progress_is_told_up_to_the_end():
 def test_bad_images_are_black_and_named(tmp_path):
     files = folder(tmp_path / "a")
     (tmp_path / "a" / "2.png").write_text("no image")
-    prepared = prepare(files, Recipe(16), "a")
+    prepared = prepare_images(files, Recipe(16), "a")
     assert prepared.bad == {2: "not a PNG, JPEG or DICOM image"}
     assert (prepared.images[2] == 0).all()
     assert (prepared.images[3] == 120).all()
@@ -116,11 +115,11 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(Numbers(), Recipe(16), "numbers", progress=stop)
+        prepare_images(Numbers(), Recipe(16), "numbers", progress=stop)
     read = []
     original = Numbers.read
     monkeypatch.setattr(Numbers, "read", lambda self, row: read.append(row) or original(self, row))
-    assert is_right(prepare(Numbers(), Recipe(16), "numbers"))
+    assert is_right(prepare_images(Numbers(), Recipe(16), "numbers"))
     assert sorted(read) == list(range(2 * CHUNK, COUNT))
 
 
@@ -132,7 +131,9 @@ def test_a_killed_preparation_goes_on_where_it_stopped(own_cache):
     with log.open("a") as file:
         file.write('\0\0\0\n{"start": 256, "ba')  # as after a power cut, and as if killed while it wrote
     told = []
-    prepared = prepare(Numbers(seconds=0.003), Recipe(16), "numbers", progress=lambda *news: told.append(news[1]))
+    prepared = prepare_images(
+        Numbers(seconds=0.003), Recipe(16), "numbers", progress=lambda *news: told.append(news[1])
+    )
     assert told[0] >= CHUNK
     assert is_right(prepared)
 
@@ -151,7 +152,9 @@ def test_two_processes_that_want_the_same_entry_share_the_work(own_cache):
     with start(Numbers(seconds=0.002)) as process:
         wait_for(lambda: any(own_cache.glob("*/progress.jsonl")))
         told = []
-        prepared = prepare(Numbers(seconds=0.002), Recipe(16), "numbers", progress=lambda *news: told.append(news[0]))
+        prepared = prepare_images(
+            Numbers(seconds=0.002), Recipe(16), "numbers", progress=lambda *news: told.append(news[0])
+        )
         assert process.wait(20) == 0
     assert is_right(prepared)
     assert set(told) == {f"waiting for process {process.pid}, which prepares the same images"}
@@ -162,42 +165,43 @@ def test_the_lock_of_a_dead_process_is_taken_over(own_cache):
         wait_for(lambda: any(own_cache.glob("*/progress.jsonl")))
         process.send_signal(signal.SIGKILL)
     assert (next(own_cache.glob("*")) / "lock").read_text() == str(process.pid)
-    assert is_right(prepare(Numbers(seconds=0), Recipe(16), "numbers"))
+    assert is_right(prepare_images(Numbers(seconds=0), Recipe(16), "numbers"))
 
 
 def test_a_worker_that_dies_is_told_and_the_rest_is_kept(own_cache):
     with pytest.raises(RunFailed, match=r"was killed \(SIGKILL\).*; finished work is kept"):
-        prepare(Numbers(dies_at=COUNT - 1), Recipe(16), "numbers", workers=2)
+        prepare_images(Numbers(dies_at=COUNT - 1), Recipe(16), "numbers", workers=2)
     assert not multiprocessing.active_children()
     assert not list(own_cache.glob("*/images.npy"))
-    assert is_right(prepare(Numbers(), Recipe(16), "numbers"))
+    assert is_right(prepare_images(Numbers(), Recipe(16), "numbers"))
 
 
 def test_an_entry_cut_short_is_made_again():
-    first = prepare(Numbers(), Recipe(16), "numbers")
+    first = prepare_images(Numbers(), Recipe(16), "numbers")
     file = first.entry / "images.npy"
     file.write_bytes(file.read_bytes()[:1000])
-    assert is_right(prepare(Numbers(), Recipe(16), "numbers"))
+    assert is_right(prepare_images(Numbers(), Recipe(16), "numbers"))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot write the cache .*FEDDRAW_CACHE"):
-        prepare(Numbers(), Recipe(16), "numbers")
+        prepare_images(Numbers(), Recipe(16), "numbers")
 
 
 def test_a_full_disk_is_told_before_the_work_begins(monkeypatch):
     monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(Numbers, "read", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=r"needs 0.0 GB and has 0.0 GB free"):
-        prepare(Numbers(), Recipe(16), "numbers")
+        prepare_images(Numbers(), Recipe(16), "numbers")
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path, own_cache):
     script = tmp_path / "script.py"
     script.write_text(
-        "from test_cache import Numbers, Recipe, prepare\nprepare(Numbers(), Recipe(16), 'numbers', workers=2)\n"
+        "from test_cache import Numbers, Recipe, prepare_images\n"
+        "prepare_images(Numbers(), Recipe(16), 'numbers', workers=2)\n"
     )
     done = subprocess.run(
         [sys.executable, script], check=False, env=environment(), capture_output=True, text=True, timeout=60
@@ -207,7 +211,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, own_cache):
 
 
 def test_nothing_of_the_making_is_left_in_a_finished_entry(own_cache):
-    entry = prepare(Numbers(), Recipe(16), "numbers").entry
+    entry = prepare_images(Numbers(), Recipe(16), "numbers").entry
     assert sorted(file.name for file in entry.iterdir()) == ["about.json", "bad.json", "images.npy", "lock"]
     assert json.loads((entry / "about.json").read_text())["size"] == 16
 
@@ -220,8 +224,8 @@ class start:
 
     def __init__(self, source, workers=1):
         code = (
-            "from test_cache import Numbers, Recipe, prepare; "
-            f"prepare({source!r}, Recipe(16), 'numbers', workers={workers})"
+            "from test_cache import Numbers, Recipe, prepare_images; "
+            f"prepare_images({source!r}, Recipe(16), 'numbers', workers={workers})"
         )
         self.process = subprocess.Popen([sys.executable, "-c", code], env=environment())
 

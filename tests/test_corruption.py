@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddraw.data.corruption import Alteration, Corruption, corrupt
+from feddraw.data.corruption import Alteration, Corruption, corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data, prepare, prepare_client_data
@@ -29,7 +29,7 @@ ROWS = {"C1": np.arange(0, 20), "C2": np.arange(20, 40)}
 
 
 def altered(data: Dataset, trained_on: dict[str, np.ndarray] = ROWS, seed: int = 0, **kinds: str):
-    return corrupt(data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed)
+    return corrupt_dataset(data, Corruption(**kinds).alterations(list(ROWS)), ROWS, trained_on, seed)
 
 
 def test_nothing_asked_for_gives_the_data_set_itself():
@@ -93,14 +93,16 @@ def test_the_test_images_are_there_as_each_altered_site_has_them():
 def test_each_alteration_does_what_it_says():
     grey = np.full((1, 8, 8), 128, np.uint8)
     grey[0, 2:6, 2:6] = 255
-    assert (Alteration(contrast=0.0).images(grey, RNG) == 128).all()
-    assert Alteration(gamma=2.0).images(grey, RNG)[0, 0, 0] == 64
-    assert (Alteration(crop=0.4).images(grey, RNG) == 255).all()  # only the bright middle is left
-    assert Alteration(crop=0.0, blur=2.0).images(grey, RNG).std() < grey.std()
-    noisy = Alteration(noise=0.1).images(np.full((40, 20, 20), 128, np.uint8), RNG)
+    assert (Alteration(contrast=0.0).altered_images(grey, RNG) == 128).all()
+    assert Alteration(gamma=2.0).altered_images(grey, RNG)[0, 0, 0] == 64
+    assert (Alteration(crop=0.4).altered_images(grey, RNG) == 255).all()  # only the bright middle is left
+    assert Alteration(crop=0.0, blur=2.0).altered_images(grey, RNG).std() < grey.std()
+    noisy = Alteration(noise=0.1).altered_images(np.full((40, 20, 20), 128, np.uint8), RNG)
     assert noisy.std() / 255 == pytest.approx(0.1, rel=0.05)
     ramp = np.tile(np.arange(0, 240, 30, dtype=np.uint8), (1, 8, 1))
-    assert Alteration(crop=1 / 7).images(ramp, RNG)[0, 3].tolist() == pytest.approx(np.linspace(30, 180, 8), abs=1)
+    assert Alteration(crop=1 / 7).altered_images(ramp, RNG)[0, 3].tolist() == pytest.approx(
+        np.linspace(30, 180, 8), abs=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddraw.data import npz_archive, tables
-from feddraw.data.dataset import FINDINGS, SPLITS
-from feddraw.data.dataset_from_table import MEAN, STD
-from feddraw.data.tables import FOURTEEN
+from feddraw.data import csv_sheet, npz_archive
+from feddraw.data.dataset import SPLITS
+from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
+from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD
 from feddraw.datasets import chestmnist
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels
@@ -80,17 +80,17 @@ def archive(path: Path, **changes) -> Path:
 def test_an_npz_gives_the_five_findings_in_the_papers_order(tmp_path):
     dataset = opened(archive(tmp_path / "a.npz"))
     raw = arrays()
-    assert dataset.findings == FINDINGS
+    assert dataset.findings == PAPER_FINDINGS
     assert (dataset.training_labels().values == raw["train_labels"][:, [0, 9, 2, 1, 8]]).all()
     assert (dataset.images[dataset.rows["test"]] == raw["test_images"]).all()
     assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 12, "validation": 4, "test": 5}
     assert isinstance(dataset.images, np.memmap)
-    assert (dataset.mean, dataset.std) == (MEAN, STD)
+    assert (dataset.mean, dataset.std) == (PAPER_MEAN, PAPER_STD)
 
 
 def test_findings_can_be_all_or_chosen(tmp_path):
     file = archive(tmp_path / "a.npz")
-    assert opened(file, findings="all").findings == FOURTEEN
+    assert opened(file, findings="all").findings == CHESTXRAY14_FINDINGS
     chosen = opened(file, findings=["hernia", "effusion"])
     assert chosen.findings == ("Hernia", "Pleural Effusion")
     assert (chosen.training_labels().values == arrays()["train_labels"][:, [13, 2]]).all()
@@ -193,7 +193,7 @@ def test_a_damaged_or_foreign_npz_is_one_line(tmp_path):
 
 
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz_archive, "copy", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(npz_archive, "copy_member", lambda *_: pytest.fail("unpacked"))
     big = np.zeros((12, 4000, 4000), np.uint8)
     says(archive(tmp_path / "a.npz", train_images=big), "would unpack from")
     header = io.BytesIO()
@@ -284,7 +284,7 @@ def chexpert_folder(root: Path, release="CheXpert-v1.0-small", train=range(1, 6)
 def test_chexpert_is_frontal_with_the_papers_uncertainty_policy(tmp_path):
     dataset = opened("chexpert", path=str(chexpert_folder(tmp_path)))
     assert {split: len(rows) for split, rows in dataset.rows.items()} == {"train": 10, "validation": 4, "test": 2}
-    assert dataset.findings == FINDINGS
+    assert dataset.findings == PAPER_FINDINGS
     assert (dataset.training_labels().values == [1, 1, 0, 0, 0]).all()
     assert (dataset.training_labels().uncertain == 2).all()
     assert (dataset.labels.values[dataset.rows["test"]] == [0, 1, 0, 0, 0]).all()
@@ -564,11 +564,11 @@ def test_a_table_that_is_none_is_one_line(tmp_path, monkeypatch):
     says(tmp_path / "a.csv", "UTF-8")
     (tmp_path / "b.csv").write_text("")
     says(tmp_path / "b.csv", "is no table")
-    (tmp_path / "c.csv").write_text("path,Edema\n" + "x" * (tables.MAX_LINE + 5))
+    (tmp_path / "c.csv").write_text("path,Edema\n" + "x" * (csv_sheet.MAX_CSV_LINE + 5))
     says(tmp_path / "c.csv", "too long")
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"path,Edema\n" + b"a.png,1\n" * 1000)[:-30])
     says(tmp_path / "d.csv.gz", "cannot be read")
-    monkeypatch.setattr(tables, "MAX_TEXT", 1000)
+    monkeypatch.setattr(csv_sheet, "MAX_CSV_TEXT", 1000)
     (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b"path,Edema\n" + b"a.png,1\n" * 1000))
     says(tmp_path / "e.csv.gz", "too long")
 

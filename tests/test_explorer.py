@@ -15,7 +15,7 @@ import pytest
 
 from feddraw.errors import UserError
 from feddraw.explorer import explorer_page, write_explorer
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.schedules import BETA_MAX, ETA, LAM, READINGS
 
 
@@ -91,7 +91,7 @@ def test_the_policy_allows_this_script_and_no_request() -> None:
 def test_the_paper_s_scenarios_and_settings_are_put_in() -> None:
     data = json.loads(read().scripts[0])
     assert {preset["name"]: tuple(preset["sizes"]) for preset in data["presets"]} == {
-        scenario.name: scenario.sizes for scenario in PAPER.values()
+        scenario.name: scenario.sizes for scenario in PAPER_SCENARIOS.values()
     }
     assert data["settings"] == {"rounds": 15, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
     assert [a["value"] for _, a in read().tags if a.get("name") == "reading"] == list(READINGS)

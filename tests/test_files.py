@@ -210,7 +210,7 @@ def test_prepared_images_are_for_their_owner_only_and_older_ones_are_closed(
 ) -> None:
     import numpy as np
 
-    from feddraw.data.npz_archive import Archive
+    from feddraw.data.npz_archive import NpzArchive
 
     parts = {f"{part}_{kind}": np.zeros((4, 8, 8) if kind == "images" else (4, 14), np.uint8)
              for part in ("train", "val", "test") for kind in ("images", "labels")}  # fmt: skip
@@ -218,8 +218,8 @@ def test_prepared_images_are_for_their_owner_only_and_older_ones_are_closed(
     monkeypatch.setenv("FEDDRAW_CACHE", str(tmp_path / "cache"))
 
     def entry() -> Path:
-        archive = Archive.open(tmp_path / "a.npz")
-        return archive.unpack(archive.images([4, 4, 4]), None).entry
+        archive = NpzArchive.open(tmp_path / "a.npz")
+        return archive.images().unpack(None).entry
 
     made = entry()
     assert mode(made) == 0o700

@@ -18,12 +18,12 @@ from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
-from feddraw.data.image_cache import read_log
+from feddraw.data.image_cache import read_chunk_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.models import densenet121
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.participation import Participation
 from feddraw.results.recorded_run import read_run
 from feddraw.study.plan import read_study
@@ -114,7 +114,7 @@ def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
 
 def test_a_cache_log_with_an_infinite_number_only_loses_that_line(tmp_path):
     (tmp_path / "log").write_text('{"start": 1e999, "bad": {}}\n{"start": 16, "bad": {"17": "gone"}}\n')
-    assert read_log(tmp_path / "log") == {16: {17: "gone"}}
+    assert read_chunk_log(tmp_path / "log") == {16: {17: "gone"}}
 
 
 @pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])
@@ -162,7 +162,7 @@ def test_a_weights_file_without_tensors_by_name_is_one_line(tmp_path, state):
     import torch
 
     torch.save(state, tmp_path / "w.pth")
-    refused("it should hold tensors by name", densenet121._weights_file, tmp_path / "w.pth")
+    refused("it should hold tensors by name", read_saved_parameters, tmp_path / "w.pth")
 
 
 def test_a_ledger_in_which_every_line_is_another_client_and_round_asks_for_no_memory(tmp_path):

@@ -12,13 +12,14 @@ import pytest
 
 import feddraw
 from feddraw.core import Layout
-from feddraw.data import image_cache, imaging, npz_archive, tables
+from feddraw.data import csv_sheet, image_cache, imaging, npz_archive
 from feddraw.data.imaging import BadImage, decode
 from feddraw.datasets import nih
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import write_report
 from feddraw.results import checkpoint, recorded_run
 from feddraw.results.recorded_run import read_run
@@ -47,14 +48,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     "rounds.jsonl": read_jsonl,
     "weights.csv": read_csv,
     "runs.csv": ResultTable,
-    "list.json": index_list._parsed,
+    "list.json": index_list._parse_index_list,
     "labels.csv": dataset_by_name.read_training_labels,
-    "sheet.csv": lambda path: list(tables.Sheet(path, ("a", "b"), ",").rows()),
-    "data.npz": npz_archive.Archive.open,
+    "sheet.csv": lambda path: list(csv_sheet.CsvSheet(path, ("a", "b"), ",").rows()),
+    "data.npz": npz_archive.NpzArchive.open,
     "x.dcm": decode,
-    "w.pth": densenet121._weights_file,
+    "w.pth": read_saved_parameters,
     "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
-    "progress.jsonl": image_cache.read_log,
+    "progress.jsonl": image_cache.read_chunk_log,
 }
 
 
@@ -83,12 +84,12 @@ def test_a_small_gz_that_unpacks_to_millions_of_lines_is_refused(
     tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if line != b"\n":  # blank lines are the cheapest to read: with them the limit is the real one
-        monkeypatch.setattr(tables, "MAX_LINES", 1 << 18)
+        monkeypatch.setattr(csv_sheet, "MAX_CSV_LINES", 1 << 18)
     with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as file:
         file.write(b"a,b\n" + line * ((3 << 21) // len(line)))
     began = time.process_time()
     with pytest.raises(UserError, match="is no table: a line or the whole of it is too long"):
-        list(tables.Sheet.of(tmp_path / "t.csv.gz").rows())
+        list(csv_sheet.CsvSheet.of(tmp_path / "t.csv.gz").rows())
     assert time.process_time() - began < 15
 
 
@@ -99,17 +100,17 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "settings, studies (TOML)": file_reading.MAX_SETTINGS,
         "`metrics.json` and other JSON": file_reading.MAX_JSON,
         "ledgers, logs, tables of studies": file_reading.MAX_LOG,
-        "index lists": index_list.MAX_LIST,
-        "lists of ChestX-ray14": nih.MAX_LIST,
-        "label tables, unpacked": tables.MAX_TEXT,
-        "a line of them": tables.MAX_LINE,
+        "index lists": index_list.MAX_INDEX_LIST,
+        "lists of ChestX-ray14": nih.MAX_NIH_LIST,
+        "label tables, unpacked": csv_sheet.MAX_CSV_TEXT,
+        "a line of them": csv_sheet.MAX_CSV_LINE,
         "predictions": recorded_run.MAX_SCORES,
         "checkpoints": checkpoint.MAX_CHECKPOINT,
-        "weights files": densenet121.MAX_WEIGHTS,
+        "weights files": densenet121.MAX_DENSENET121_FILE,
         "DICOM files": imaging.MAX_FILE,
-        "labels or names in an `.npz`": npz_archive.MAX_TABLE,
-        "images in an `.npz`": npz_archive.MAX_IMAGES,
+        "labels or names in an `.npz`": npz_archive.MAX_ARCHIVE_TABLE,
+        "images in an `.npz`": npz_archive.MAX_ARCHIVE_IMAGES,
     }
     for what, limit in limits.items():
         assert said[what] == (f"{limit >> 30} GB" if limit >= 1 << 30 else f"{limit >> 20} MB"), what
-    assert said["lines of a label table, blank ones too"] == f"{tables.MAX_LINES:,}"
+    assert said["lines of a label table, blank ones too"] == f"{csv_sheet.MAX_CSV_LINES:,}"

@@ -19,7 +19,7 @@ from feddraw import naming
 from feddraw.cli import app
 from feddraw.cli.run import round_line
 from feddraw.cli.terminal import console, plain_words, table
-from feddraw.data.tables import Sheet
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.report import write_report
 from feddraw.results.run_folder import RunFolder
 from feddraw.server.ledger import LedgerEntry
@@ -92,7 +92,7 @@ def test_names_come_back_from_a_ledger_and_none_is_a_formula(tmp_path_factory, p
 
 def test_a_table_of_results_can_be_read_by_stats(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(csv_cells.csv_text([["scenario", "=m"], ["=a", "-b"], ["c", 0.5]]))
-    sheet = Sheet.of(tmp_path / "t.csv")
+    sheet = CsvSheet.of(tmp_path / "t.csv")
     assert sheet.header == ("scenario", "=m")
     assert [fields for _, fields in sheet.rows()] == [["=a", "-b"], ["c", "0.5"]]
 

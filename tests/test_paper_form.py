@@ -20,7 +20,7 @@ from feddraw.report.evidence import examine
 from feddraw.report.latex import tables
 from feddraw.report.section_order import compose
 from feddraw.results.run_collection import collect
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from run_folders import make_run
 
 SCENARIOS = ("CHX-4", "CHX-1", "CHM-2", "CHM-5")
@@ -39,8 +39,8 @@ def document(tmp_path_factory):
             for seed, nudge in enumerate((-0.002, 0.002)):
                 make_run(
                     folder / f"{scenario}_{method}_{seed}", method=method.lower(), scenario=scenario, seed=seed,
-                    auc=values["auc"] + nudge, gm=values["gm"] + nudge, sizes=PAPER[scenario.lower()].printed,
-                    settings={"data.name": PAPER[scenario.lower()].dataset, "scenario.scale": 1.0},
+                    auc=values["auc"] + nudge, gm=values["gm"] + nudge, sizes=PAPER_SCENARIOS[scenario.lower()].printed,
+                    settings={"data.name": PAPER_SCENARIOS[scenario.lower()].dataset, "scenario.scale": 1.0},
                 )  # fmt: skip
     report = examine(collect([folder]), alpha=significance_level("paper"), replicates=0, command="", say=lambda _: None)
     with styled():

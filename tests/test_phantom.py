@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from feddraw.data.contact_sheet import contact_sheet, varied_examples
-from feddraw.data.dataset import FINDINGS
-from feddraw.data.phantom_anatomy import radiographs
-from feddraw.datasets.phantom import BLOCK, MEAN, STD, findings, phantom
+from feddraw.data.finding_names import PAPER_FINDINGS
+from feddraw.data.phantom_anatomy import draw_chests
+from feddraw.datasets.phantom import PHANTOM_BLOCK, PHANTOM_MEAN, PHANTOM_STD, draw_phantom_findings, phantom
 from feddraw.errors import UserError
 
 # Table 1 of the paper: share of images with each finding, then with none.
@@ -24,10 +24,10 @@ def small(**settings):
 
 def patients(size=64, images=64, **severity):
     """The same patients, each with the findings named, at this severity."""
-    grades = np.zeros((images, len(FINDINGS)), np.float32)
+    grades = np.zeros((images, len(PAPER_FINDINGS)), np.float32)
     for name, grade in severity.items():
-        grades[:, FINDINGS.index(name.replace("_", " "))] = grade
-    return radiographs(grades, size, np.random.default_rng(7)).astype(float)
+        grades[:, PAPER_FINDINGS.index(name.replace("_", " "))] = grade
+    return draw_chests(grades, size, np.random.default_rng(7)).astype(float)
 
 
 def test_same_seed_gives_same_bits_and_another_seed_does_not():
@@ -43,7 +43,7 @@ def test_no_image_is_drawn_twice():
 
 
 def test_a_longer_part_begins_with_the_shorter_one():
-    short, long = small(train=BLOCK + 3, test=5), small(train=3 * BLOCK, test=50)
+    short, long = small(train=PHANTOM_BLOCK + 3, test=5), small(train=3 * PHANTOM_BLOCK, test=50)
     for part in ("train", "test"):
         rows, more = short.rows[part], long.rows[part][: len(short.rows[part])]
         assert np.array_equal(short.images[rows], long.images[more])
@@ -54,7 +54,7 @@ def test_a_dataset_says_what_it_is():
     told = []
     data = small(progress=told.append)
     assert sum(told) == len(data.images) == len(data.labels) == 68
-    assert (data.name, data.synthetic, data.findings) == ("phantom", True, FINDINGS)
+    assert (data.name, data.synthetic, data.findings) == ("phantom", True, PAPER_FINDINGS)
     assert [len(data.rows[part]) for part in ("train", "validation", "test")] == [40, 8, 20]
     assert sorted(np.concatenate(list(data.rows.values()))) == list(range(68))
     assert data.labels.names[12] == "phantom-000012"
@@ -73,21 +73,21 @@ def test_every_size_fills_the_grey_scale(size):
 @pytest.mark.parametrize("mix", SHARES)
 def test_mean_and_spread_are_those_of_the_images(mix):
     grey = phantom(mix=mix, train=600, validation=0, test=0).images / 255
-    assert grey.mean() == pytest.approx(MEAN, abs=0.03)
-    assert grey.std() == pytest.approx(STD, abs=0.03)
+    assert grey.mean() == pytest.approx(PHANTOM_MEAN, abs=0.03)
+    assert grey.std() == pytest.approx(PHANTOM_STD, abs=0.03)
 
 
 @pytest.mark.parametrize("mix", SHARES)
 def test_findings_are_as_common_as_in_table_1(mix):
-    seen = findings(20_000, mix, np.random.default_rng(0))
+    seen = draw_phantom_findings(20_000, mix, np.random.default_rng(0))
     shares = [*seen.mean(axis=0), (~seen.any(axis=1)).mean()]
     assert shares == pytest.approx(SHARES[mix], abs=0.011)  # three standard errors of the largest
 
 
 @pytest.mark.parametrize("mix", SHARES)
 def test_findings_come_together_more_often_than_by_chance(mix):
-    seen = findings(200_000, mix, np.random.default_rng(0)).astype(float)
-    correlation = np.corrcoef(seen.T)[np.triu_indices(len(FINDINGS), 1)]
+    seen = draw_phantom_findings(200_000, mix, np.random.default_rng(0)).astype(float)
+    correlation = np.corrcoef(seen.T)[np.triu_indices(len(PAPER_FINDINGS), 1)]
     assert correlation.min() > 0
     assert correlation.max() < 0.5
 
@@ -110,7 +110,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("finding", FINDINGS)
+@pytest.mark.parametrize("finding", PAPER_FINDINGS)
 def test_a_finding_brightens_its_place_and_more_so_when_severe(finding):
     severe, mild, normal = (patients(**{finding.replace(" ", "_"): grade}) for grade in (1, 0.3, 0))
     change = np.abs(severe - normal).mean(axis=0)

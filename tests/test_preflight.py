@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
-from feddraw.data.dataset_from_table import Look
+from feddraw.data.image_preparation import PreparationEstimate
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.run_time_estimate import _rehearsed
@@ -204,7 +204,7 @@ def test_prepared_images_are_found_again_wherever_the_archive_lies(file, archive
     shutil.copy2(archives[1], tmp_path / "renamed.npz")
     elsewhere = {"chexpert": str(tmp_path / "elsewhere" / "chex"), "chestmnist": str(tmp_path / "renamed.npz")}
     moved = survey_study(read_study(file(MATRIX), paths=elsewhere), tmp_path / "new")
-    assert [look for _, look in moved.looks.values()] == [Look(), Look()]
+    assert [look for _, look in moved.looks.values()] == [PreparationEstimate(), PreparationEstimate()]
 
 
 def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
@@ -213,7 +213,7 @@ def test_a_changed_image_is_prepared_again(file, archives, own_cache, tmp_path):
     runs = read_study(file(MATRIX), paths=places((folder, archives[1])))[:1]
     open_experiment_data(runs[0].complete)
     (folder / "valid.csv").touch()
-    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1] == Look()
+    assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1] == PreparationEstimate()
     next(folder.glob("train/*/*/*.jpg")).touch()
     assert survey_study(runs, tmp_path / "new").looks.popitem()[1][1].images == 384 + 120
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from feddraw.analysis import plots
 from feddraw.paper import conclusions, published_tables, weight_claims
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.schedules import READINGS, schedule
 
 FOUND = published_tables.comparisons()
@@ -58,7 +58,7 @@ def test_the_significant_pairs_are_the_papers_and_fedavg_is_not_among_them() -> 
 
 def test_the_published_sizes_are_those_of_the_scenarios() -> None:
     assert {name: tuple(sizes) for name, sizes in published_tables.client_sizes().items()} == {
-        scenario.name: scenario.printed for scenario in PAPER.values()
+        scenario.name: scenario.printed for scenario in PAPER_SCENARIOS.values()
     }
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from feddraw.core import Job
 from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
-from feddraw.scenarios.patients import NOBODY, _PatientPlacement, share_out
+from feddraw.scenarios.whole_patients import NOBODY, _PatientPlacement, deal_whole_patients
 from feddraw.server.gate import MOST_STEPS, Gate
 from feddraw.training.loop import epoch_batches, steps_per_epoch
 from feddraw.training.settings import Training
@@ -171,7 +171,7 @@ def test_clients_with_few_positives_are_filled_also_where_patients_with_positive
         marked = np.concatenate([[True] * a + [False] * b for a, b in counts])
         needs = np.array([[10, 20], [10, 30], [5, 15]])
         try:
-            owner = share_out(patients, marked, needs, rng.integers(0, 2**63, len(counts), dtype=np.uint64))
+            owner = deal_whole_patients(patients, marked, needs, rng.integers(0, 2**63, len(counts), dtype=np.uint64))
         except UserError:
             continue
         dealt += 1

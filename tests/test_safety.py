@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 import feddraw
 from feddraw.cli import app
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.npz_archive import Archive
-from feddraw.data.own_tables import inside, read_tables
-from feddraw.datasets.nih import read as read_nih
+from feddraw.data.npz_archive import NpzArchive
+from feddraw.data.own_tables import path_inside_folder, read_own_tables
+from feddraw.datasets.nih import read_nih_table as read_nih
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
-from feddraw.models import densenet121
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.results.run_collection import collect
-from feddraw.scenarios.index_list import _parsed
+from feddraw.scenarios.index_list import _parse_index_list
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_json, read_text
 from feddraw.system.file_writing import toml_values
@@ -74,10 +74,10 @@ def test_a_pickle_in_the_place_of_an_archive_or_of_weights_is_not_run(in_tmp: Pa
         for name in ("train_labels", "val_labels", "test_labels"):
             archive.write(f"{name}.npy")
     with pytest.raises(UserError, match="is no plain array"):
-        Archive.open(Path("a.npz"))
+        NpzArchive.open(Path("a.npz"))
     Path("w.pth").write_bytes(pickle.dumps({"features": Bomb()}))
     with pytest.raises(UserError, match="is not a file of weights"):
-        densenet121._weights_file(Path("w.pth"))
+        read_saved_parameters(Path("w.pth"))
     assert not Path("exploded").exists()
 
 
@@ -119,14 +119,14 @@ def test_commands_that_read_runs_import_nothing_that_they_name(in_tmp: Path, com
 @unhurried
 @given(st.text(alphabet="ab./\\:~\0 C", max_size=12))
 def test_a_path_from_a_table_stays_in_its_folder(text: str) -> None:
-    found = inside(text, None)
+    found = path_inside_folder(text, None)
     if found is not None:
         assert (Path("/home/folder") / found).resolve().is_relative_to("/home/folder")
 
 
 def test_paths_that_lead_out_of_the_folder_are_problems(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,a\n../x.png,1\n/etc/passwd,0\nC:\\x.png,1\nok.png,0\na/../../b.png,1\n")
-    table = read_tables([tmp_path / "t.csv"], root=tmp_path)
+    table = read_own_tables([tmp_path / "t.csv"], root=tmp_path)
     assert table.paths == ("ok.png",)
     assert len(table.problems) == 4
 
@@ -220,12 +220,12 @@ def test_any_table_is_an_experiment_or_one_line(table: dict[str, object]) -> Non
         Experiment.read,
         read_study,
         read_json,
-        lambda path: read_tables([path]),
+        lambda path: read_own_tables([path]),
         read_training_labels,
-        Archive.open,
-        _parsed,
+        NpzArchive.open,
+        _parse_index_list,
         decode,
-        densenet121._weights_file,
+        read_saved_parameters,
     ],
 )
 def test_a_pipe_is_no_file_and_nobody_waits_for_its_end(tmp_path: Path, read: Callable[[Path], object]) -> None:

@@ -18,13 +18,22 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from typer.testing import CliRunner
 
-from feddraw.data.dataset import FINDINGS, Labels
+from feddraw.data.dataset import Labels
+from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import self_information
-from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled, shuffle
-from feddraw.scenarios.partition import dataset_of, deal, describe, names, options_of, wanted
-from feddraw.scenarios.skew_measures import counts, earth_movers, gini, jensen_shannon, measure, measure_sizes
+from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled_count, shuffled_deck
+from feddraw.scenarios.paper_scenarios import paper_dataset_of, wanted_images
+from feddraw.scenarios.partition import deal, describe_scenario, scenario_names, scenario_options
+from feddraw.scenarios.skew_measures import (
+    earth_movers,
+    gini,
+    jensen_shannon,
+    label_counts,
+    measure_sizes,
+    measure_skew,
+)
 
 # Tables 2 and 3 of the paper.
 SIZES = {
@@ -70,7 +79,7 @@ def table_1(dataset: str) -> Labels:
     patients = np.repeat(np.arange(total), rng.geometric(0.45, total))[:total]
     uncertain = (rng.random(total) < 0.3).astype(np.uint8)
     image_names = np.array([f"image{number:06d}.png" for number in range(total)])
-    return Labels(values, FINDINGS, image_names, patients.astype(np.str_), None, uncertain)
+    return Labels(values, PAPER_FINDINGS, image_names, patients.astype(np.str_), None, uncertain)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,7 @@ def tables() -> dict[str, Labels]:
 
 @pytest.fixture(scope="module")
 def twelve(tables: dict[str, Labels]) -> dict[str, Partition]:
-    return {name: deal(name, tables[dataset_of(name) or ""], seed=0) for name in SIZES}
+    return {name: deal(name, tables[paper_dataset_of(name) or ""], seed=0) for name in SIZES}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +117,7 @@ def shared_patients(partition: Partition, labels: Labels) -> int:
 
 def random_labels(images: int, seed: int = 0, **columns: NDArray[np.str_]) -> Labels:
     values = (np.random.default_rng(seed).random((images, 5)) < 0.2).astype(np.uint8)
-    return Labels(values, FINDINGS, np.array([f"{number:05d}" for number in range(images)]), **columns)
+    return Labels(values, PAPER_FINDINGS, np.array([f"{number:05d}" for number in range(images)]), **columns)
 
 
 # ------------------------------------------------------------------------------------------ the twelve
@@ -131,7 +140,7 @@ def test_sizes_are_exact_and_clients_disjoint(name: str, twelve: dict[str, Parti
 def test_enriched_scenarios_have_the_printed_positives(
     name: str, column: int, expected: list[int], twelve: dict[str, Partition], tables: dict[str, Labels]
 ) -> None:
-    assert positives(twelve[name], tables[dataset_of(name) or ""], [column]) == expected
+    assert positives(twelve[name], tables[paper_dataset_of(name) or ""], [column]) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,13 +197,13 @@ TILTED = {
 
 @pytest.mark.parametrize("name", ["CHX-1", "CHM-1", "CHM-2", "CHM-3"])
 def test_tilt_gives_small_clients_the_informative_images(name: str, tables: dict[str, Labels]) -> None:
-    labels = tables[dataset_of(name) or ""]
+    labels = tables[paper_dataset_of(name) or ""]
     assert information_after_tilt(name, labels, 1) == pytest.approx(TILTED[name], abs=0.3)
 
 
 @pytest.mark.parametrize("name", ["CHX-4", "CHM-2"])
 def test_tilt_zero_is_a_random_split(name: str, tables: dict[str, Labels]) -> None:
-    labels = tables[dataset_of(name) or ""]
+    labels = tables[paper_dataset_of(name) or ""]
     average = float(self_information(labels).mean())
     assert information_after_tilt(name, labels, 0) == pytest.approx((average, average), abs=0.07)
 
@@ -218,7 +227,7 @@ def shares_of(partition: Partition, labels: Labels, small: set[int], columns: li
 def test_enriched_small_clients_leave_the_large_ones_a_natural_draw(
     name: str, prevalence: float, tables: dict[str, Labels]
 ) -> None:
-    source = dataset_of(name) or ""
+    source = paper_dataset_of(name) or ""
     labels, rare = tables[source], RARE[source]
     partition = deal(name, labels, seed=0, options={"construction": "enriched"})
     assert sizes(partition) == SIZES[name]
@@ -247,30 +256,39 @@ def test_small_clients_may_hold_findings_only_or_a_random_sample(tables: dict[st
 
 
 def test_halves_are_rounded_up_in_decimal() -> None:
-    assert [scaled(9500, 0.045), scaled(3, 0.5), scaled(950, 0.01), scaled(2500, 0.0001)] == [428, 2, 10, 0]
+    assert [scaled_count(9500, 0.045), scaled_count(3, 0.5), scaled_count(950, 0.01), scaled_count(2500, 0.0001)] == [
+        428,
+        2,
+        10,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_scale_keeps_sizes_and_quotas_in_proportion(name: str, tables: dict[str, Labels]) -> None:
-    labels = tables[dataset_of(name) or ""]
+    labels = tables[paper_dataset_of(name) or ""]
     partition = deal(name, labels, seed=1, scale=0.045)
-    assert sizes(partition) == [scaled(size, 0.045) for size in SIZES[name]]
+    assert sizes(partition) == [scaled_count(size, 0.045) for size in SIZES[name]]
     if name in ("CHX-5", "CHX-6"):
         assert positives(partition, labels, [int(name == "CHX-6")]) == [158, 43, 43]
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]) -> None:
-    number = wanted(name, 0.045)
+    number = wanted_images(name, 0.045)
     assert number is not None
-    labels = tables[dataset_of(name) or ""].take(np.arange(number))
-    assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled(size, 0.045) for size in SIZES[name]]
+    labels = tables[paper_dataset_of(name) or ""].take(np.arange(number))
+    assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled_count(size, 0.045) for size in SIZES[name]]
 
 
 def test_wanted_is_the_paper_s_number_scaled() -> None:
-    assert [wanted("chx-1", 1), wanted("CHM-4", 1), wanted("CHM-1", 0.045)] == [191027, 78468, 3531]
-    assert wanted("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
-    assert wanted("iid", 1) is None
+    assert [wanted_images("chx-1", 1), wanted_images("CHM-4", 1), wanted_images("CHM-1", 0.045)] == [
+        191027,
+        78468,
+        3531,
+    ]
+    assert wanted_images("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
+    assert wanted_images("iid", 1) is None
 
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:
@@ -298,7 +316,7 @@ def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None
 def test_partition_is_the_one_of_other_machines(name: str, options: dict[str, object], sha256: str) -> None:
     number = np.arange(1000)
     values = np.stack([number % prime == 0 for prime in (3, 5, 7, 11, 13)], axis=1).astype(np.uint8)
-    labels = Labels(values, FINDINGS, np.array([f"{k:04d}" for k in number]), (number // 2).astype(np.str_))
+    labels = Labels(values, PAPER_FINDINGS, np.array([f"{k:04d}" for k in number]), (number // 2).astype(np.str_))
     assert deal(name, labels, seed=0, scale=0.01 if name == "CHM-2" else 1.0, options=options).sha256[:16] == sha256
 
 
@@ -339,7 +357,7 @@ def test_hash_is_that_of_the_documented_text(small: Labels) -> None:
 def test_patient_disjoint_keeps_sizes_and_quotas(
     name: str, options: dict[str, object], tables: dict[str, Labels]
 ) -> None:
-    labels = tables[dataset_of(name) or ""]
+    labels = tables[paper_dataset_of(name) or ""]
     plain = deal(name, labels, seed=0, options=options)
     partition = deal(name, labels, seed=0, options={**options, "patient_disjoint": True})
     assert shared_patients(partition, labels) == 0 < shared_patients(plain, labels)
@@ -376,7 +394,7 @@ def test_whole_patients_that_do_not_add_up_are_refused() -> None:
 def test_packing_patients_is_exact_or_refused(images: list[int], clients: int, used: float, seed: int) -> None:
     patients = np.repeat([f"p{k}" for k in range(len(images))], images)
     labels = random_labels(len(patients), seed, patients=patients)
-    deck = shuffle(labels, seed, patient_disjoint=True)
+    deck = shuffled_deck(labels, seed, patient_disjoint=True)
     marked = labels.values[deck.rows, 0] > 0
     wanted_sizes = apportion(int(len(patients) * used), [1.0] * clients)
     quotas = apportion(int(marked.sum() * used * 0.8), [1.0] * clients)
@@ -422,16 +440,16 @@ def test_dirichlet_skews_labels_more_the_smaller_alpha(tables: dict[str, Labels]
         partition = deal("dirichlet", labels, seed=0, options={"clients": 5, "alpha": alpha, "min_size": 25})
         assert sum(sizes(partition)) == 5000
         assert min(sizes(partition)) >= 25
-        skew.append(float(np.mean(measure(partition, labels).jensen_shannon)))
+        skew.append(float(np.mean(measure_skew(partition, labels).jensen_shannon)))
     assert skew[0] > 2 * skew[1] > 4 * skew[2]
 
 
 def test_dirichlet_proportions_have_the_right_moments(small: Labels) -> None:
-    from feddraw.scenarios.dirichlet import _proportions
+    from feddraw.scenarios.dirichlet import _dirichlet_proportions
 
-    deck = shuffle(small, 0)
+    deck = shuffled_deck(small, 0)
     for alpha in (0.1, 0.5, 5.0):
-        draws = np.array([_proportions(deck, 4, alpha) for _ in range(4000)])
+        draws = np.array([_dirichlet_proportions(deck, 4, alpha) for _ in range(4000)])
         variance = 0.25 * 0.75 / (4 * alpha + 1)
         assert draws.mean(axis=0) == pytest.approx(0.25, abs=0.03)
         assert draws.var(axis=0) == pytest.approx(variance, rel=0.12)
@@ -444,10 +462,10 @@ def test_dirichlet_that_never_fills_a_client_says_so(small: Labels) -> None:
 
 def test_shards_leave_each_client_few_classes() -> None:
     values = np.eye(5, dtype=np.uint8)[np.arange(1000) % 5]
-    labels = Labels(values, FINDINGS, np.array([f"{k:04d}" for k in range(1000)]))
+    labels = Labels(values, PAPER_FINDINGS, np.array([f"{k:04d}" for k in range(1000)]))
     partition = deal("shards", labels, seed=0, options={"clients": 10, "per_client": 2})
     assert sizes(partition) == [100] * 10
-    assert all(np.count_nonzero(row) <= 2 for row in counts(partition, labels))
+    assert all(np.count_nonzero(row) <= 2 for row in label_counts(partition, labels))
 
 
 def test_by_site_makes_each_site_a_client(small: Labels) -> None:
@@ -468,17 +486,21 @@ def test_by_site_counts_patients_of_several_sites() -> None:
 
 
 def test_every_scenario_is_listed_with_a_line_and_options() -> None:
-    assert names() == [*SIZES, "by_site", "dirichlet", "iid", "lognormal", "quantity", "shards"]
-    assert describe("chx-4") == "CheXpert, 9 large + 1 small: 9 × 10,000, 1 × 2,500"
-    assert all(describe(name) and "\n" not in describe(name) for name in names())
-    assert options_of("CHX-1")["share"] == 0.85
-    assert options_of("dirichlet") == {"clients": 4, "alpha": 0.5, "min_size": 10, "patient_disjoint": False}
+    assert scenario_names() == [*SIZES, "by_site", "dirichlet", "iid", "lognormal", "quantity", "shards"]
+    assert describe_scenario("chx-4") == "CheXpert, 9 large + 1 small: 9 × 10,000, 1 × 2,500"
+    assert all(describe_scenario(name) and "\n" not in describe_scenario(name) for name in scenario_names())
+    assert scenario_options("CHX-1")["share"] == 0.85
+    assert scenario_options("dirichlet") == {"clients": 4, "alpha": 0.5, "min_size": 10, "patient_disjoint": False}
 
 
 def test_names_may_be_written_in_any_case(small: Labels) -> None:
     assert deal("chm-2", small, seed=0, scale=0.01).scenario == "CHM-2"
     assert deal("IID", small, seed=0).scenario == "iid"
-    assert [dataset_of("chm-2"), dataset_of("CHX-7"), dataset_of("iid")] == ["chestmnist", "chexpert", None]
+    assert [paper_dataset_of("chm-2"), paper_dataset_of("CHX-7"), paper_dataset_of("iid")] == [
+        "chestmnist",
+        "chexpert",
+        None,
+    ]
 
 
 def test_impossible_quota_says_what_is_needed_and_left(tables: dict[str, Labels]) -> None:
@@ -557,7 +579,7 @@ def test_scale_that_empties_a_client_is_refused(small: Labels) -> None:
 
 
 def test_missing_labels_are_named(small: Labels) -> None:
-    bare = Labels(small.values[:, :2], FINDINGS[:2], small.names)
+    bare = Labels(small.values[:, :2], PAPER_FINDINGS[:2], small.names)
     with pytest.raises(UserError, match="this data has no Cardiomegaly and no Consolidation"):
         deal("CHM-2", bare, seed=0, scale=0.01)
     with pytest.raises(UserError, match="as CheXpert's do"):
@@ -617,7 +639,7 @@ def test_own_function_refuses_options_it_does_not_take(own: str, small: Labels) 
 def listed(tmp_path: Path, small: Labels) -> Path:
     path = tmp_path / "CHM-2.json"
     partition = deal("CHM-2", small, seed=0, scale=0.01)
-    index_list.write(path, partition, small, {"seed": 0, "scale": 0.01, "options": {}})
+    index_list.write_index_list(path, partition, small, {"seed": 0, "scale": 0.01, "options": {}})
     return path
 
 
@@ -645,7 +667,7 @@ def test_index_list_is_checked(listed: Path, small: Labels, tmp_path: Path) -> N
         with pytest.raises(UserError, match="is no index list"):
             deal(str(listed), small, seed=0)
     with pytest.raises(UserError, match="it is a folder"):
-        index_list.write(tmp_path, deal("iid", small, seed=0), small, {})
+        index_list.write_index_list(tmp_path, deal("iid", small, seed=0), small, {})
 
 
 # ------------------------------------------------------------------------------------------ heterogeneity
@@ -692,12 +714,12 @@ def test_measures_of_a_partition_by_hand() -> None:
     values = np.array([[1, 1], [1, 0], [0, 0], [0, 1]], np.uint8)
     labels = Labels(values, ("a", "b"), np.array(list("wxyz")), np.array(["1", "2", "2", "1"]))
     partition = Partition("mine", (Shard("C1", np.array([0, 1])), Shard("C2", np.array([2, 3]))), "")
-    measures = measure(partition, labels)
-    assert counts(partition, labels).tolist() == [[2, 1, 0], [0, 1, 1]]
+    measures = measure_skew(partition, labels)
+    assert label_counts(partition, labels).tolist() == [[2, 1, 0], [0, 1, 1]]
     # mixes (2/3, 1/3, 0) and (0, 1/2, 1/2) beside (2/5, 2/5, 1/5) of both together
     assert measures.earth_movers == pytest.approx((4 / 15, 2 / 5))
     assert measures.shared_patients == 2
-    assert measure(partition, Labels(values, ("a", "b"), labels.names)).shared_patients is None
+    assert measure_skew(partition, Labels(values, ("a", "b"), labels.names)).shared_patients is None
 
 
 def test_figure_has_a_bar_a_client_with_the_first_on_top(small: Labels) -> None:
@@ -739,7 +761,7 @@ def test_show_prints_the_documented_json(table: Path) -> None:
     assert (document["scenario"], document["dataset"], document["total"]) == ("CHM-4", "chestmnist", 520)
     first = document["clients"][0]
     assert list(first) == ["client", "size", "positives", "none"]
-    assert (first["client"], first["size"], list(first["positives"])) == ("C1", 70, list(FINDINGS))
+    assert (first["client"], first["size"], list(first["positives"])) == ("C1", 70, list(PAPER_FINDINGS))
     assert first["positives"]["Atelectasis"] == 40
     assert {"size_ratio", "gini", "smallest_share", "effective_clients"} <= set(document["heterogeneity"])
     assert set(document["heterogeneity"]["jensen_shannon"]) == {"C1", "C2", "C3", "C4"}
@@ -782,11 +804,12 @@ def test_show_draws(table: Path, tmp_path: Path) -> None:
 
 def test_list_names_them_all() -> None:
     text = command("list")
-    assert all(name in text for name in names())
+    assert all(name in text for name in scenario_names())
 
 
 def test_dealing_needs_no_torch() -> None:
-    code = "import sys, feddraw.scenarios.partition as s; s.names(); print({'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys; from feddraw.scenarios.partition import scenario_names; scenario_names(); "
+    code += "print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
 
@@ -816,7 +839,7 @@ def test_real_tables_have_the_paper_s_counts(real: dict[str, Labels]) -> None:
 
 def test_all_twelve_build_on_the_real_tables_within_ten_seconds(real: dict[str, Labels]) -> None:
     start = time.process_time()
-    dealt = {name: deal(name, real[dataset_of(name) or ""], seed=0) for name in SIZES}
+    dealt = {name: deal(name, real[paper_dataset_of(name) or ""], seed=0) for name in SIZES}
     seconds = time.process_time() - start
     assert {name: sizes(partition) for name, partition in dealt.items()} == SIZES
     assert positives(dealt["CHX-5"], real["chexpert"], [0]) == [3500, 950, 950]
@@ -828,7 +851,7 @@ def test_all_twelve_build_on_the_real_tables_within_ten_seconds(real: dict[str, 
 
 @pytest.mark.parametrize("name", TILTED)
 def test_tilt_on_the_real_tables_gives_the_expected_information(name: str, real: dict[str, Labels]) -> None:
-    assert information_after_tilt(name, real[dataset_of(name) or ""], 1) == pytest.approx(TILTED[name], abs=0.3)
+    assert information_after_tilt(name, real[paper_dataset_of(name) or ""], 1) == pytest.approx(TILTED[name], abs=0.3)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import tiny
 from feddraw.analysis import bootstrap, metrics
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
-from feddraw.data.contact_sheet import caption
-from feddraw.data.dataset import FINDINGS, UNKNOWN, Dataset, Labels
+from feddraw.data.contact_sheet import findings_caption
+from feddraw.data.dataset import UNKNOWN, Dataset, Labels
+from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.datasets.phantom import phantom
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
@@ -33,7 +34,7 @@ from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
 from feddraw.scenarios.image_deck import Partition, Shard
-from feddraw.scenarios.skew_measures import counts
+from feddraw.scenarios.skew_measures import label_counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round
 from feddraw.server.streaming import aggregate_stream
@@ -66,7 +67,7 @@ def trainer(targets: NDArray[np.float32], rows: int, asks: tuple[str, ...] = (),
     data = drawn()
     examples = Examples(data.images, targets, data.mean, data.std)
     how = Training(**{"epochs": 1, "batch_size": 16, "optimizer": "sgd", "lr": 0.05} | settings)  # type: ignore
-    builder = partial(build_network, "compact", len(FINDINGS), {"growth": 4})
+    builder = partial(build_network, "compact", len(PAPER_FINDINGS), {"growth": 4})
     with torch.random.fork_rng():
         torch.manual_seed(3)
         found = Trainer(builder, examples, [np.arange(rows)], how, Local(), asks=asks)  # type: ignore[arg-type]
@@ -153,7 +154,7 @@ def test_unknown_entries_teach_nothing() -> None:
     targets[:, 2] = math.nan
     start = _start()
     trained = trainer(targets, 48).work(Job(0, 1, 0, 0, start), {})[0].model
-    for output in range(len(FINDINGS)):
+    for output in range(len(PAPER_FINDINGS)):
         same = [np.array_equal(trained.params[p], start.params[p]) for p in start.layout.rows_of(output)]
         assert all(same) == (output == 2)
 
@@ -240,7 +241,7 @@ def test_a_federated_finding_without_both_labels_in_validation_has_no_threshold_
 
 
 def test_a_contact_sheet_calls_no_image_healthy_whose_labels_are_not_known() -> None:
-    said = [caption(np.array(truth, np.int8), ("a", "b")) for truth in ((1, UNKNOWN), (0, 0), (0, UNKNOWN))]
+    said = [findings_caption(np.array(truth, np.int8), ("a", "b")) for truth in ((1, UNKNOWN), (0, 0), (0, UNKNOWN))]
     assert said == ["a", "no finding", "none known"]
 
 
@@ -249,7 +250,7 @@ def test_counts_of_clients_leave_unknown_labels_out() -> None:
     known = np.array([[True, True], [True, False], [True, True], [False, True]])
     labels = Labels(values, ("a", "b"), np.array(list("wxyz")), known=known)
     partition = Partition("own", (Shard("C1", np.arange(2)), Shard("C2", np.arange(2, 4))), "")
-    assert counts(partition, labels).tolist() == [[1, 0, 0], [0, 1, 1]]
+    assert label_counts(partition, labels).tolist() == [[1, 0, 0], [0, 1, 1]]
 
 
 # ---------------------------------------------------------------------------------------------------- aggregation

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feddraw import catalog
 from feddraw.analysis.explain_weights import explain, sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
-from feddraw.data.own_tables import read_tables
+from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
@@ -590,7 +590,7 @@ def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):
 
 def test_an_own_tables_column_of_sex_is_a_group_and_no_finding(tmp_path):
     (tmp_path / "own.csv").write_text("file,Edema,sex,patient\na.png,1,F,1\nb.png,0,M,2\nc.png,0,M,3\nd.png,1,F,4\n")
-    labels = read_tables([tmp_path / "own.csv"]).labels
+    labels = read_own_tables([tmp_path / "own.csv"]).labels
     assert labels.findings == ("Edema",)
     assert labels.groups.tolist() == ["F", "M", "M", "F"]
     assert labels.take(np.array([1, 3])).groups.tolist() == ["M", "F"]

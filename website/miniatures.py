@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from feddraw.data.dataset import FINDINGS, Dataset
+from feddraw.data.dataset import Dataset
+from feddraw.data.finding_names import PAPER_FINDINGS
 
 
 def phantoms(images: int = 240, size: int = 32) -> Dataset:
@@ -44,7 +45,7 @@ def own_images(folder: Path) -> None:
         [name, f"P{number // 2:03d}", hospital, *(int(value) for value in row[:3])]
         for number, (name, hospital, row) in enumerate(zip(names, hospitals, values, strict=True))
     ]
-    write_table(folder / "mine.csv", ["Path", "Patient ID", "Hospital", *FINDINGS[:3]], rows)
+    write_table(folder / "mine.csv", ["Path", "Patient ID", "Hospital", *PAPER_FINDINGS[:3]], rows)
 
 
 def two_tables(folder: Path) -> None:
@@ -54,7 +55,7 @@ def two_tables(folder: Path) -> None:
     write_images(dataset, folder, names)
     for site, rows, places in (("north", range(70), (0, 1)), ("south", range(70, 120), (1, 2))):
         lines = [[names[row], *(int(dataset.labels.values[row, place]) for place in places)] for row in rows]
-        write_table(folder / f"{site}.csv", ["Path", *(FINDINGS[place] for place in places)], lines)
+        write_table(folder / f"{site}.csv", ["Path", *(PAPER_FINDINGS[place] for place in places)], lines)
 
 
 def tidy_table(folder: Path) -> None:
@@ -92,12 +93,12 @@ def three_studies(folder: Path) -> None:
 
 def archives(folder: Path) -> None:
     """`chestmnist_64.npz` in MedMNIST's layout, and a folder `CheXpert-v1.0-small`."""
-    from feddraw.data.tables import FOURTEEN
+    from feddraw.data.finding_names import CHESTXRAY14_FINDINGS
     from feddraw.datasets.phantom import phantom
 
     drawn = phantom(size=64, mix="chestmnist", train=400, validation=100, test=100, seed=1)
-    labels = np.zeros((len(drawn.images), len(FOURTEEN)), np.uint8)
-    labels[:, [FOURTEEN.index(name) for name in FINDINGS]] = drawn.labels.values
+    labels = np.zeros((len(drawn.images), len(CHESTXRAY14_FINDINGS)), np.uint8)
+    labels[:, [CHESTXRAY14_FINDINGS.index(name) for name in PAPER_FINDINGS]] = drawn.labels.values
     arrays = {}
     for part, rows in zip(("train", "val", "test"), drawn.rows.values(), strict=True):
         arrays |= {f"{part}_images": drawn.images[rows], f"{part}_labels": labels[rows]}
@@ -108,7 +109,7 @@ def archives(folder: Path) -> None:
     parts = ["train" if number < 300 else "valid" for number in range(400)]
     names = [f"{part}/patient{number:05d}/study1/view1_frontal.jpg" for number, part in enumerate(parts)]
     write_images(release, chexpert, names)
-    header = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *FINDINGS]
+    header = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *PAPER_FINDINGS]
     rows = [
         [f"{chexpert.name}/{name}", "Female", 60, "Frontal", "AP", *(f"{value}.0" for value in values)]
         for name, values in zip(names, release.labels.values, strict=True)

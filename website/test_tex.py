@@ -16,7 +16,7 @@ from feddraw.report import latex, paper_tex
 from feddraw.report.evidence import examine
 from feddraw.report.section_order import compose
 from feddraw.results.run_collection import collect
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from archives import chestmnist_archive, chexpert_archive
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(ENGINE is None, reason="no TeX here: apt install
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
-    for scenario in PAPER.values():
+    for scenario in PAPER_SCENARIOS.values():
         for method in published_tables.results("auc").methods:
             for seed in (0, 1):
                 values = {metric: _value(metric, scenario.name, method) for metric in ("auc", "gm")}
@@ -71,7 +71,7 @@ def test_one_command_goes_from_two_archives_to_the_papers_page(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "paper.pdf").read_bytes().startswith(b"%PDF")
     page = (tmp_path / "runs" / "paper.tex").read_text()
-    assert all(scenario.name in page for scenario in PAPER.values())
+    assert all(scenario.name in page for scenario in PAPER_SCENARIOS.values())
 
 
 def _value(metric: str, scenario: str, method: str) -> float:

@@ -84,3 +84,12 @@ def one_of(name: str, value: T, known: Sequence[T]) -> T:
     if value not in known:
         raise UserError(f"{name} must be one of {', '.join(map(str, known))}, not {value}")
     return value
+
+
+def is_list_of_numbers(values: object, count: int) -> bool:
+    """Whether this is a list of so many numbers."""
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == count
+        and all(isinstance(one, int | float) for one in values)
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from feddraw.explorer import explorer_page as whole_page
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.schedules import READINGS, schedule
 
 PARTS = ("size", "prior", "similarity", "reputation", "weight")
@@ -149,7 +149,7 @@ def test_a_wrong_value_is_said_and_changes_nothing(page: Any) -> None:
 
 def test_every_scenario_of_the_paper_is_there_with_its_sizes(page: Any) -> None:
     assert page.locator("#preset option").count() == 13
-    for scenario in PAPER.values():
+    for scenario in PAPER_SCENARIOS.values():
         page.select_option("#preset", scenario.name)
         assert [client["size"] for client in shown(page)["clients"]] == list(scenario.sizes)
         assert page.locator("#clients li").count() == len(scenario.sizes)

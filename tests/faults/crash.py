@@ -31,7 +31,7 @@ import feddraw.experiment.running
 from feddraw import cli
 
 torch.set_num_threads(1)
-feddraw.datasets.phantom.block = cache(feddraw.datasets.phantom.block)
+feddraw.datasets.phantom.draw_phantom_block = cache(feddraw.datasets.phantom.draw_phantom_block)
 feddraw.datasets.phantom.phantom(size=28, train=96, validation=48, test=48)  # drawn here, once
 fork = multiprocessing.get_context("fork")
 multiprocessing.get_context = lambda method=None: fork  # workers, too, start in milliseconds
@@ -48,7 +48,7 @@ CALLS = {
     "making a checkpoint": ("feddraw.results.run_folder", "RunFolder.save_checkpoint"),
     "dropping cut-off lines": ("feddraw.results.run_folder", "RunFolder.forget_from"),
     "the last files": ("feddraw.results.run_folder", "RunFolder.finish"),
-    "preparing a chunk": ("feddraw.data.image_cache", "ChunkJob.__call__"),
+    "preparing a chunk": ("feddraw.data.image_cache", "ImageChunkJob.__call__"),
     "before fsync": ("os", "fsync"),
     "before a rename": ("pathlib", "Path.replace"),
 }

@@ -32,7 +32,18 @@ import tiny
 from feddraw import catalog, participation
 from feddraw.analysis import explain_weights, tidy_results
 from feddraw.cli import weights
-from feddraw.data import corruption, image_cache, imaging, label_cells, npz_archive, own_tables, table_columns, tables
+from feddraw.data import (
+    corruption,
+    csv_sheet,
+    finding_names,
+    image_cache,
+    imaging,
+    label_cells,
+    label_table,
+    npz_archive,
+    own_tables,
+    table_columns,
+)
 from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, nih
 from feddraw.errors import UserError
@@ -41,6 +52,7 @@ from feddraw.experiment import init_own_data as inspection
 from feddraw.experiment import verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
+from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import evidence, html, latex, markdown, section_order, writing
 from feddraw.results import checkpoint, ledger_table, recorded_run, run_collection, run_folder
 from feddraw.results.checkpoint import Checkpoint
@@ -189,7 +201,9 @@ NIH = [
 
 def read_nih(data: bytes, room: Path) -> object:
     parts = {"00000001_000.png": 0, "00000002_000.png": 2, "../../secret.png": 0}
-    table = nih.read(written(data, room / "Data_Entry_2017.csv"), parts, "paper", {"00000001_000.png": "a/b.png"})
+    table = nih.read_nih_table(
+        written(data, room / "Data_Entry_2017.csv"), parts, "paper", {"00000001_000.png": "a/b.png"}
+    )
     if any(path.startswith(("/", "..")) for path in table.paths):
         raise AssertionError(f"a path leaves the folder: {table.paths}")
     return table
@@ -253,7 +267,7 @@ STATISTICS = [
 
 
 def read_statistics(data: bytes, room: Path) -> object:
-    sheet = tables.Sheet.of(written(data, room / "results.csv"))
+    sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
     columns = tidy_results.value_columns(sheet, {"scenario", "method", "seed"})
     over = "seed" if "seed" in sheet.header else ""
     return [tidy_results.read_tidy_table(sheet, "scenario", "method", column, over) for column in columns]
@@ -273,7 +287,7 @@ def index_seeds() -> list[bytes]:
         "scenario": "CHX-1",
         "seed": 0,
         "scale": 1.0,
-        "sha256": index_list.fingerprint(names),
+        "sha256": index_list.partition_sha256(names),
         "clients": clients,
     }
     text = json.dumps(document).encode()
@@ -282,7 +296,7 @@ def index_seeds() -> list[bytes]:
 
 def read_index(data: bytes, room: Path) -> object:
     labels = Labels(np.zeros((3, 1), np.uint8), ("Edema",), np.array(["a.png", "b.png", "c.png"]))
-    return index_list.read(written(data, room / "list.json"), labels, 1.0 if data[-1:] == b"}" else 2.0)
+    return index_list.read_index_list(written(data, room / "list.json"), labels, 1.0 if data[-1:] == b"}" else 2.0)
 
 
 def reshape_index(data: bytes, rng: random.Random) -> bytes:
@@ -292,7 +306,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     document = {
         "scenario": "s",
         "scale": rng.choice((1.0, 2.0)),
-        "sha256": index_list.fingerprint(names),
+        "sha256": index_list.partition_sha256(names),
         "clients": clients,
     }
     return (
@@ -530,10 +544,8 @@ def bomb(room: Path) -> object:
 
 
 def read_npz(data: bytes, room: Path) -> object:
-    opened = npz_archive.Archive.open(written(data, room / "archive.npz"))
-    table = opened.table("paper")
-    sizes = [opened.members[f"{split}_labels"].shape[0] for split in npz_archive.SPLIT_PREFIXES]
-    return table, opened.images(sizes)
+    opened = npz_archive.NpzArchive.open(written(data, room / "archive.npz"))
+    return opened.table("paper"), opened.images()
 
 
 def reshape_npz(data: bytes, rng: random.Random) -> bytes:
@@ -634,8 +646,8 @@ def network() -> nn.Module:
 
 
 def read_weights(data: bytes, room: Path) -> object:
-    state = densenet121._weights_file(written(data, room / "weights.pth"))
-    densenet121.load_imagenet(network(), state)
+    state = read_saved_parameters(written(data, room / "weights.pth"))
+    densenet121.load_torchvision_densenet121(network(), state)
     return None
 
 
@@ -657,7 +669,7 @@ def read_entry(data: bytes, room: Path) -> object:
     for number, seed in enumerate(entry_seeds()[:3]):
         name = ("images.npy", "bad.json", "progress.jsonl")[number]
         written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
-    found = image_cache.open_finished(place, (3, 4, 4)), image_cache.read_log(place / "progress.jsonl")
+    found = image_cache.open_finished_entry(place, (3, 4, 4)), image_cache.read_chunk_log(place / "progress.jsonl")
     if found[0] is None:
         raise UserError("it is made again")
     return found
@@ -750,7 +762,7 @@ def named_columns(room: Path) -> object:
     """Columns, findings and shares as somebody set them, and paths that are absolute."""
     lines = ["path,Edema,Mass,x", f"{room.resolve()}/a.png,1,0,p", "b.png,0,1,q", "c.png,1,1,r", "d.png,,,q"]
     path = written("\n".join([*lines, ""]).encode(), room / "named.csv")
-    read: Callable[..., object] = partial(own_tables.read_tables, [path], root=room)
+    read: Callable[..., object] = partial(own_tables.read_own_tables, [path], root=room)
     for wrong in ({"findings": "paper"}, {"findings": 3}, {"columns": {"site": "y"}}, {"shares": (1, 1, 1)}):
         with suppress(UserError):
             read(**wrong)
@@ -773,7 +785,10 @@ PLAN = (
     "read_study _case_label _require_few_runs _combinations _setting_choices _choice_label planned_run "
     "_require_different_names"
 )
-SHEET = "read_tables open_sources united _refuse_two_spellings _take_rows split inside"
+SHEET = (
+    "read_own_tables open_own_tables united_findings _refuse_two_spellings _take_own_rows split_own_rows "
+    "path_inside_folder"
+)
 RUNS = "collect find"
 
 
@@ -785,11 +800,11 @@ def targets(room: Path) -> list[Target]:
         *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
-        *named(corruption, "_numbers"),
+        *named(corruption, "_numbers_by_site"),
         *named(corruption.Corruption, "alterations check"),
     ]
-    sheet = functions(tables, without="split_rows numbers examples")
-    release = named(chexpert, "read_training read finding_columns images")
+    sheet = functions(csv_sheet, finding_names, label_table, without="split_rows first_row_problems")
+    release = named(chexpert, "read_chexpert chexpert_findings frontal_images")
     logs = [bytes([place == "weights.csv"]) + (finished(room) / place).read_bytes() for place in FILES[1:3]]
     images = [
         picture("PNG"),
@@ -820,10 +835,13 @@ def targets(room: Path) -> list[Target]:
                 *no_file(data_sets.read_training_labels), huge("x.csv", data_sets.read_training_labels), named_columns,
             ],
         ),
-        Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read], TABLE_WORDS),
+        Target("ChestX-ray14's table", read_nih, ONE_LINE, NIH, [nih.read_nih_table], TABLE_WORDS),
         Target(
             "tables of results", read_statistics, ONE_LINE, STATISTICS,
-            [*named(tidy_results, "read_tidy_table _tidy_value value_columns"), *named(tables.Sheet, "rows column of")],
+            [
+                *named(tidy_results, "read_tidy_table _tidy_value value_columns"),
+                *named(csv_sheet.CsvSheet, "rows column of"),
+            ],
             TABLE_WORDS,
         ),
         Target(
@@ -843,8 +861,9 @@ def targets(room: Path) -> list[Target]:
             TABLE_WORDS, odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
         Target(
-            "index lists", read_index, ONE_LINE, index_seeds(), named(index_list, "read _parsed"), [b"[]", b"null"],
-            reshape_index, [huge("x.json", index_list._parsed), *no_file(index_list._parsed)],
+            "index lists", read_index, ONE_LINE, index_seeds(), named(index_list, "read_index_list _parse_index_list"),
+            [b"[]", b"null"], reshape_index,
+            [huge("x.json", index_list._parse_index_list), *no_file(index_list._parse_index_list)],
         ),
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
@@ -878,21 +897,25 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "archives (.npz)", read_npz, ONE_LINE, archives,
-            [*named(npz_archive.Archive, "open read column table columns problems images"), npz_archive.member],
+            [
+                *named(npz_archive.NpzArchive, "open read column table columns problems images"),
+                npz_archive.member_from_header,
+            ],
             (), reshape_npz,
-            [*no_file(npz_archive.Archive.open), bomb],
+            [*no_file(npz_archive.NpzArchive.open), bomb],
         ),
         Target(
             "pictures", read_picture, (imaging.BadImage,), images, functions(imaging, without="clahe"),
             odd=[lambda room: imaging.decode(room / "nowhere"), huge_dicom, flat_picture],
         ),
         Target(
-            "weights files", read_weights, ONE_LINE, weight_seeds(), named(densenet121, "_weights_file load_imagenet"),
-            odd=no_file(densenet121._weights_file),
+            "weights files", read_weights, ONE_LINE, weight_seeds(),
+            [read_saved_parameters, densenet121.load_torchvision_densenet121], odd=no_file(read_saved_parameters),
         ),
         Target(
-            "prepared images", read_entry, ONE_LINE, entry_seeds(), named(image_cache, "open_finished read_log"),
-            odd=[lambda room: image_cache.read_log(room / "nowhere")],
+            "prepared images", read_entry, ONE_LINE, entry_seeds(),
+            named(image_cache, "open_finished_entry read_chunk_log"),
+            odd=[lambda room: image_cache.read_chunk_log(room / "nowhere")],
         ),
         *messages(),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from feddraw.analysis.paired_differences import against, mean_of_last
 from feddraw.analysis.statistics import Table, tabulate, tabulate_repeats
-from feddraw.data.tables import Sheet
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 
 DESCRIBING_COLUMNS = (
@@ -20,14 +20,14 @@ DESCRIBING_COLUMNS = (
 )  # endings of columns that describe another one
 
 
-def value_columns(sheet: Sheet, names: set[str]) -> list[str]:
+def value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
     columns = [name for name in sheet.header if name not in names and not name.endswith(DESCRIBING_COLUMNS)]
     if not columns:
         raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
     return columns
 
 
-def read_tidy_table(sheet: Sheet, scenario: str, method: str, value: str, over: str) -> Table:
+def read_tidy_table(sheet: CsvSheet, scenario: str, method: str, value: str, over: str) -> Table:
     """One column of values as a table; a field that is no number is named with its line."""
     rows = read_tidy_rows(sheet, scenario, method, value, over)
     try:
@@ -51,7 +51,7 @@ def _tidy_value(text: str, what: str) -> float:
 
 
 def read_tidy_rows(
-    sheet: Sheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _tidy_value
+    sheet: CsvSheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _tidy_value
 ) -> list[tuple[str, str, str, float]]:
     """Scenario, method, repeat and value of every line; `read` makes the value of a field's text and its name."""
     places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
@@ -65,7 +65,7 @@ def read_tidy_rows(
 
 
 def last_round_differences(
-    sheet: Sheet, names: tuple[str, str, str], column: str, reference: str
+    sheet: CsvSheet, names: tuple[str, str, str], column: str, reference: str
 ) -> dict[tuple[str, str], float]:
     """The same differences of the means of the last five rounds, where the table has values by round for every row."""
     by_round = f"{column}_by_round"

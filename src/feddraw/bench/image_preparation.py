@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
-from feddraw.data.dataset_from_table import stamp
-from feddraw.data.image_cache import Files, prepare
+from feddraw.data.image_cache import ImageFiles, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 from feddraw.datasets.phantom import phantom
 
@@ -36,15 +35,15 @@ def measure_image_preparation(session: TimingSession) -> dict[str, Any]:
     }
 
 
-def _save_jpegs(folder: Path, images: int) -> Files:
+def _save_jpegs(folder: Path, images: int) -> ImageFiles:
     drawn = phantom(PIXELS, train=PHANTOMS, validation=0, test=0).images
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
         Image.fromarray(drawn[number % PHANTOMS]).resize((390, 320)).save(folder / name, quality=90)
-    return Files(folder, names, tuple(found for name in names if (found := stamp(folder / name))))
+    return ImageFiles(folder, names, tuple(found for name in names if (found := file_stamp(folder / name))))
 
 
-def _seconds_of_preparation(files: Files, workers: int) -> float:
+def _seconds_of_preparation(files: ImageFiles, workers: int) -> float:
     """Into a cache that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
-        return seconds_of(lambda: prepare(files, Recipe(PIXELS, clahe=True), "bench", workers))
+        return seconds_of(lambda: prepare_images(files, Recipe(PIXELS, clahe=True), "bench", workers))

@@ -50,7 +50,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
 
 def show_survey(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
-    from feddraw.data.tables import describe_problems
+    from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words, findings_without_auc, unusable_rows
 
     out = console()
@@ -77,4 +77,6 @@ def show_survey(found: InspectedData, chosen: FirstRun) -> None:
         out.print(f"note: {note}")
     if problems := unusable_rows(found):
         total = len(found.table.labels) + len(found.table.problems)
-        out.print(f"note: {describe_problems(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out")
+        out.print(
+            f"note: {describe_row_problems(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out"
+        )

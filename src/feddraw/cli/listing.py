@@ -81,6 +81,8 @@ def listed_datasets() -> list[dict[str, Any]]:
 
 
 def listed_scenarios() -> list[dict[str, Any]]:
-    from feddraw.scenarios.partition import describe, names, options_of
+    from feddraw.scenarios.partition import describe_scenario, scenario_names, scenario_options
 
-    return [{"name": name, "what": describe(name), "settings": options_of(name)} for name in names()]
+    return [
+        {"name": name, "what": describe_scenario(name), "settings": scenario_options(name)} for name in scenario_names()
+    ]

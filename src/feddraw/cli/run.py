@@ -38,7 +38,7 @@ def offered_names(kind: str) -> Callable[[str], list[str]]:
 
         known: dict[str, Callable[[], Iterable[str]]] = {
             "data": dataset_by_name.dataset_names,
-            "scenarios": partition.names,
+            "scenarios": partition.scenario_names,
             "methods": lambda: catalog.names("methods"),
         }
         return [name for name in known[kind]() if name.lower().startswith(incomplete.lower())]
@@ -203,13 +203,13 @@ def round_line(result: RoundResult) -> str:
 def show_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import classifier_in_words
-    from feddraw.data.splits import findings_per_split, in_words, too_few
+    from feddraw.data.splits import finding_counts_in_words, findings_per_split, too_few_for_auc
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
-    marked = {name for place, name in enumerate(findings) if too_few(found["test"], place)}
+    marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
-        cells = [in_words(split, place) for split in found.values()]
+        cells = [finding_counts_in_words(split, place) for split in found.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *found], rows))
     if marked:
@@ -223,7 +223,7 @@ def show_splits(out: Console, setup: PreparedRun) -> None:
 def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
-    from feddraw.data.splits import too_few
+    from feddraw.data.splits import too_few_for_auc
     from feddraw.results.recorded_run import number as undefined_as_nan
 
     found = read_json(folder / "metrics.json")
@@ -231,7 +231,7 @@ def show_test_metrics(folder: Path) -> None:
     kinds = ("auc", "gm")
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
-    marked = {name for place, name in enumerate(findings) if split and too_few(split, place)}
+    marked = {name for place, name in enumerate(findings) if split and too_few_for_auc(split, place)}
     rows = [
         [f"{name} †" if name in marked else name, *(metric_text(test[kind]["per_class"][name]) for kind in kinds)]
         for name in findings

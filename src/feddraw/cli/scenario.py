@@ -67,10 +67,10 @@ def show_scenario(
     if labels is None:
         _show_scenario_sizes(name, scale, json, plot)
         return
-    from feddraw.scenarios.skew_measures import measure
+    from feddraw.scenarios.skew_measures import measure_skew
 
     table, partition = _deal_labels(name, labels, scale, seed, set_)
-    measures = measure(partition, table)
+    measures = measure_skew(partition, table)
     if plot:
         from feddraw.analysis.plots import partition_figure, save
 
@@ -92,20 +92,20 @@ def build_scenario(
     out: Annotated[Path | None, Option(help="File to write (default: NAME.json in this folder).")] = None,
 ) -> None:
     """Write each client's image names and their SHA-256 to a file, which can be used as a scenario."""
-    from feddraw.scenarios.index_list import write
-    from feddraw.scenarios.partition import dataset_of
+    from feddraw.scenarios.index_list import write_index_list
+    from feddraw.scenarios.paper_scenarios import paper_dataset_of
 
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
     settings = {
-        "dataset": dataset_of(partition.scenario),
+        "dataset": paper_dataset_of(partition.scenario),
         "seed": seed,
         "scale": scale,
         "options": scenario_options(set_),
     }
-    write(path, partition, table, settings)
+    write_index_list(path, partition, table, settings)
     print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
     print_line(f"sha256 {partition.sha256}")
 
@@ -163,10 +163,10 @@ def _print_scenario_check(found: ScenarioCheck) -> None:
 
 def partition_document(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
     """The document that `show --json` prints."""
-    from feddraw.scenarios.skew_measures import counts
+    from feddraw.scenarios.skew_measures import label_counts
 
     names = [shard.client for shard in partition.shards]
-    rows = zip(names, partition.sizes.tolist(), counts(partition, labels).tolist(), strict=True)
+    rows = zip(names, partition.sizes.tolist(), label_counts(partition, labels).tolist(), strict=True)
     clients = [
         {"client": name, "size": size, "positives": dict(zip(labels.findings, row, strict=False)), "none": row[-1]}
         for name, size, row in rows
@@ -183,10 +183,10 @@ def partition_document(partition: Partition, labels: Labels, measures: Skew) -> 
 def _scenario_document(
     scenario: str, sha256: str | None, clients: list[dict[str, Any]], heterogeneity: dict[str, Any]
 ) -> dict[str, Any]:
-    from feddraw.scenarios.partition import dataset_of
+    from feddraw.scenarios.paper_scenarios import paper_dataset_of
 
     total = sum(client["size"] for client in clients)
-    about = {"scenario": scenario, "dataset": dataset_of(scenario), "total": total, "sha256": sha256}
+    about = {"scenario": scenario, "dataset": paper_dataset_of(scenario), "total": total, "sha256": sha256}
     return {**about, "clients": clients, "heterogeneity": heterogeneity}
 
 
@@ -209,10 +209,10 @@ def _deal_labels(
 
 def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
-    from feddraw.scenarios.partition import known_sizes
+    from feddraw.scenarios.partition import known_client_sizes
     from feddraw.scenarios.skew_measures import measure_sizes
 
-    scenario, sizes = known_sizes(name, scale)
+    scenario, sizes = known_client_sizes(name, scale)
     if plot:
         raise UserError(f"--plot needs a label table: {HOW_TO_COUNT}")
     clients = {f"C{number}": size for number, size in enumerate(sizes, start=1)}
@@ -230,13 +230,13 @@ def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None)
 
 
 def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> None:
-    from feddraw.scenarios.skew_measures import counts
+    from feddraw.scenarios.skew_measures import label_counts
 
     sizes = partition.sizes.tolist()
     clients = list(zip([shard.client for shard in partition.shards], sizes, strict=True))
     rows = [
         [client, f"{size:,}", *(f"{count:,} ({count / size:.1%})" for count in row)]
-        for (client, size), row in zip(clients, counts(partition, labels).tolist(), strict=True)
+        for (client, size), row in zip(clients, label_counts(partition, labels).tolist(), strict=True)
     ]
     drawn = table(["client", "images", *labels.findings, "none"], rows)
     for column in drawn.columns:
@@ -256,9 +256,9 @@ def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> No
 
 
 def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
-    from feddraw.scenarios.partition import describe, names
+    from feddraw.scenarios.partition import describe_scenario, scenario_names
 
-    about = f" ({describe(scenario)})" if scenario in names() else ""
+    about = f" ({describe_scenario(scenario)})" if scenario in scenario_names() else ""
     return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"
 
 

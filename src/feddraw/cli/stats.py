@@ -16,7 +16,7 @@ from feddraw.errors import UserError
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
-    from feddraw.data.tables import Sheet
+    from feddraw.data.csv_sheet import CsvSheet
 
 
 def stats(
@@ -46,9 +46,9 @@ def stats(
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
     from feddraw.analysis.statistics import compare, comparison_document, to_digits
     from feddraw.analysis.tidy_results import read_tidy_table, value_columns
-    from feddraw.data.tables import Sheet
+    from feddraw.data.csv_sheet import CsvSheet
 
-    sheet = Sheet.of(table)
+    sheet = CsvSheet.of(table)
     columns = value or value_columns(sheet, {scenario, method, over})
     if against:
         compare_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
@@ -72,7 +72,7 @@ def stats(
 
 
 def compare_against(
-    sheet: Sheet,
+    sheet: CsvSheet,
     names: tuple[str, str, str],
     columns: Sequence[str],
     reference: str,

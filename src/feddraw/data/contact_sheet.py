@@ -21,7 +21,7 @@ def varied_examples(values: NDArray[np.uint8], count: int) -> list[int]:
     return list(islice(order, count))
 
 
-def caption(truth: NDArray[np.integer[Any]], classes: tuple[str, ...]) -> str:
+def findings_caption(truth: NDArray[np.integer[Any]], classes: tuple[str, ...]) -> str:
     """The findings, one per line; an image without one has no finding only if all its labels are known."""
     present = [name for name, label in zip(classes, truth, strict=True) if label == 1]
     return "\n".join(present) or ("no finding" if (truth == 0).all() else "none known")
@@ -40,5 +40,5 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
     truth = dataset.labels.truth(np.arange(len(dataset.labels)))
     for axes, image in zip(grid.flat, varied_examples(dataset.labels.values, rows * columns), strict=False):
         axes.imshow(dataset.images[image], cmap="gray", vmin=0, vmax=255)
-        axes.set_title(caption(truth[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
+        axes.set_title(findings_caption(truth[image], dataset.findings), y=0, va="top", pad=-4, fontsize=7)
     return figure

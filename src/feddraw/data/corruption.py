@@ -20,9 +20,9 @@ from feddraw.errors import UserError, unknown
 Rows = NDArray[np.intp]
 Grey = NDArray[np.uint8]  # (images, height, width)
 
-CHUNK = 1024  # images altered at a time
+ALTERED_TOGETHER = 1024  # images altered at a time
 # The lowest and highest value of each number.
-BOUNDS = {
+ALTERATION_BOUNDS = {
     "flip": (0.0, 1.0),
     "blur": (0.0, 100.0),
     "noise": (0.0, 10.0),
@@ -47,15 +47,16 @@ class Alteration:
     def of_images(self) -> bool:
         return replace(self, flip=0.0) != Alteration()
 
-    def images(self, images: Grey, rng: np.random.Generator) -> Grey:
+    def altered_images(self, images: Grey, rng: np.random.Generator) -> Grey:
         """The images as this site has them: cut, blurred, then as its scanner shows them, with its noise."""
-        pieces = [self._altered(images[first : first + CHUNK], rng) for first in range(0, len(images), CHUNK)]
+        starts = range(0, len(images), ALTERED_TOGETHER)
+        pieces = [self._altered(images[first : first + ALTERED_TOGETHER], rng) for first in starts]
         return np.concatenate(pieces) if pieces else images
 
     def _altered(self, images: Grey, rng: np.random.Generator) -> Grey:
         grey = images.astype(np.float32) / np.float32(255)
         if self.crop:
-            grey = _enlarged(_enlarged(grey, self.crop, 1), self.crop, 2)
+            grey = _cropped_and_enlarged(_cropped_and_enlarged(grey, self.crop, 1), self.crop, 2)
         if self.blur:
             from scipy.ndimage import gaussian_filter
 
@@ -69,7 +70,7 @@ class Alteration:
         return np.asarray(np.rint(np.clip(grey, 0, 1) * 255).astype(np.uint8))
 
 
-def _enlarged(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
+def _cropped_and_enlarged(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
     """Without this share at either end of an axis, stretched to its old length by linear interpolation."""
     length = grey.shape[axis]
     at = np.linspace(share * (length - 1), (1 - share) * (length - 1), length)
@@ -93,7 +94,7 @@ class Corruption:
         """What is done at each site; refuses sites that there are not, and numbers that make no sense."""
         found = {site: Alteration() for site in sites}
         for kind in fields(self):
-            for site, value in _numbers(kind.name, getattr(self, kind.name)).items():
+            for site, value in _numbers_by_site(kind.name, getattr(self, kind.name)).items():
                 if site not in found:
                     raise unknown("sites", site, sites)
                 found[site] = replace(found[site], **{kind.name: value})
@@ -102,13 +103,13 @@ class Corruption:
     def check(self) -> None:
         """Refuse what cannot be read, before the sites are known."""
         for kind in fields(self):
-            _numbers(kind.name, getattr(self, kind.name))
+            _numbers_by_site(kind.name, getattr(self, kind.name))
 
 
-def _numbers(what: str, text: str) -> dict[str, float]:
+def _numbers_by_site(what: str, text: str) -> dict[str, float]:
     """'C4=0.3, C2=1' as a dict."""
     found = {}
-    low, high = BOUNDS[what]
+    low, high = ALTERATION_BOUNDS[what]
     for item in filter(str.strip, text.split(",")):
         name, _, number = item.rpartition("=")
         if not re.fullmatch(r" *[0-9]{1,6}(\.[0-9]{1,9})? *", number):
@@ -120,38 +121,38 @@ def _numbers(what: str, text: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Corrupted:
+class CorruptedDataset:
     """A data set with some sites' data altered, and where it has the test images as these sites would make them."""
 
     dataset: Dataset
     views: Mapping[str, Rows]  # by site
 
 
-def corrupt(
+def corrupt_dataset(
     dataset: Dataset,
     alterations: Mapping[str, Alteration],
     rows: Mapping[str, Rows],
     trained_on: Mapping[str, Rows],
     seed: int,
-) -> Corrupted:
+) -> CorruptedDataset:
     """The data set with each site's data altered as told; `rows` are all of a site, `trained_on` those it trains on.
 
     The images are copied into memory. What is left to chance depends on the seed and the site's place only.
     """
     if not alterations:
-        return Corrupted(dataset, {})
+        return CorruptedDataset(dataset, {})
     images, values = np.array(dataset.images), np.array(dataset.labels.values)
     for number, (site, own) in enumerate(rows.items()):
         one = alterations.get(site, Alteration())
         if one.of_images:
-            images[own] = one.images(images[own], np.random.default_rng([seed, number, 0]))
+            images[own] = one.altered_images(images[own], np.random.default_rng([seed, number, 0]))
         if one.flip:
-            _flip(dataset.labels, values, trained_on[site], one.flip, np.random.default_rng([seed, number, 1]))
+            _flip_labels(dataset.labels, values, trained_on[site], one.flip, np.random.default_rng([seed, number, 1]))
     altered = replace(dataset, images=images, labels=replace(dataset.labels, values=values))
-    return _with_views(altered, alterations, list(rows), seed)
+    return _with_test_views(altered, alterations, list(rows), seed)
 
 
-def _flip(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator) -> None:
+def _flip_labels(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator) -> None:
     """Turn each known label of these rows round with this probability."""
     turned = rng.random((len(rows), values.shape[1])) < rate
     if labels.known is not None:
@@ -159,14 +160,16 @@ def _flip(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.
     values[rows] ^= turned.astype(values.dtype)
 
 
-def _with_views(dataset: Dataset, alterations: Mapping[str, Alteration], sites: Sequence[str], seed: int) -> Corrupted:
+def _with_test_views(
+    dataset: Dataset, alterations: Mapping[str, Alteration], sites: Sequence[str], seed: int
+) -> CorruptedDataset:
     """With one copy of the test images for every site that has other images than the rest, in no split."""
     test = dataset.rows["test"]
     different = [site for site in sites if site in alterations and alterations[site].of_images]
     if not different:
-        return Corrupted(dataset, {})
+        return CorruptedDataset(dataset, {})
     copies = [
-        alterations[site].images(dataset.images[test], np.random.default_rng([seed, sites.index(site), 2]))
+        alterations[site].altered_images(dataset.images[test], np.random.default_rng([seed, sites.index(site), 2]))
         for site in different
     ]
     first = len(dataset.images)
@@ -176,4 +179,4 @@ def _with_views(dataset: Dataset, alterations: Mapping[str, Alteration], sites: 
     named = [f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()]
     names = np.concatenate([dataset.labels.names, np.array(named, dtype=np.str_)])
     images = np.concatenate([dataset.images, *copies])
-    return Corrupted(replace(dataset, images=images, labels=replace(labels, names=names)), views)
+    return CorruptedDataset(replace(dataset, images=images, labels=replace(labels, names=names)), views)

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from feddraw.old_names import warn_renamed
 
-# The paper's five findings, in its order (Table 1).
-FINDINGS = ("Atelectasis", "Edema", "Pleural Effusion", "Cardiomegaly", "Consolidation")
-
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

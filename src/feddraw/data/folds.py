@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Dataset, Split
-from feddraw.data.splits import drawn_patients
+from feddraw.data.splits import patients_in_drawn_order
 from feddraw.errors import UserError
 
-VALIDATION = 0.1  # of all images
+VALIDATION_SHARE = 0.1  # of all images
 
 
 def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
@@ -20,16 +20,16 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
     still normalised as the data set says.
     """
-    groups, counts, order = drawn_patients(dataset.labels, np.arange(len(dataset.labels)), 0)
+    groups, counts, order = patients_in_drawn_order(dataset.labels, np.arange(len(dataset.labels)), 0)
     if len(counts) < 2 * folds:
         raise UserError(f"{len(counts)} patients are too few for {folds} folds")
-    test = _dealt(groups, order, folds) == fold
-    validation = _first(groups, order, ~test, int(VALIDATION * len(groups)))
+    test = _fold_of_each_image(groups, order, folds) == fold
+    validation = _validation_images(groups, order, ~test, int(VALIDATION_SHARE * len(groups)))
     masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
     return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
 
 
-def _dealt(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+def _fold_of_each_image(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
     """The fold of each image: large groups first, each to the fold with the fewest images."""
     counts = np.bincount(groups)
     fold_of, filled = np.empty(len(counts), dtype=np.intp), np.zeros(folds)
@@ -39,7 +39,7 @@ def _dealt(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDA
     return fold_of[groups]
 
 
-def _first(
+def _validation_images(
     groups: NDArray[np.intp], order: NDArray[np.intp], allowed: NDArray[np.bool_], room: int
 ) -> NDArray[np.bool_]:
     """Whole groups in the order given, as long as they fit into the room."""

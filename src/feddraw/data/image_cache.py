@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,14 @@ from feddraw.system.file_writing import close_to_others, make_subfolder, open_fi
 from feddraw.system.locks import flock
 from feddraw.system.workers import in_workers
 
-FORMAT = 1  # raise it when the same settings give other pixels
-MAX_LOG = 2**28  # bytes of a log of chunks
+CACHE_FORMAT = 1  # raise it when the same settings give other pixels
+MAX_CHUNK_LOG = 2**28  # bytes of a log of chunks
 CHUNK = 128  # images prepared, written and logged together
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are ready, of how many
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images that can be read one by one, in any process."""
 
     def __len__(self) -> int: ...
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Files:
+class ImageFiles:
     """Image files under a folder."""
 
     root: Path
@@ -67,24 +67,33 @@ class Files:
             yield f"{path}\n{stamp}"
 
 
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """A file's size and time of change; nothing if it is not there."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat on the 200,000 files of an archive
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 @dataclass(frozen=True)
-class Rows:
+class CachedImages:
     """Images of another cache entry, to be resized or equalised."""
 
     entry: Path
 
     def __len__(self) -> int:
-        return len(mapped(self.entry / "images.npy"))
+        return len(mapped_images(self.entry / "images.npy"))
 
     def read(self, row: int) -> Grey:
-        return np.asarray(mapped(self.entry / "images.npy")[row])
+        return np.asarray(mapped_images(self.entry / "images.npy")[row])
 
     def identity(self) -> Iterable[str]:
         yield self.entry.name.rpartition("-")[2]  # the hash of its content
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedImages:
     """A finished entry."""
 
     images: NDArray[np.uint8]  # (n, size, size), memory-mapped; black where the source is bad
@@ -93,13 +102,13 @@ class Prepared:
 
 
 @lru_cache(maxsize=4)
-def mapped(path: Path) -> NDArray[np.uint8]:
+def mapped_images(path: Path) -> NDArray[np.uint8]:
     """Opened once a process, however many rows are read."""
     images: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
     return images
 
 
-def root() -> Path:
+def cache_folder() -> Path:
     """Where the cache is."""
     if chosen := os.environ.get("FEDDRAW_CACHE"):
         return expanded(chosen)
@@ -108,25 +117,27 @@ def root() -> Path:
     return Path(pooch.os_cache("feddraw"))
 
 
-def entry_for(name: str, identity: Iterable[str], settings: dict[str, Any]) -> Path:
+def cache_entry(name: str, identity: Iterable[str], settings: dict[str, Any]) -> Path:
     """The folder that this content with these settings has in the cache, also if it was prepared under another name."""
-    digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, settings], sort_keys=True).encode())
     for line in identity:
         digest.update(line.encode(errors="surrogateescape") + b"\0")
     key = digest.hexdigest()[:16]
-    return min(root().glob(f"*-{key}"), default=root() / f"{name}-{key}")
+    return min(cache_folder().glob(f"*-{key}"), default=cache_folder() / f"{name}-{key}")
 
 
-def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None) -> Prepared:
+def prepare_images(
+    source: ImageSource, recipe: Recipe, name: str, workers: int = 1, progress: Progress | None = None
+) -> PreparedImages:
     """The prepared images, from the cache or made now; bad files are listed, not raised."""
-    entry = entry_for(name, source.identity(), asdict(recipe))
+    entry = cache_entry(name, source.identity(), asdict(recipe))
     shape = (len(source), recipe.size, recipe.size)
-    say = progress or silent
+    say = progress or no_progress
 
     def make(partial: Path) -> None:
-        job = ChunkJob(source, recipe, partial, allocate(partial, shape))
+        job = ImageChunkJob(source, recipe, partial, allocate_image_array(partial, shape))
         log = entry / "progress.jsonl"
-        done = read_log(log)
+        done = read_chunk_log(log)
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
         ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
         say(name, ready, len(source))
@@ -137,37 +148,37 @@ def prepare(source: Source, recipe: Recipe, name: str, workers: int = 1, progres
                 done[start] = bad
                 ready += min(CHUNK, len(source) - start)
                 say(name, ready, len(source))
-        write_json(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
+        write_entry_json(entry / "bad.json", {row: why for start in sorted(done) for row, why in done[start].items()})
 
-    about = {"name": name, "format": FORMAT, **asdict(recipe)}
-    return open_or_make(entry, shape, about, make, say)
+    about = {"name": name, "format": CACHE_FORMAT, **asdict(recipe)}
+    return open_or_make_entry(entry, shape, about, make, say)
 
 
-def open_or_make(
+def open_or_make_entry(
     entry: Path, shape: tuple[int, ...], about: dict[str, Any], make: Callable[[Path], None], say: Progress
-) -> Prepared:
+) -> PreparedImages:
     """Open the entry if it is finished, else make it, while other processes that want it wait."""
-    if (found := open_finished(entry, shape)) is not None:
+    if (found := open_finished_entry(entry, shape)) is not None:
         return found
     try:
         make_subfolder(entry, private=True)
-        with locked(entry, say):
-            if (found := open_finished(entry, shape)) is not None:  # made by whoever had the lock
+        with locked_entry(entry, say):
+            if (found := open_finished_entry(entry, shape)) is not None:  # made by whoever had the lock
                 return found
-            require_space(entry, int(np.prod(shape)))
-            write_json(entry / "about.json", {**about, "shape": shape})
+            require_cache_space(entry, int(np.prod(shape)))
+            write_entry_json(entry / "about.json", {**about, "shape": shape})
             make(entry / "images.partial.npy")
-            finish(entry)
+            finish_entry(entry)
     except OSError as error:
         raise UserError(
             f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder"
         ) from error
-    found = open_finished(entry, shape)
+    found = open_finished_entry(entry, shape)
     assert found is not None
     return found
 
 
-def open_finished(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
+def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages | None:
     """The entry if it is finished and whole."""
     try:
         images: NDArray[np.uint8] = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
@@ -178,10 +189,10 @@ def open_finished(entry: Path, shape: tuple[int, ...]) -> Prepared | None:
     if images.shape != shape or images.dtype != np.uint8:
         return None
     close_to_others(entry, *(entry / name for name in ("images.npy", "bad.json", "about.json")))
-    return Prepared(images, reasons, entry)
+    return PreparedImages(images, reasons, entry)
 
 
-def finish(entry: Path) -> None:
+def finish_entry(entry: Path) -> None:
     """Give the array its name; from here on the entry is never written again."""
     with (entry / "images.partial.npy").open("rb") as file:
         os.fsync(file.fileno())
@@ -189,14 +200,11 @@ def finish(entry: Path) -> None:
     (entry / "progress.jsonl").unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------------------------------------------- one chunk
-
-
 @dataclass(frozen=True)
-class ChunkJob:
+class ImageChunkJob:
     """All that a worker needs to prepare chunks."""
 
-    source: Source
+    source: ImageSource
     recipe: Recipe
     target: Path
     offset: int  # of the first pixel in the target
@@ -227,11 +235,11 @@ class ChunkJob:
         return bad
 
 
-def read_log(log: Path) -> dict[int, dict[int, str]]:
+def read_chunk_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
     if not log.exists():
         return {}
-    if log.stat().st_size > MAX_LOG:
+    if log.stat().st_size > MAX_CHUNK_LOG:
         log.unlink()  # not as we write it: all chunks are prepared again
         return {}
     *lines, rest = log.read_bytes().split(b"\n")
@@ -246,9 +254,9 @@ def read_log(log: Path) -> dict[int, dict[int, str]]:
     return done
 
 
-def allocate(path: Path, shape: tuple[int, ...]) -> int:
+def allocate_image_array(path: Path, shape: tuple[int, ...]) -> int:
     """Make the array file unless an earlier preparation left it; gives where its pixels begin."""
-    header = array_header(shape)
+    header = image_array_header(shape)
     total = len(header) + int(np.prod(shape))
     if not path.exists() or path.stat().st_size != total:
         path.with_name("progress.jsonl").unlink(missing_ok=True)
@@ -258,21 +266,21 @@ def allocate(path: Path, shape: tuple[int, ...]) -> int:
     return len(header)
 
 
-def array_header(shape: tuple[int, ...]) -> bytes:
+def image_array_header(shape: tuple[int, ...]) -> bytes:
     """The beginning of an .npy file of bytes."""
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return file.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------- the disk
-
-
 @contextmanager
-def locked(entry: Path, say: Progress) -> Iterator[None]:
-    """Hold the entry. The kernel lets go of the lock when its holder ends, however it ends."""
+def locked_entry(entry: Path, say: Progress) -> Iterator[None]:
+    """Hold the entry, where the system has locks. The kernel releases a lock when its holder ends, however it ends."""
     with open_file(entry / "lock", "a+", private=True) as file:
-        while not taken(file):
+        while True:
+            with suppress(BlockingIOError):
+                flock(file.fileno())
+                break
             file.seek(0)
             holder = file.read().strip()
             if holder == str(os.getppid()):
@@ -285,17 +293,8 @@ def locked(entry: Path, say: Progress) -> Iterator[None]:
         yield
 
 
-def taken(file: IO[str]) -> bool:
-    """Whether it is ours now; where the system has no locks, it always is."""
-    try:
-        flock(file.fileno())
-    except BlockingIOError:
-        return False
-    return True
-
-
-def require_space(entry: Path, needed: int) -> None:
-    there = sum(_on_disk(file) for file in entry.glob("images.partial.npy"))
+def require_cache_space(entry: Path, needed: int) -> None:
+    there = sum(_bytes_on_disk(file) for file in entry.glob("images.partial.npy"))
     free = shutil.disk_usage(entry).free + there
     if needed > free:
         raise UserError(
@@ -304,15 +303,15 @@ def require_space(entry: Path, needed: int) -> None:
         )
 
 
-def _on_disk(file: Path) -> int:
+def _bytes_on_disk(file: Path) -> int:
     """Bytes that a file with holes takes; without the system's word, all."""
     about = file.stat()
     return about.st_blocks * 512 if hasattr(about, "st_blocks") else about.st_size
 
 
-def write_json(path: Path, content: object) -> None:
+def write_entry_json(path: Path, content: object) -> None:
     write_whole(path, json.dumps(content, indent=1).encode(), private=True)
 
 
-def silent(what: str, ready: int, total: int) -> None:
+def no_progress(what: str, ready: int, total: int) -> None:
     """No progress is shown."""

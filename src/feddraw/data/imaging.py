@@ -53,7 +53,7 @@ def decode(path: Path) -> Grey:
     except BadImage:
         raise
     except Exception as error:  # decoders raise anything on damaged or hostile files: it is the file's fault
-        raise BadImage(reason(error)) from error
+        raise BadImage(why_not_decoded(error)) from error
 
 
 def decode_picture(path: Path) -> Grey:
@@ -61,9 +61,9 @@ def decode_picture(path: Path) -> Grey:
     from PIL import Image
 
     with Image.open(path, formats=("PNG", "JPEG")) as picture:
-        check_pixels(picture.width, picture.height)
+        check_pixel_count(picture.width, picture.height)
         if picture.mode.startswith(("I", "F")):
-            return stretch(np.asarray(picture, dtype=np.float64))
+            return stretch_grey(np.asarray(picture, dtype=np.float64))
         return np.asarray(picture.convert("L"))
 
 
@@ -77,7 +77,7 @@ def decode_dicom(path: Path) -> Grey:
     if pydicom.filereader.read_file_meta_info(path).TransferSyntaxUID.is_deflated:
         raise BadImage("deflated DICOM, which can unpack to any size, is not read")
     file = pydicom.dcmread(path)
-    check_pixels(int(file.Columns), int(file.Rows))
+    check_pixel_count(int(file.Columns), int(file.Rows))
     photometric = str(file.PhotometricInterpretation)
     frames = int(file.get("NumberOfFrames") or 1)
     pixels = file.pixel_array if photometric in ("MONOCHROME1", "MONOCHROME2") and frames == 1 else None
@@ -85,17 +85,17 @@ def decode_dicom(path: Path) -> Grey:
         shown = photometric if photometric.isprintable() and len(photometric) < 20 else "damaged"
         raise BadImage(f"not a single grey frame ({shown}, {frames} frames)")
     windowed = apply_voi_lut(apply_modality_lut(pixels, file), file, index=0)
-    grey = stretch(windowed.astype(np.float64))
+    grey = stretch_grey(windowed.astype(np.float64))
     return 255 - grey if photometric == "MONOCHROME1" else grey
 
 
-def check_pixels(width: int, height: int) -> None:
+def check_pixel_count(width: int, height: int) -> None:
     """Before anything is decoded: a small file can unpack to more than the memory holds."""
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width:,} × {height:,} pixels, more than the limit of {MAX_PIXELS:,}")
 
 
-def stretch(values: NDArray[np.float64]) -> Grey:
+def stretch_grey(values: NDArray[np.float64]) -> Grey:
     """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
     low, high = values.min(), values.max()
     grey: Grey = np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
@@ -121,7 +121,7 @@ def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
     return equalized
 
 
-def reason(error: Exception) -> str:
+def why_not_decoded(error: Exception) -> str:
     """Why a decoder gave up, in few words and without the path, which the caller names."""
     text = first_line(error)
     if "cannot identify image file" in text:

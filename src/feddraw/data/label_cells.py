@@ -18,44 +18,40 @@ from feddraw.errors import UserError, one_of, unknown
 
 PRESENT, ABSENT, UNCERTAIN, BLANK = 1, 0, -1, -2
 NO_COLUMN = -3  # of a finding that a table lacks: unknown, however blank cells are read
-WORDS = {
+CELL_WORDS = {
     **dict.fromkeys(("yes", "y", "true", "positive", "pos", "present"), PRESENT),
     **dict.fromkeys(("no", "n", "false", "negative", "neg", "absent"), ABSENT),
     **dict.fromkeys(("uncertain", "u", "equivocal", "indeterminate", "possible"), UNCERTAIN),
     **dict.fromkeys(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "unknown", "missing"), BLANK),
 }
-PLAIN = ("", "0", "0.0", "1", "1.0", "-1", "-1.0")  # as tables of labels are usually written
 
-MEANINGS = ("unknown", "negative", "positive")
-OLD_MEANINGS = {"ones": "positive", "zeros": "negative"}
-Policy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
+CELL_MEANINGS = ("unknown", "negative", "positive")
+OLD_CELL_MEANINGS = {"ones": "positive", "zeros": "negative"}
+CellPolicy = str | Mapping[str, str] | None  # one meaning for all findings, or one each
 
-READABLE = 0.9  # share of a column's filled cells that must be labels for it to be a finding; the others are mistakes
-MOST_VALUES = 40  # different entries of a column that are counted
+READABLE_CELLS = 0.9  # share of filled cells that must be labels for a column to be a finding; others are mistakes
+MOST_CELL_VALUES = 40  # different entries of a column that are counted
 
 
-def mark(text: str, two_is_present: bool = False) -> int | None:
+def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
     """PRESENT, ABSENT, UNCERTAIN or BLANK; nothing for what is no label."""
     word = text.strip().lower()
-    if word in WORDS:
-        return WORDS[word]
-    number = _number(word)
+    if word in CELL_WORDS:
+        return CELL_WORDS[word]
+    number = _cell_as_number(word)
     if two_is_present and number == 2:
         return PRESENT
     return int(number) if number is not None and number in (PRESENT, ABSENT, UNCERTAIN) else None
 
 
-def plain_mark(text: str) -> int | None:
+def label_in_numeric_cell(text: str) -> int | None:
     """The same for archives that write numbers only."""
     word = text.strip().lower()
-    return mark(word) if word in ("", "nan") or _number(word) is not None else None
-
-
-# ---------------------------------------------------------------------------------------------------- columns
+    return label_in_cell(word) if word in ("", "nan") or _cell_as_number(word) is not None else None
 
 
 @dataclass
-class Column:
+class ColumnCells:
     """What is in a column of a table, counted."""
 
     name: str
@@ -64,7 +60,7 @@ class Column:
 
     def add(self, text: str) -> None:
         word = text.strip()
-        if word in self.values or len(self.values) < MOST_VALUES:
+        if word in self.values or len(self.values) < MOST_CELL_VALUES:
             self.values[word] += 1
         else:
             self.others += 1
@@ -72,53 +68,52 @@ class Column:
     @property
     def filled(self) -> dict[str, int]:
         """The entries that are not blank, the most frequent first."""
-        return {word: count for word, count in self.values.most_common() if mark(word) != BLANK}
+        return {word: count for word, count in self.values.most_common() if label_in_cell(word) != BLANK}
 
     @property
     def two_is_present(self) -> bool:
         """Whether 0 and 2 are the column's only numbers: 0 is then absent in any reading."""
-        numbers = {value for value in map(_number, self.filled) if value is not None}
+        numbers = {value for value in map(_cell_as_number, self.filled) if value is not None}
         return numbers - {-1.0} == {0.0, 2.0} and not self.others
 
     def read(self, text: str) -> int | None:
-        return mark(text, self.two_is_present)
+        return label_in_cell(text, self.two_is_present)
 
-    def why_not(self) -> str:
+    def why_no_labels(self) -> str:
         """Why this is no column of labels; nothing if it is one."""
         filled = self.filled
         total = sum(filled.values()) + self.others
         if not total:
             return "blank in every row"
         readable = sum(count for word, count in filled.items() if self.read(word) is not None)
-        if readable >= READABLE * total:
+        if readable >= READABLE_CELLS * total:
             return ""
-        numbers = {value for value in map(_number, filled) if value is not None}
-        if numbers == {1.0, 2.0} and len(numbers) == len({_number(word) for word in filled}):
+        numbers = {value for value in map(_cell_as_number, filled) if value is not None}
+        if numbers == {1.0, 2.0} and len(numbers) == len({_cell_as_number(word) for word in filled}):
             return "holds 1 and 2, and either may be present: write 1 and 0"
         shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (", …" if len(filled) > 3 else "")
         return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are no labels"
 
-    def odd(self) -> str:
+    def unusual_entries(self) -> str:
         """How entries other than 0, 1, -1 and blank are read; nothing where there are none."""
         said = {}
         for word in self.filled | {word: 0 for word in self.values if word}:
             meaning = self.read(word)
-            if meaning is not None and word not in PLAIN and _number(word) not in (0.0, 1.0, -1.0):
+            if meaning is not None and _cell_as_number(word) not in (0.0, 1.0, -1.0):
                 said[word] = {PRESENT: "present", ABSENT: "absent", UNCERTAIN: "uncertain", BLANK: "blank"}[meaning]
         return ", ".join(f"'{word}' as {meaning}" for word, meaning in said.items())
 
 
-def _number(text: str) -> float | None:
+def _cell_as_number(text: str) -> float | None:
     try:
         return float(text.replace(",", "."))  # some spreadsheets write 1,0
     except ValueError:
         return None
 
 
-# ---------------------------------------------------------------------------------------------------- policies
-
-
-def meanings(setting: str, policy: Policy, findings: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
+def cell_meanings(
+    setting: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]
+) -> dict[str, str]:
     """What such a cell counts as, for each finding: as the user says, else as usual."""
     if isinstance(policy, str):
         given = dict.fromkeys(findings, policy)
@@ -131,14 +126,15 @@ def meanings(setting: str, policy: Policy, findings: Sequence[str], usual: Mappi
             raise UserError(f"{setting}.{name} must be unknown, negative or positive, not {word!r}")
         if name not in findings:
             raise unknown("findings", name, findings)
-    for old in {*given.values()} & {*OLD_MEANINGS}:
-        said = f"{setting} = {old} is now {OLD_MEANINGS[old]}; the old word will go in the next minor version"
-        warnings.warn(said, FutureWarning, stacklevel=3)
-    whole = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
-    return {name: one_of(f"{setting}.{name}", OLD_MEANINGS.get(word, word), MEANINGS) for name, word in whole.items()}
+    for old in {*given.values()} & {*OLD_CELL_MEANINGS}:
+        new = f"{setting} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
+        warnings.warn(new, FutureWarning, stacklevel=3)
+    said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
+    whole = {name: OLD_CELL_MEANINGS.get(word, word) for name, word in said.items()}
+    return {name: one_of(f"{setting}.{name}", word, CELL_MEANINGS) for name, word in whole.items()}
 
 
-def resolve(
+def labels_from_cells(
     marks: NDArray[np.int8], findings: Sequence[str], blank: Mapping[str, str], uncertain: Mapping[str, str]
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Labels (0 where unknown) and whether each is known, both (images, findings)."""

@@ -6,7 +6,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,18 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
-from feddraw.data.image_cache import Prepared, Progress, array_header, entry_for, open_or_make, silent
+from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, choose_findings
+from feddraw.data.image_cache import (
+    PreparedImages,
+    Progress,
+    cache_entry,
+    image_array_header,
+    no_progress,
+    open_or_make_entry,
+)
 from feddraw.data.imaging import BadImage, Grey
-from feddraw.data.tables import FOURTEEN, Findings, Problem, Table, choose
+from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.errors import UserError, first_line
 from feddraw.system.file_writing import open_file
 
 SPLIT_PREFIXES = ("train", "val", "test")  # in the order of data.dataset.SPLITS
-MAX_TABLE = 2**29  # bytes of labels or names
-MAX_IMAGES = 2**36
-MAX_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
-BLOCK = 2**23
-_DAMAGE = (
+MAX_ARCHIVE_TABLE = 2**29  # bytes of labels or names
+MAX_ARCHIVE_IMAGES = 2**36
+MAX_ZIP_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
+COPIED_BLOCK = 2**23
+_ARCHIVE_DAMAGE = (
     OSError, ValueError, RuntimeError, NotImplementedError, EOFError, SyntaxError, TypeError, TokenError,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -36,7 +44,7 @@ _NIH_NAME = re.compile(r"\d{8}_\d+")
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """An array inside the archive, known from its header."""
 
     name: str
@@ -48,21 +56,21 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Archive:
+class NpzArchive:
     """An .npz file whose members have been checked, not read."""
 
     path: Path
-    members: dict[str, Member]
+    members: dict[str, ArchiveMember]
 
     @classmethod
-    def open(cls, path: Path) -> Archive:
+    def open(cls, path: Path) -> NpzArchive:
         try:
             if path.exists() and not path.is_file():
                 raise UserError(f"{path} is not a regular file")
             with zipfile.ZipFile(path) as file:
                 arrays = [info for info in file.infolist() if info.filename.endswith(".npy")]
-                members = [member(file, info) for info in arrays]
-        except _DAMAGE as error:
+                members = [member_from_header(file, info) for info in arrays]
+        except _ARCHIVE_DAMAGE as error:
             raise UserError(f"{path} is not a readable .npz: {first_line(error)}") from error
         archive = cls(path, {one.name: one for one in members})
         if missing := [f"{split}_labels" for split in SPLIT_PREFIXES if f"{split}_labels" not in archive.members]:
@@ -72,14 +80,14 @@ class Archive:
     def read(self, name: str) -> NDArray[np.generic]:
         """A small array, whole."""
         found = self.members[name]
-        if found.size > MAX_TABLE:
+        if found.size > MAX_ARCHIVE_TABLE:
             raise UserError(f"{self.path}: {name} would unpack to {found.size / 1e9:.1f} GB; it is no label table")
         try:
             with zipfile.ZipFile(self.path) as file, file.open(f"{name}.npy") as stream:
                 array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
-        except _DAMAGE as error:
+        except _ARCHIVE_DAMAGE as error:
             raise UserError(f"{self.path} is damaged at {name}: {first_line(error)}") from error
-        if array.dtype.kind == "U" and not _is_text(array):
+        if array.dtype.kind == "U" and not _is_valid_text(array):
             raise UserError(f"{self.path} is damaged at {name}: it holds what is no text")
         return array
 
@@ -92,7 +100,7 @@ class Archive:
             raise UserError(f"{self.path}: there must be one of {kind} for each row of labels")
         return np.concatenate(columns)
 
-    def table(self, findings: Findings) -> Table:
+    def table(self, findings: FindingChoice) -> LabelTable:
         """Labels of all images; rows that cannot be used are in no split."""
         marks = [self.read(f"{split}_labels") for split in SPLIT_PREFIXES]
         if any(one.ndim != 2 or one.shape[1] != marks[0].shape[1] or one.dtype.kind not in "iubf" for one in marks):
@@ -113,35 +121,35 @@ class Archive:
             patients = np.array([name[:8] for name in names])
         sites, groups = self.column("sites", sizes), self.column("groups", sizes)
         labels = Labels((values == 1).astype(np.uint8), tuple(columns), names, patients, sites, groups=groups)
-        return Table(labels, (), split, tuple(problems.values()))
+        return LabelTable(labels, (), split, tuple(problems.values()))
 
-    def columns(self, findings: Findings, width: int) -> dict[str, int]:
+    def columns(self, findings: FindingChoice, width: int) -> dict[str, int]:
         """Which columns of the labels are wanted, by name."""
         if "classes" in self.members:
             classes = self.read("classes")
             if classes.ndim != 1 or classes.dtype.kind not in "US":
                 raise UserError(f"{self.path}: classes must be a list of names")
             available = [str(name) for name in classes]
+        elif width == len(CHESTXRAY14_FINDINGS):
+            available = list(CHESTXRAY14_FINDINGS)
         else:
-            available = list(FOURTEEN) if width == len(FOURTEEN) else [f"label {place}" for place in range(width)]
+            available = [f"label {place}" for place in range(width)]
+            findings = "all" if findings == "paper" else findings
         if len(available) != width:
             raise UserError(f"{self.path} names {len(available)} classes for {width} columns of labels")
-        named = width == len(FOURTEEN) or "classes" in self.members
-        return choose(findings if named or findings != "paper" else "all", available, str(self.path))
+        return choose_findings(findings, available, str(self.path))
 
-    def problems(self, values: NDArray[np.generic], names: NDArray[np.str_]) -> dict[int, Problem]:
+    def problems(self, values: NDArray[np.generic], names: NDArray[np.str_]) -> dict[int, RowProblem]:
         """Rows with other labels than 0 and 1, and names that were there before."""
         wrong = np.flatnonzero(~np.isin(values, (0, 1)).all(axis=1))
-        found = {int(row): Problem("with a label outside 0 and 1", str(names[row])) for row in wrong}
+        found = {int(row): RowProblem("with a label outside 0 and 1", str(names[row])) for row in wrong}
         _, first = np.unique(names, return_index=True)
         for row in np.setdiff1d(np.arange(len(names)), first):
-            found[int(row)] = Problem("with a name that was there before", str(names[row]))
+            found[int(row)] = RowProblem("with a name that was there before", str(names[row]))
         return found
 
-    # ------------------------------------------------------------------------------------------ images
-
-    def images(self, sizes: Sequence[int]) -> list[Member]:
-        """The members that hold the images, checked against the labels."""
+    def images(self) -> PackedImages:
+        """The images, checked against the labels by their headers."""
         names = [f"{split}_images" for split in SPLIT_PREFIXES]
         if missing := [name for name in names if name not in self.members]:
             raise UserError(
@@ -151,82 +159,81 @@ class Archive:
         if len(found[0].shape) < 3:
             raise UserError(f"{self.path}: {found[0].name} must be images, not an array of shape {found[0].shape}")
         side = found[0].shape[1:3]
-        for one, size in zip(found, sizes, strict=True):
+        for one, split in zip(found, SPLIT_PREFIXES, strict=True):
+            size = self.members[f"{split}_labels"].shape[0]
             if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:
                 raise UserError(
                     f"{self.path}: {one.name} is {one.dtype} {one.shape}; "
                     f"needed are square grey images of one byte per pixel: ({size}, side, side)"
                 )
-        return found
-
-    def unpack(self, members: Sequence[Member], progress: Progress | None) -> Prepared:
-        """All images as one memory-mapped array in the cache, at the size they have."""
-        shape, entry = unpacked_shape(members), self.entry(members)
-        say = progress or silent
-
-        def make(partial: Path) -> None:
-            with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
-                target.write(array_header(shape))
-                for number, one in enumerate(members):
-                    say(f"unpacking {self.path.name}", number, len(members))
-                    copy(file, one, target)
-            say(f"unpacking {self.path.name}", len(members), len(members))
-
-        try:
-            return open_or_make(entry, shape, {"unpacked": self.path.name}, make, say)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            (entry / "images.partial.npy").unlink(missing_ok=True)
-            raise UserError(f"{self.path} is damaged: {error}") from error
-
-    def entry(self, members: Sequence[Member]) -> Path:
-        """Where these images are in the cache, or will be."""
-        return entry_for(self.path.stem, identity(members), {"unpacked": True})
-
-
-def identity(members: Sequence[Member]) -> list[str]:
-    return [f"{one.name} {one.checksum:08x} {one.size}" for one in members]
-
-
-def unpacked_shape(members: Sequence[Member]) -> tuple[int, int, int]:
-    height, width = members[0].shape[1:3]
-    return sum(one.shape[0] for one in members), height, width
+        return PackedImages(self.path, found)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedImages:
     """Images of an archive that has not been unpacked: slow to read, each from the beginning of its member."""
 
-    archive: Archive
-    members: Sequence[Member]
+    path: Path
+    members: Sequence[ArchiveMember]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of all images together, at the size they have."""
+        height, width = self.members[0].shape[1:3]
+        return sum(one.shape[0] for one in self.members), height, width
 
     def __len__(self) -> int:
-        return unpacked_shape(self.members)[0]
+        return self.shape[0]
+
+    def identity(self) -> list[str]:
+        return [f"{one.name} {one.checksum:08x} {one.size}" for one in self.members]
+
+    @property
+    def entry(self) -> Path:
+        """Where the unpacked images are in the cache, or will be."""
+        return cache_entry(self.path.stem, self.identity(), {"unpacked": True})
 
     def read(self, row: int) -> Grey:
         """One of the first images of the row's split, which needs only the beginning to be unpacked."""
-        ends = list(accumulate(one.shape[0] for one in self.members))
+        ends = accumulate(one.shape[0] for one in self.members)
         one = next(one for one, end in zip(self.members, ends, strict=True) if row < end)
         side = one.shape[1]
         place = row % min(16, one.shape[0])
         try:
-            with zipfile.ZipFile(self.archive.path) as file, file.open(f"{one.name}.npy") as stream:
+            with zipfile.ZipFile(self.path) as file, file.open(f"{one.name}.npy") as stream:
                 stream.read(one.skip + place * side * side)
                 pixels = np.frombuffer(stream.read(side * side), np.uint8)
-        except _DAMAGE as error:
+        except _ARCHIVE_DAMAGE as error:
             raise BadImage(first_line(error)) from error
         return pixels.reshape(side, side)
 
-    def identity(self) -> Iterable[str]:
-        return identity(self.members)
+    def unpack(self, progress: Progress | None) -> PreparedImages:
+        """All images as one memory-mapped array in the cache, at the size they have."""
+        say = progress or no_progress
+        what, total = f"unpacking {self.path.name}", len(self.members)
+
+        def make(partial: Path) -> None:
+            with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
+                target.write(image_array_header(self.shape))
+                for number, one in enumerate(self.members):
+                    say(what, number, total)
+                    copy_member(file, one, target)
+            say(what, total, total)
+
+        try:
+            return open_or_make_entry(self.entry, self.shape, {"unpacked": self.path.name}, make, say)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            (self.entry / "images.partial.npy").unlink(missing_ok=True)
+            raise UserError(f"{self.path} is damaged: {error}") from error
 
 
-def _is_text(array: NDArray[np.generic]) -> bool:
+def _is_valid_text(array: NDArray[np.generic]) -> bool:
     """Whether all characters exist; numpy hands on what Python's strings cannot hold."""
     codes = np.frombuffer(array.tobytes(), f"{array.dtype.byteorder}u4")
     return not ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any()
 
 
-def member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
+def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:
     """What the header of an array says, if it agrees with the archive's directory."""
     with file.open(info) as stream:
         version = np.lib.format.read_magic(stream)
@@ -236,16 +243,16 @@ def member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if dtype.hasobject or fortran or size != info.file_size - skip:
         raise ValueError(f"{info.filename} is no plain array, or not as long as it says")
-    if size > MAX_IMAGES or size > max(2**26, MAX_RATIO * info.compress_size):
+    if size > MAX_ARCHIVE_IMAGES or size > max(2**26, MAX_ZIP_RATIO * info.compress_size):
         raise ValueError(
             f"{info.filename} would unpack from {info.compress_size:,} to {size:,} bytes, too many for images"
         )
-    return Member(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
+    return ArchiveMember(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
 
 
-def copy(file: zipfile.ZipFile, one: Member, target: IO[bytes]) -> None:
+def copy_member(file: zipfile.ZipFile, one: ArchiveMember, target: IO[bytes]) -> None:
     """A member's elements, in blocks: never the whole in memory."""
     with file.open(f"{one.name}.npy") as stream:
         stream.read(one.skip)
-        while block := stream.read(BLOCK):
+        while block := stream.read(COPIED_BLOCK):
             target.write(block)

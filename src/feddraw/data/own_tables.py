@@ -10,58 +10,60 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.label_cells import Policy, meanings
-from feddraw.data.splits import stratified, unknown_patients
-from feddraw.data.table_columns import SPLIT_NAMES, Layout, guess
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, listed_findings, numbers
-from feddraw.errors import UserError, expanded, one_of
+from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
+from feddraw.data.label_cells import CellPolicy, cell_meanings
+from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
+from feddraw.data.splits import stratified_split
+from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
+from feddraw.errors import UserError, expanded, is_list_of_numbers, one_of
 
 NO_SITE = "(no site)"
 MISSING_COLUMNS = ("refuse", "unknown")
 
 
-def find_sheets(path: str | Sequence[str]) -> list[Path]:
+def find_own_tables(path: str | Sequence[str]) -> list[Path]:
     """The CSV itself, the only one in a folder, or those of a list."""
     listed = [path] if isinstance(path, str) else path
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
         raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
-    found = [find_sheet(expanded(one)) for one in listed]
+    found = [find_own_table(expanded(one)) for one in listed]
     if len(set(found)) < len(found):
         raise UserError(f"data.path names {next(one for one in found if found.count(one) > 1)} twice")
     return found
 
 
-def find_sheet(path: Path) -> Path:
+def find_own_table(path: Path) -> Path:
     """The CSV itself, or the only one in a folder."""
     if path.is_file():
         return path
-    found = tables_in(path)
+    found = csv_tables_in(path)
     if len(found) != 1:
         there = f"there are {', '.join(file.name for file in found[:5])}" if found else "there is none"
         raise UserError(f"{path}: a CSV, or a folder with one CSV in it, is needed; {there}")
     return found[0]
 
 
-def tables_in(folder: Path) -> list[Path]:
+def csv_tables_in(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]) if folder.is_dir() else []
 
 
-def image_root(sheets: Sequence[Path], images: str = "") -> Path:
+def own_image_root(sheets: Sequence[Path], images: str = "") -> Path:
     """The folder that all images are in."""
     if images:
         return expanded(images)
     return sheets[0].parent if len(sheets) == 1 else Path(os.path.commonpath([str(sheet.parent) for sheet in sheets]))
 
 
-def stem(sheet: Path) -> str:
+def table_file_stem(sheet: Path) -> str:
     return sheet.name.removesuffix(".gz").removesuffix(".csv")
 
 
-def name_of(sheets: Sequence[Path]) -> str:
-    return "+".join(map(stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
+def joined_table_names(sheets: Sequence[Path]) -> str:
+    return "+".join(map(table_file_stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
 
 
-def inside(path: str, root: Path | None) -> str | None:
+def path_inside_folder(path: str, root: Path | None) -> str | None:
     """A path relative to the folder; nothing if it leads out of it, or can be no file's."""
     posix = PurePosixPath(path.strip().replace("\\", "/"))
     if posix.is_absolute() and root is not None and posix.is_relative_to(root.resolve().as_posix()):
@@ -72,63 +74,63 @@ def inside(path: str, root: Path | None) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class OwnTable:
     """One table, and what is known of it besides its rows."""
 
-    sheet: Sheet
-    layout: Layout
+    sheet: CsvSheet
+    layout: TableColumns
     base: Path | None  # where its paths start
     prefix: str  # of its images' names, from the common root
     site: str | None  # of all its rows, where it has no site column
     split: int | None  # of all its rows, where it has no split column
 
 
-def read_tables(
+def read_own_tables(
     paths: Sequence[Path],
     *,
     root: Path | None = None,
     images: str = "",
-    findings: Findings = "all",
-    blank: Policy = "unknown",
-    uncertain: Policy = "unknown",
+    findings: FindingChoice = "all",
+    blank: CellPolicy = "unknown",
+    uncertain: CellPolicy = "unknown",
     missing_columns: str = "refuse",
     columns: Mapping[str, str] | None = None,
     shares: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
-) -> Table:
+) -> LabelTable:
     """The table of own CSVs, with every row in a split."""
     one_of("missing_columns", missing_columns, MISSING_COLUMNS)
-    sources = open_sources(paths, root, images, columns or {}, findings, missing_columns == "unknown")
-    names = united(sources, findings, missing_columns == "unknown")
-    intake = Intake({})
+    sources = open_own_tables(paths, root, images, columns or {}, findings, missing_columns == "unknown")
+    names = united_findings(sources, findings, missing_columns == "unknown")
+    intake = TableIntake({})
     for source in sources:
         own = source.layout.findings
         intake.findings = {name: own.get(name) for name in names}
         intake.columns = source.layout.columns
-        _take_rows(source, intake, several=len(sources) > 1)
+        _take_own_rows(source, intake, several=len(sources) > 1)
     intake.findings = dict.fromkeys(names)
     patients = intake.column("patient")
-    table = intake.table(meanings("blank", blank, names, {}), meanings("uncertain", uncertain, names, {}))
+    table = intake.table(cell_meanings("blank", blank, names, {}), cell_meanings("uncertain", uncertain, names, {}))
     if patients is not None:
-        known = np.array(unknown_patients(patients, [*intake.rows]), dtype=np.str_)
+        known = np.array(name_unknown_patients(patients, [*intake.rows]), dtype=np.str_)
         table = replace(table, labels=replace(table.labels, patients=known))
-    table = replace(table, split=split(table, shares, seed))
-    guesses = told(sources) if findings == "all" else ()
-    return replace(table, notes=(*guesses, *notes(table, patients)))
+    table = replace(table, split=split_own_rows(table, shares, seed))
+    guesses = column_guesses_in_words(sources) if findings == "all" else ()
+    return replace(table, notes=(*guesses, *patient_warnings(table, patients)))
 
 
-def open_sources(
+def open_own_tables(
     paths: Sequence[Path],
     root: Path | None,
     images: str,
     columns: Mapping[str, str],
-    findings: Findings,
+    findings: FindingChoice,
     may_lack: bool,
-) -> list[Source]:
+) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
-    sheets = [Sheet.of(path) for path in paths]
-    layouts = [guess(sheet, columns, findings, may_lack=may_lack or several) for sheet in sheets]
+    sheets = [CsvSheet.of(path) for path in paths]
+    layouts = [guess_columns(sheet, columns, findings, may_lack=may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):
         has = [getattr(layout, kind) is not None for layout in layouts]
         if any(has) and not all(has):
@@ -136,24 +138,24 @@ def open_sources(
             raise UserError(
                 f"{with_it} has a column for the {kind} and {without} has none: all tables need one, or none"
             )
-    stems = distinct_stems(paths)
+    stems = distinct_table_stems(paths)
     by_split = several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
     sources = []
     for path, sheet, layout, name in zip(paths, sheets, layouts, stems, strict=True):
         base = root if images or not several or root is None else path.parent
         prefix = "" if base is None or root is None or base == root else base.relative_to(root).as_posix()
         site = name if several and not by_split and layout.site is None else None
-        sources.append(Source(sheet, layout, base, prefix, site, SPLIT_NAMES[name.lower()] if by_split else None))
+        sources.append(OwnTable(sheet, layout, base, prefix, site, SPLIT_NAMES[name.lower()] if by_split else None))
     return sources
 
 
-def distinct_stems(paths: Sequence[Path]) -> list[str]:
+def distinct_table_stems(paths: Sequence[Path]) -> list[str]:
     """The files' names, with their folders' where those are alike."""
-    stems = [stem(path) for path in paths]
-    return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{stem(path)}" for path in paths]
+    stems = [table_file_stem(path) for path in paths]
+    return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{table_file_stem(path)}" for path in paths]
 
 
-def united(sources: Sequence[Source], findings: Findings, may_lack: bool) -> tuple[str, ...]:
+def united_findings(sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool) -> tuple[str, ...]:
     """The findings of all tables together: as listed, or in the order in which they are met."""
     met = tuple(dict.fromkeys(name for source in sources for name in source.layout.findings))
     if findings == "all" or (len(sources) == 1 and not may_lack):
@@ -173,26 +175,26 @@ def _refuse_two_spellings(names: Sequence[str]) -> None:
     """Tables that write one finding in two ways would make two of it."""
     seen: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(canonical(name).lower(), name)
+        first = seen.setdefault(canonical_finding(name).lower(), name)
         if first != name:
             raise UserError(f"'{first}' and '{name}' look like one finding: give it one name, or list data.findings")
 
 
-def _take_rows(source: Source, intake: Intake, several: bool) -> None:
+def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None:
     """Those that can be used; the others are noted."""
     layout, file = source.layout, source.sheet.path.name
     for line, fields in source.sheet.rows():
         where = f"{file} line {line}"
-        name = inside(fields[layout.path], source.base)
+        name = path_inside_folder(fields[layout.path], source.base)
         written = "" if layout.split is None else fields[layout.split].strip().lower()
         if len(fields) > len(source.sheet.header) and any(map(str.strip, fields[len(source.sheet.header) :])):
             detail = f"{len(fields)} cells for {len(source.sheet.header)} columns"
-            intake.problems.append(Problem("with more cells than columns", where, detail))
+            intake.problems.append(RowProblem("with more cells than columns", where, detail))
         elif name is None:
-            intake.problems.append(Problem("without a path inside the folder", where, fields[layout.path][:80]))
+            intake.problems.append(RowProblem("without a path inside the folder", where, fields[layout.path][:80]))
         elif layout.split is not None and written not in SPLIT_NAMES:
             detail = f"'{written[:20]}'"
-            intake.problems.append(Problem("with a split other than train, validation, test", where, detail))
+            intake.problems.append(RowProblem("with a split other than train, validation, test", where, detail))
         else:
             about = {
                 kind: None if place is None else fields[place].strip()
@@ -205,31 +207,31 @@ def _take_rows(source: Source, intake: Intake, several: bool) -> None:
             intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where, **about, split=number)
 
 
-def split(table: Table, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """Splits for rows that have none: all if no column says, validation out of training if only that lacks."""
-    if not numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+    if not is_list_of_numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
     labels, given = table.labels, table.split
     if (given < 0).any() or not len(given):
-        return stratified(labels, np.arange(len(labels)), shares, seed)
+        return stratified_split(labels, np.arange(len(labels)), shares, seed)
     if not (given == 1).any():
         training = table.split_rows("train")
-        given[training] = stratified(labels, training, [shares[0], shares[1]], seed)
+        given[training] = stratified_split(labels, training, [shares[0], shares[1]], seed)
     return given
 
 
-def told(sources: Sequence[Source]) -> Iterator[str]:
+def column_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
     """What was taken for a finding and what was not, and entries that are read though they are unusual."""
     for source in sources:
         file, layout = source.sheet.path.name, source.layout
         if layout.others:
             said = "; ".join(f"{name} ({why})" for name, why in layout.others.items())
             yield f"{file}: findings are {', '.join(layout.findings)}; not used: {said}"
-        for name, said in layout.odd.items():
+        for name, said in layout.unusual_entries.items():
             yield f"{file}: {name} is read with {said}"
 
 
-def notes(table: Table, patients: Sequence[str] | None) -> Iterator[str]:
+def patient_warnings(table: LabelTable, patients: Sequence[str] | None) -> Iterator[str]:
     """What makes a split less trustworthy."""
     if patients is None:
         return
@@ -241,3 +243,15 @@ def notes(table: Table, patients: Sequence[str] | None) -> Iterator[str]:
     shared = len(pairs) - len({patient for patient, _ in pairs})
     if shared:
         yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
+
+
+def name_unknown_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Each blank id in its own name's place: images without a patient are not all of one patient."""
+    taken = set(patients)
+    found = []
+    for patient, name in zip(patients, names, strict=True):
+        own = patient or f"unknown patient of {name}"
+        while not patient and own in taken:
+            own += "'"
+        found.append(own)
+    return found

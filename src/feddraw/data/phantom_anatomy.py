@@ -22,7 +22,7 @@ HAZE, FOCUS, PLATE, FLUID = 0.60, 0.80, 0.80, 0.95
 
 
 @dataclass(frozen=True)
-class Chance:
+class PatientChance:
     """One random number an image, shaped to be spread over its pixels."""
 
     rng: np.random.Generator
@@ -42,34 +42,34 @@ class Chance:
     def clouds(self, size: int, grid: int) -> Grey:
         """Smooth noise of about unit spread: a coarse grid of numbers, blown up."""
         coarse = self.rng.standard_normal((self.images, grid, grid), dtype=np.float32)
-        spread = blow_up(size, grid)
+        spread = smooth_upsampling(size, grid)
         cloud: Grey = spread @ coarse @ spread.T
         return cloud
 
 
-def blow_up(size: int, grid: int) -> Grey:
+def smooth_upsampling(size: int, grid: int) -> Grey:
     """(size, grid) matrix that interpolates smoothly between grid points; rows have unit length to keep the spread."""
     position = np.linspace(0, grid - 1, size, dtype=np.float32)[:, None]
-    weights = bump((position - np.arange(grid, dtype=np.float32)) / 2)
+    weights = soft_bump((position - np.arange(grid, dtype=np.float32)) / 2)
     rows: Grey = weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))
     return rows
 
 
-def edge(distance: Grey, width: float) -> Grey:
+def soft_edge(distance: Grey, width: float) -> Grey:
     """0 outside, 1 inside, a smooth step of this width between; distance is positive inside."""
     step: Grey = np.clip(distance * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
-def bump(distance: Grey) -> Grey:
+def soft_bump(distance: Grey) -> Grey:
     """1 in the middle, smoothly down to 0 at distance 1."""
     height: Grey = (1 - distance * distance).clip(0, None)
     return height * height
 
 
-def blob(u: Grey, v: Grey, width: Grey | float, height: Grey | float) -> Grey:
+def soft_patch(u: Grey, v: Grey, width: Grey | float, height: Grey | float) -> Grey:
     """A smooth round patch around the origin."""
-    return bump(np.sqrt((u / width) ** 2 + (v / height) ** 2))
+    return soft_bump(np.sqrt((u / width) ** 2 + (v / height) ** 2))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Body:
         return right + (left - right) * self.left
 
 
-def body(size: int, chance: Chance) -> Body:
+def place_body(size: int, chance: PatientChance) -> Body:
     """A patient who stands a little off the middle, a little turned, nearer or farther."""
     line = (np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1
     x, y = line[None, None, :], line[None, :, None]
@@ -96,19 +96,19 @@ def body(size: int, chance: Chance) -> Body:
     u = zoom * (x + turn * y) + chance.around(0, 0.04)
     v = zoom * (y - turn * x) + chance.around(0, 0.05)
     sharp = max(0.035, 3.0 / size)
-    return Body(u, v, np.abs(u), edge(u, 0.2), sharp, chance.clouds(size, 5), chance.clouds(size, 16))
+    return Body(u, v, np.abs(u), soft_edge(u, 0.2), sharp, chance.clouds(size, 5), chance.clouds(size, 16))
 
 
-def trunk(at: Body, chance: Chance) -> Grey:
+def trunk(at: Body, chance: PatientChance) -> Grey:
     """Soft tissue: neck, sloping shoulders, flanks; thinner towards the outline."""
     neck, flank = chance.around(0.26, 0.02), chance.around(0.98, 0.06)
-    shoulder = neck + (flank + 0.25 - neck) * edge(at.v + 0.80 - 0.12 * at.across, 0.42)
-    half = shoulder - 0.24 * edge(at.v + 0.25, 0.7)
+    shoulder = neck + (flank + 0.25 - neck) * soft_edge(at.v + 0.80 - 0.12 * at.across, 0.42)
+    half = shoulder - 0.24 * soft_edge(at.v + 0.25, 0.7)
     inside = half - at.across
-    return edge(inside, at.sharp) * (0.55 + 0.45 * edge(inside - 0.15, 0.5))
+    return soft_edge(inside, at.sharp) * (0.55 + 0.45 * soft_edge(inside - 0.15, 0.5))
 
 
-def diaphragm(at: Body, chance: Chance, lifted: Grey, lifted_side: Grey) -> Grey:
+def diaphragm(at: Body, chance: PatientChance, lifted: Grey, lifted_side: Grey) -> Grey:
     """How far each pixel is above the diaphragm: a dome a side, the right one higher, both falling to the angles."""
     level = chance.around(0.50, 0.05)
     right, left = level - chance.around(0.03, 0.015), level + chance.around(0.03, 0.015)
@@ -117,136 +117,138 @@ def diaphragm(at: Body, chance: Chance, lifted: Grey, lifted_side: Grey) -> Grey
     return at.sides(right, left) + dome - at.v
 
 
-def lungs(at: Body, above: Grey, chance: Chance) -> Grey:
+def lungs(at: Body, above: Grey, chance: PatientChance) -> Grey:
     """How much lung the beam meets: two leaning ovals, cut by the diaphragm."""
     width, height = chance.around(0.345, 0.02), chance.around(0.98, 0.04)
     u, v = at.across - chance.around(0.40, 0.012), at.v - 0.22
     inside = 1 - np.sqrt(((u - 0.20 * v) / width) ** 2 + (v / height) ** 2)
-    return edge(inside * width, 2 * at.sharp) * edge(above, at.sharp)
+    return soft_edge(inside * width, 2 * at.sharp) * soft_edge(above, at.sharp)
 
 
-def heart(at: Body, enlarged: Grey, chance: Chance) -> Grey:
+def heart(at: Body, enlarged: Grey, chance: PatientChance) -> Grey:
     """An oval whose tip points down and to the left; an enlarged one grows mostly that way."""
     grown = 1 + enlarged
     long, short = chance.around(0.36, 0.025) * grown, chance.around(0.255, 0.018) * grown
     u, v = at.u - chance.around(0.10, 0.015) - 0.12 * enlarged, at.v - chance.around(0.30, 0.025) + 0.04 * enlarged
     along, beside = 0.75 * u + 0.66 * v, 0.66 * u - 0.75 * v
-    return edge((1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.6 * at.sharp)
+    return soft_edge((1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.6 * at.sharp)
 
 
-def vascular(at: Body, chance: Chance) -> Grey:
+def great_vessels(at: Body, chance: PatientChance) -> Grey:
     """The great vessels in the middle, wider above the heart, with the aortic knob on the left."""
-    half = chance.around(0.13, 0.012) + 0.12 * bump((at.v - 0.05) / 0.5)
-    knob = blob(at.u - 0.12, at.v + 0.24, 0.13, chance.around(0.20, 0.02))
-    return np.maximum(edge(half - at.across, 0.10), edge(knob - 0.3, 0.6))
+    half = chance.around(0.13, 0.012) + 0.12 * soft_bump((at.v - 0.05) / 0.5)
+    knob = soft_patch(at.u - 0.12, at.v + 0.24, 0.13, chance.around(0.20, 0.02))
+    return np.maximum(soft_edge(half - at.across, 0.10), soft_edge(knob - 0.3, 0.6))
 
 
 def spine(at: Body) -> Grey:
     """Vertebrae in the middle, with the dark windpipe over them at the neck."""
     segment = at.v / 0.115
-    column = edge(0.09 - at.across, 0.07) * (0.7 + 0.3 * bump((segment - np.rint(segment)) * 2))
-    return column - 1.2 * bump(at.u / 0.07) * edge(-at.v - 0.1, 0.3)
+    column = soft_edge(0.09 - at.across, 0.07) * (0.7 + 0.3 * soft_bump((segment - np.rint(segment)) * 2))
+    return column - 1.2 * soft_bump(at.u / 0.07) * soft_edge(-at.v - 0.1, 0.3)
 
 
-def ribs(at: Body, chance: Chance) -> Grey:
+def ribs(at: Body, chance: PatientChance) -> Grey:
     """Bands that arch from the spine outwards, and fainter ones that fall from the flank inwards."""
     spacing = chance.around(0.165, 0.008)
     arch = chance.around(0.75, 0.1) * (at.across - 0.22) ** 2
     back = (at.v - arch + chance.between(0, 0.16)) / spacing
     front = (at.v + 0.55 * at.across + chance.between(0, 0.16)) / (1.15 * spacing)
-    cage = edge(0.82 - at.across + 0.1 * at.v, 0.12) * edge(at.v + 0.85, 0.3) * edge(0.75 - at.v, 0.3)
-    behind = bump((back - np.rint(back)) * 3.2) * edge(at.across - 0.06, 0.08)
-    before = bump((front - np.rint(front)) * 3.0) * edge(at.across - 0.38, 0.3) * 0.55
+    cage = soft_edge(0.82 - at.across + 0.1 * at.v, 0.12) * soft_edge(at.v + 0.85, 0.3) * soft_edge(0.75 - at.v, 0.3)
+    behind = soft_bump((back - np.rint(back)) * 3.2) * soft_edge(at.across - 0.06, 0.08)
+    before = soft_bump((front - np.rint(front)) * 3.0) * soft_edge(at.across - 0.38, 0.3) * 0.55
     return (behind + before) * cage
 
 
-def clavicles(at: Body, chance: Chance) -> Grey:
+def clavicles(at: Body, chance: PatientChance) -> Grey:
     """Two bars that rise slightly from the breastbone to the shoulders."""
     height = at.v + chance.around(0.60, 0.03) + chance.around(0.22, 0.05) * at.across
-    return bump(height / 0.055) * edge(at.across - 0.07, 0.06) * edge(0.85 - at.across, 0.2)
+    return soft_bump(height / 0.055) * soft_edge(at.across - 0.07, 0.06) * soft_edge(0.85 - at.across, 0.2)
 
 
-def vessels(at: Body, chance: Chance) -> Grey:
+def lung_vessels(at: Body, chance: PatientChance) -> Grey:
     """Lung markings: winding lines where smooth noise crosses zero, and the hila, fading outwards."""
-    hila = blob(at.across - 0.21, at.v - chance.around(0.02, 0.02), 0.13, 0.22)
-    reach = blob(at.across - 0.15, at.v - 0.08, 0.75, 0.95)
-    return chance.between(0.6, 1.3) * (0.8 * hila + reach * bump(at.fine / 0.8))
+    hila = soft_patch(at.across - 0.21, at.v - chance.around(0.02, 0.02), 0.13, 0.22)
+    reach = soft_patch(at.across - 0.15, at.v - 0.08, 0.75, 0.95)
+    return chance.between(0.6, 1.3) * (0.8 * hila + reach * soft_bump(at.fine / 0.8))
 
 
-def breasts(at: Body, chance: Chance) -> Grey:
+def breasts(at: Body, chance: PatientChance) -> Grey:
     """Shadows over the lower lungs in half of the patients."""
     present = (chance.sign() + 1) * chance.between(0.2, 0.5)
-    return present * edge(1 - np.sqrt(((at.across - 0.42) / 0.40) ** 2 + ((at.v - 0.30) / 0.36) ** 2), 0.5)
+    return present * soft_edge(1 - np.sqrt(((at.across - 0.42) / 0.40) ** 2 + ((at.v - 0.30) / 0.36) ** 2), 0.5)
 
 
-def stomach(at: Body, chance: Chance) -> Grey:
+def stomach(at: Body, chance: PatientChance) -> Grey:
     """Gas under the left dome, sometimes."""
-    return chance.between(-0.6, 1).clip(0, None) * blob(at.u - chance.around(0.34, 0.04), at.v - 0.76, 0.2, 0.14)
+    return chance.between(-0.6, 1).clip(0, None) * soft_patch(at.u - chance.around(0.34, 0.04), at.v - 0.76, 0.2, 0.14)
 
 
-def haze(at: Body, chance: Chance) -> Grey:
+def edema_haze(at: Body, chance: PatientChance) -> Grey:
     """Edema: cloudy wings around both hila."""
     middle, width, height = chance.around(0.06, 0.03), chance.around(0.46, 0.03), chance.around(0.60, 0.05)
-    return blob(at.across - 0.24, at.v - middle, width, height) * (1 + 0.2 * at.coarse + 0.2 * at.fine)
+    return soft_patch(at.across - 0.24, at.v - middle, width, height) * (1 + 0.2 * at.coarse + 0.2 * at.fine)
 
 
-def fluid(at: Body, amount: Grey, chance: Chance) -> Grey:
+def effusion_fluid(at: Body, amount: Grey, chance: PatientChance) -> Grey:
     """Pleural effusion: fills the angle between flank and diaphragm first; its surface climbs along the flank."""
     both, side = chance.between(0, 1) < 0.35, chance.sign()
     height = at.sides(amount * (both | (side < 0)), amount * (both | (side > 0)))
     climb = (at.across / 0.80) ** 2
     surface = 0.75 - height * (0.36 + 0.33 * climb * climb * climb)
-    return edge(at.v - surface, 0.07) * (height > 0)
+    return soft_edge(at.v - surface, 0.07) * (height > 0)
 
 
-def focus(at: Body, chance: Chance) -> Grey:
+def consolidation_patch(at: Body, chance: PatientChance) -> Grey:
     """Consolidation: one patch with a ragged border anywhere in a lung."""
     u = at.u - chance.sign() * chance.between(0.28, 0.55)
     v = at.v - chance.between(-0.40, 0.40)
     radius = chance.between(0.16, 0.30)
     distance = np.sqrt(u * u + (v * chance.between(0.8, 1.25)) ** 2)
-    return edge(radius * (1 + 0.3 * at.coarse + 0.2 * at.fine) - distance, 0.2)
+    return soft_edge(radius * (1 + 0.3 * at.coarse + 0.2 * at.fine) - distance, 0.2)
 
 
-def plates(at: Body, side: Grey, chance: Chance) -> Grey:
+def atelectasis_plates(at: Body, side: Grey, chance: PatientChance) -> Grey:
     """Atelectasis: one to three thin bands across the lower lung of one side."""
     u, drawn = at.u * side - chance.around(0.44, 0.04), np.zeros_like(at.u)
     slope, level = chance.around(0, 0.25), chance.around(0.18, 0.1)
     for band in range(3):
         v = at.v - level - slope * u - 0.11 * band
         shown = chance.between(0, 1) < 1 - 0.4 * band
-        drawn = drawn + shown * bump(v / chance.between(0.045, 0.075)) * bump(u / 0.3)
+        drawn = drawn + shown * soft_bump(v / chance.between(0.045, 0.075)) * soft_bump(u / 0.3)
     return drawn.clip(0, 1)
 
 
-def shifted(at: Body, by: Grey) -> Body:
+def shifted_body(at: Body, by: Grey) -> Body:
     """The same body with what lies in its middle pulled to the patient's left."""
     u = at.u - by
-    return replace(at, u=u, across=np.abs(u), left=edge(u, 0.2))
+    return replace(at, u=u, across=np.abs(u), left=soft_edge(u, 0.2))
 
 
-def radiographs(severity: NDArray[np.float32], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+def draw_chests(severity: NDArray[np.float32], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw an image for each row of severities: 0 is absent, 1 is severe, one column per finding.
 
     All else depends on `rng` alone: the same seed with and without a finding gives the same patient.
     """
-    chance = Chance(rng, len(severity))
+    chance = PatientChance(rng, len(severity))
     collapse, edema, effusion, enlarged, dense = severity.T.astype(np.float32)[..., None, None]
-    at, side = body(size, chance), chance.sign()
-    middle = shifted(at, 0.06 * side * collapse)
+    at, side = place_body(size, chance), chance.sign()
+    middle = shifted_body(at, 0.06 * side * collapse)
     flesh, above = trunk(at, chance), diaphragm(at, chance, 0.16 * collapse, side)
-    silhouette, great = heart(middle, 0.4 * enlarged, chance), vascular(middle, chance)
-    markings = vessels(middle, chance)
+    silhouette, great = heart(middle, 0.4 * enlarged, chance), great_vessels(middle, chance)
+    markings = lung_vessels(middle, chance)
     air = lungs(at, above, chance) * (1 - 0.85 * np.maximum(silhouette, great))  # some lung lies behind the heart
-    air = air * (1 - HAZE * edema * haze(at, chance)).clip(0, 1) * (1 - FLUID * fluid(at, effusion, chance))
-    air = air * (1 - FOCUS * dense * focus(at, chance)) * (1 - PLATE * collapse * plates(at, side, chance))
-    density = flesh * (TISSUE + HEART * silhouette + ABDOMEN * edge(-above, 0.12) + SPINE * spine(middle))
+    air = air * (1 - HAZE * edema * edema_haze(at, chance)).clip(0, 1)
+    air = air * (1 - FLUID * effusion_fluid(at, effusion, chance))
+    air = air * (1 - FOCUS * dense * consolidation_patch(at, chance))
+    air = air * (1 - PLATE * collapse * atelectasis_plates(at, side, chance))
+    density = flesh * (TISSUE + HEART * silhouette + ABDOMEN * soft_edge(-above, 0.12) + SPINE * spine(middle))
     density += (VESSEL * markings - AIR) * air + BREAST * breasts(at, chance) - STOMACH * stomach(at, chance)
     density += flesh * (RIB * ribs(at, chance) + CLAVICLE * clavicles(at, chance)) + TEXTURE * at.coarse
-    return exposed(density, chance)
+    return exposed_film(density, chance)
 
 
-def exposed(density: Grey, chance: Chance) -> NDArray[np.uint8]:
+def exposed_film(density: Grey, chance: PatientChance) -> NDArray[np.uint8]:
     """The film: darker or brighter, flat or hard, with grain."""
     grey = chance.around(0.06, 0.03) + chance.around(0.95, 0.08) * density
     grey += chance.around(0.1, 0.25) * grey * (1 - grey)

@@ -21,43 +21,31 @@ from feddraw.errors import below_one
 Rows = NDArray[np.intp]
 
 
-def draw_share(labels: Labels, rows: Rows, share: float, seed: int) -> Rows:
+def draw_share_of_patients(labels: Labels, rows: Rows, share: float, seed: int) -> Rows:
     """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
     below_one("the share of images to carve out", share)
-    owner, sizes, order = drawn_patients(labels, rows, seed)
+    owner, sizes, order = patients_in_drawn_order(labels, rows, seed)
     wanted = max(1, round(share * len(rows)))
     taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
     return rows[np.isin(owner, taken)]
 
 
-def drawn_patients(labels: Labels, rows: Rows, seed: int) -> tuple[Rows, Rows, Rows]:
+def patients_in_drawn_order(labels: Labels, rows: Rows, seed: int) -> tuple[Rows, Rows, Rows]:
     """The number of each row's patient (or of the row itself), the images of each, and all patients in drawn order."""
     owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
     _, owner, images = np.unique(owners, return_inverse=True, return_counts=True)
     return owner, images, np.argsort(np.random.PCG64(seed).random_raw(len(images)), kind="stable")
 
 
-def stratified(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+def stratified_split(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """The split of each of the rows, by its place among the shares; the same on every machine."""
-    owner, images, drawn = drawn_patients(labels, rows, seed)
+    owner, images, drawn = patients_in_drawn_order(labels, rows, seed)
     order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
-    has = _properties(labels, rows, owner, len(images))
-    return _dealt(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
+    has = _patient_properties(labels, rows, owner, len(images))
+    return _split_patients(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
 
 
-def unknown_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Each blank id in its own name's place: images without a patient are not all of one patient."""
-    taken = set(patients)
-    found = []
-    for patient, name in zip(patients, names, strict=True):
-        own = patient or f"unknown patient of {name}"
-        while not patient and own in taken:
-            own += "'"
-        found.append(own)
-    return found
-
-
-def _properties(labels: Labels, rows: Rows, owner: Rows, patients: int) -> NDArray[np.bool_]:
+def _patient_properties(labels: Labels, rows: Rows, owner: Rows, patients: int) -> NDArray[np.bool_]:
     """What each patient has an image of: (patients, properties)."""
     values = labels.values[rows] > 0
     known = np.ones_like(values) if labels.known is None else labels.known[rows]
@@ -71,10 +59,10 @@ def _properties(labels: Labels, rows: Rows, owner: Rows, patients: int) -> NDArr
     return found
 
 
-def _dealt(has: NDArray[np.bool_], images: Rows, order: Rows, shares: NDArray[np.float64]) -> NDArray[np.int8]:
+def _split_patients(has: NDArray[np.bool_], images: Rows, order: Rows, shares: NDArray[np.float64]) -> NDArray[np.int8]:
     """The split of each patient."""
     split = np.full(len(images), -1, dtype=np.int8)
-    wanted = _wanted(has.sum(axis=0), shares)
+    wanted = _wanted_patients_per_split(has.sum(axis=0), shares)
     patients_left, images_left = wanted.copy(), shares * images.sum()
     while (split < 0).any():
         left = has[split < 0].sum(axis=0)
@@ -88,10 +76,10 @@ def _dealt(has: NDArray[np.bool_], images: Rows, order: Rows, shares: NDArray[np
                 split[patient] = chosen
                 patients_left[chosen, has[patient]] -= 1
                 images_left[chosen] -= images[patient]
-    return _reaching_all(split, has, order, len(shares))
+    return _reach_every_split(split, has, order, len(shares))
 
 
-def _wanted(counts: NDArray[np.intp], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def _wanted_patients_per_split(counts: NDArray[np.intp], shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """How many patients with each property each split should have: one at least, where there are enough."""
     wanted: NDArray[np.float64] = shares[:, None] * counts[None, :]
     enough = (counts >= len(shares))[None, :]
@@ -101,7 +89,7 @@ def _wanted(counts: NDArray[np.intp], shares: NDArray[np.float64]) -> NDArray[np
     return np.where(small, 1.0, rest * scale)
 
 
-def _reaching_all(split: NDArray[np.int8], has: NDArray[np.bool_], order: Rows, splits: int) -> NDArray[np.int8]:
+def _reach_every_split(split: NDArray[np.int8], has: NDArray[np.bool_], order: Rows, splits: int) -> NDArray[np.int8]:
     """Move single patients to splits that still lack a property, where no split loses its last one of another."""
     counts = np.stack([has[split == number].sum(axis=0) for number in range(splits)])
     for place in np.argsort(has.sum(axis=0), kind="stable"):
@@ -118,7 +106,7 @@ def _reaching_all(split: NDArray[np.int8], has: NDArray[np.bool_], order: Rows, 
     return split
 
 
-FEW = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 and more
+FEW_FOR_AUC = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
 
 
 def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
@@ -137,17 +125,17 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
     return found
 
 
-def too_few(split: Mapping[str, Any], place: int) -> bool:
+def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:
     """Whether the AUC of a finding on these images says little."""
-    return scarcest(split, place) < FEW
+    return images_of_rarer_label(split, place) < FEW_FOR_AUC
 
 
-def scarcest(split: Mapping[str, Any], place: int) -> int:
+def images_of_rarer_label(split: Mapping[str, Any], place: int) -> int:
     """Images of the rarer label of a finding."""
     return min(int(split["positives"][place]), int(split["negatives"][place]))
 
 
-def in_words(split: Mapping[str, Any], place: int) -> str:
+def finding_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     """Positive / negative images of a finding, and those whose label is not known."""
     positives, negatives = split["positives"][place], split["negatives"][place]
     unknown = split["images"] - positives - negatives

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from feddraw.data.label_cells import Column
-from feddraw.data.tables import Findings, Sheet, canonical, listed_findings
+from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
+from feddraw.data.label_cells import ColumnCells
 from feddraw.errors import UserError
 
-USUAL = {  # what such columns are called, in lower case and without blanks, dashes and underscores
+USUAL_COLUMN_NAMES = {  # what such columns are called, in lower case and without blanks, dashes and underscores
     "path": ("path", "filepath", "file", "filename", "image", "imagepath", "imagefile", "imageindex", "dicom"),
     "split": ("split", "part", "subset", "partition", "set"),
     "site": ("site", "hospital", "centre", "center", "institution", "client"),
@@ -19,11 +20,11 @@ USUAL = {  # what such columns are called, in lower case and without blanks, das
 SPLIT_NAMES = {
     "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "validate": 1, "dev": 1, "test": 2, "testing": 2,
 }  # fmt: skip
-SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableColumns:
     """Which column is what."""
 
     path: int
@@ -32,21 +33,23 @@ class Layout:
     patient: int | None
     group: int | None
     findings: dict[str, int]  # under the table's own names, or as the user lists them
-    columns: dict[str, Column] = field(default_factory=dict)  # of the findings
+    columns: dict[str, ColumnCells] = field(default_factory=dict)  # of the findings
     others: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
 
     @property
-    def odd(self) -> dict[str, str]:
+    def unusual_entries(self) -> dict[str, str]:
         """Findings with entries other than 0, 1, -1 and blank, and how those are read."""
-        return {name: said for name, column in self.columns.items() if (said := column.odd())}
+        return {name: said for name, column in self.columns.items() if (said := column.unusual_entries())}
 
 
-def guess(sheet: Sheet, named: Mapping[str, str], findings: Findings, *, may_lack: bool = False) -> Layout:
+def guess_columns(
+    sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, *, may_lack: bool = False
+) -> TableColumns:
     """What each column is. `may_lack`: a finding that is asked for need not be in this table."""
-    columns = profile(sheet)
+    columns = read_columns(sheet)
     if not any(column.values for column in columns):
         raise UserError(f"{sheet.path} has a header but no rows")
-    places = {kind: _place(sheet, named.get(kind, ""), kind, columns) for kind in USUAL}
+    places = {kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns) for kind in USUAL_COLUMN_NAMES}
     path = places.pop("path")
     if path is None:
         raise UserError(
@@ -57,40 +60,40 @@ def guess(sheet: Sheet, named: Mapping[str, str], findings: Findings, *, may_lac
     others = {"(unnamed)": "has no name"} if "" in rest else {}
     rest.pop("", None)
     if findings == "all":
-        others |= {name: why for name, place in rest.items() if (why := columns[place].why_not())}
+        others |= {name: why for name, place in rest.items() if (why := columns[place].why_no_labels())}
         chosen = {name: place for name, place in rest.items() if name not in others}
         if not chosen and not may_lack:
             said = "; ".join(f"{name} {why}" for name, why in others.items()) or "it has no other column"
             raise UserError(f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)")
     else:
-        chosen = _chosen(findings, rest, str(sheet.path), may_lack)
+        chosen = _listed_findings_at(findings, rest, str(sheet.path), may_lack)
         others |= {name: "not among data.findings" for name, place in rest.items() if place not in chosen.values()}
     own = {name: columns[place] for name, place in chosen.items()}
-    return Layout(path, **places, findings=chosen, columns=own, others=others)
+    return TableColumns(path, **places, findings=chosen, columns=own, others=others)
 
 
-def path_column(sheet: Sheet, named: str = "") -> int | None:
+def path_column(sheet: CsvSheet, named: str = "") -> int | None:
     """The column of image paths, by the name that is given, its usual name or its content."""
-    return _place(sheet, named, "path", profile(sheet))
+    return _column_of_kind(sheet, named, "path", read_columns(sheet))
 
 
-def profile(sheet: Sheet) -> list[Column]:
+def read_columns(sheet: CsvSheet) -> list[ColumnCells]:
     """What every column of a table holds."""
     names = [name for name in sheet.header if name]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{sheet.path} has two columns called '{twice[0]}': give each column its own name")
-    columns = [Column(name) for name in sheet.header]
+    columns = [ColumnCells(name) for name in sheet.header]
     for _, fields in sheet.rows():
         for column, text in zip(columns, fields, strict=False):
             column.add(text)
     return columns
 
 
-def _place(sheet: Sheet, named: str, kind: str, columns: Sequence[Column]) -> int | None:
+def _column_of_kind(sheet: CsvSheet, named: str, kind: str, columns: Sequence[ColumnCells]) -> int | None:
     """The column of a kind: paths and splits must also look like such."""
     if named:
         return sheet.column(named)
-    usual = place_by_name(sheet.header, USUAL[kind])
+    usual = column_by_usual_name(sheet.header, USUAL_COLUMN_NAMES[kind])
     if kind == "path" and (usual is None or not _holds_paths(columns[usual])):
         return next((place for place, column in enumerate(columns) if _holds_paths(column)), usual)
     if kind == "split" and usual is not None and not any(word.lower() in SPLIT_NAMES for word in columns[usual].values):
@@ -98,24 +101,24 @@ def _place(sheet: Sheet, named: str, kind: str, columns: Sequence[Column]) -> in
     return usual
 
 
-def place_by_name(header: Sequence[str], usual: Sequence[str]) -> int | None:
+def column_by_usual_name(header: Sequence[str], usual: Sequence[str]) -> int | None:
     plain = [name.lower().replace(" ", "").replace("_", "").replace("-", "") for name in header]
     return next((plain.index(name) for name in usual if name in plain), None)
 
 
-def _holds_paths(column: Column) -> bool:
+def _holds_paths(column: ColumnCells) -> bool:
     """Most entries end like images."""
     seen = [word for word in column.values if word]
-    return bool(seen) and 2 * sum(word.lower().endswith(SUFFIXES) for word in seen) > len(seen)
+    return bool(seen) and 2 * sum(word.lower().endswith(IMAGE_SUFFIXES) for word in seen) > len(seen)
 
 
-def _chosen(findings: Findings, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
+def _listed_findings_at(findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
     """The findings that the user lists, and where they are; capitals and underscores do not matter."""
     wanted = listed_findings(findings)
     if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
         raise UserError(f"data.findings lists {twice[0]} twice")
-    alike = {canonical(name).lower(): name for name in rest}
-    found = {name: name if name in rest else alike.get(canonical(name).lower(), "") for name in wanted}
+    alike = {canonical_finding(name).lower(): name for name in rest}
+    found = {name: name if name in rest else alike.get(canonical_finding(name).lower(), "") for name in wanted}
     missing = [name for name, own in found.items() if not own]
     if missing and not may_lack:
         raise UserError(f"{where} has no finding {', '.join(missing)}; it has {', '.join(rest)}")

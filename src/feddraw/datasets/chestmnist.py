@@ -9,14 +9,14 @@ import os
 from pathlib import Path
 
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import Preparation
-from feddraw.data.image_cache import Progress, root
-from feddraw.data.tables import Findings
-from feddraw.datasets.npz import load
+from feddraw.data.finding_names import FindingChoice
+from feddraw.data.image_cache import Progress, cache_folder
+from feddraw.data.image_preparation import ImagePreparation
+from feddraw.datasets.npz import load_npz
 from feddraw.errors import UserError, expanded, first_line
 
-PLACE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
-URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
+CHESTMNIST_VARIABLE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
+CHESTMNIST_URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 ARCHIVES = {  # side in pixels -> file, MD5
     28: ("chestmnist.npz", "02c8a6516a18b556561a56cbdd36c4a8"),
     64: ("chestmnist_64.npz", "9de6cd0b934ebb5b7426cfba5efbae16"),
@@ -25,51 +25,52 @@ ARCHIVES = {  # side in pixels -> file, MD5
 }
 
 
-def chestmnist(how: Preparation, *, path: str = "", findings: Findings = "paper") -> Dataset:
+def chestmnist(how: ImagePreparation, *, path: str = "", findings: FindingChoice = "paper") -> Dataset:
     """MedMNIST+ ChestMNIST, 112,120 images at 28 to 224 px; downloaded once.
 
     Read at the smallest published size that is not below the wanted one; `path` is a file or its folder.
     """
     file, md5 = ARCHIVES[min((side for side in ARCHIVES if side >= how.size), default=224)]
-    archive = find(path or os.environ.get(PLACE, ""), file)
-    if archive is None and how.look is not None:
+    archive = find_chestmnist(path or os.environ.get(CHESTMNIST_VARIABLE, ""), file)
+    if archive is None and how.estimate is not None:
         raise UserError(
-            f"no {file} here: give its path ({PLACE}, or data.path), or fetch it first with "
+            f"no {file} here: give its path ({CHESTMNIST_VARIABLE}, or data.path), or fetch it first with "
             f"`feddraw data prepare chestmnist --size {how.size}`"
         )
-    archive = archive or download(file, md5, how.progress)
-    return load(archive, "chestmnist", findings, how)
+    archive = archive or download_chestmnist(file, md5, how.progress)
+    return load_npz(archive, "chestmnist", findings, how)
 
 
-def find(path: str, file: str) -> Path | None:
+def find_chestmnist(path: str, file: str) -> Path | None:
     """The archive where the user says it is, or in a folder where we look."""
     if path:
         given = expanded(path)
         if (found := given / file if given.is_dir() else given).is_file():
             return found
-        raise UserError(f"no {file} at {path}; get it from {URL.format(file=file)}")
-    folders = [Path(folder) for folder in [os.environ.get("FEDDRAW_DATA")] if folder]
-    return next((folder / file for folder in [*folders, root() / "downloads"] if (folder / file).is_file()), None)
+        raise UserError(f"no {file} at {path}; get it from {CHESTMNIST_URL.format(file=file)}")
+    folders = (os.environ.get("FEDDRAW_DATA"), cache_folder() / "downloads")
+    paths = [Path(folder) / file for folder in folders if folder]
+    return next((found for found in paths if found.is_file()), None)
 
 
-def download(file: str, md5: str, progress: Progress | None) -> Path:
+def download_chestmnist(file: str, md5: str, progress: Progress | None) -> Path:
     """Fetch the archive into the cache; it only gets its name once its hash is right."""
     import pooch
 
-    url = URL.format(file=file)
-    downloader = pooch.HTTPDownloader(progressbar=Bar(f"downloading {file}", progress) if progress else False)
+    url = CHESTMNIST_URL.format(file=file)
+    shown = DownloadProgress(f"downloading {file}", progress) if progress else False
+    how = {"path": cache_folder() / "downloads", "downloader": pooch.HTTPDownloader(progressbar=shown)}
     pooch.get_logger().setLevel("ERROR")
     try:
-        fetched = pooch.retrieve(url, f"md5:{md5}", fname=file, path=root() / "downloads", downloader=downloader)
+        return Path(pooch.retrieve(url, f"md5:{md5}", fname=file, **how))
     except (OSError, ValueError) as error:  # no network, a server's refusal; or other content than the hash says
         what = first_line(error) if isinstance(error, ValueError) else "no connection"
         raise UserError(
             f"cannot download {file} ({what}); fetch {url} elsewhere and give the file as the data set: PATH/{file}"
         ) from error
-    return Path(fetched)
 
 
-class Bar:
+class DownloadProgress:
     """Our progress as pooch wants it."""
 
     def __init__(self, what: str, progress: Progress) -> None:

@@ -12,26 +12,29 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import Preparation, from_files
-from feddraw.data.label_cells import Policy, meanings
-from feddraw.data.splits import draw_share
-from feddraw.data.tables import Findings, Intake, Problem, Sheet, Table, canonical, choose
+from feddraw.data.dataset_from_table import dataset_from_files
+from feddraw.data.finding_names import FindingChoice, canonical_finding, choose_findings
+from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.label_cells import CellPolicy, cell_meanings
+from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
+from feddraw.data.splits import draw_share_of_patients
 from feddraw.errors import UserError, expanded
 
-PLACE = "FEDDRAW_CHEXPERT"  # the environment's word on where the folder is
-SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
-TEST_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
-FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
+CHEXPERT_VARIABLE = "FEDDRAW_CHEXPERT"  # the environment's word on where the folder is
+CHEXPERT_SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
+TEST_LABELS_SOURCE = "https://github.com/rajpurkarlab/cheXpert-test-set-labels"
+RELEASE_FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0", "chexpertchestxrays-u20210408")
 NOT_FINDINGS = ("Path", "Study", "Sex", "Age", "Frontal/Lateral", "AP/PA")
-UNCERTAIN = {"Atelectasis": "positive", "Edema": "positive"}  # the paper's U-Ones; U-Zeros for all others
+PAPER_UNCERTAIN = {"Atelectasis": "positive", "Edema": "positive"}  # the paper's U-Ones; U-Zeros for all others
 SPLIT_FOLDERS = ("train", "valid", "test")  # as CheXpert's folders call them
 
-_IMAGE = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
-_STUDY = re.compile(r"(?:.*/)?(test/(patient\d+)/(study\d+))/?")
+_IMAGE_PATH = re.compile(r"(?:.*/)?((?:train|valid|test)/(patient\d+)/(study\d+/[^/]+))")
+_STUDY_PATH = re.compile(r"(?:.*/)?(test/(patient\d+)/(study\d+))/?")
 
 
-class Release:
+class ChexpertRelease:
     """Where a release keeps its tables and its patients' folders; the full one spreads them over several folders."""
 
     def __init__(self, root: Path) -> None:
@@ -40,11 +43,11 @@ class Release:
         self.bases = [root, *sorted(inner)]
         self._patients: dict[str, dict[str, str]] = {}
 
-    def sheet(self, *names: str) -> Path | None:
+    def table_file(self, *names: str) -> Path | None:
         """The first of these tables that is there."""
         return next((base / name for name in names for base in self.bases if (base / name).is_file()), None)
 
-    def patient(self, split: str, patient: str) -> str:
+    def patient_folder(self, split: str, patient: str) -> str:
         """A patient's folder, relative to the root."""
         if split not in self._patients:
             homes = [base / split for base in self.bases] + (self.bases if split == "train" else [])
@@ -57,20 +60,20 @@ class Release:
             }
         return self._patients[split].get(patient, f"{split}/{patient}")
 
-    def frontal(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
+    def frontal_views(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
         """Names and paths of the frontal images of a test study."""
-        folder = self.patient("test", patient)
+        folder = self.patient_folder("test", patient)
         found = sorted((self.root / folder / rest).glob("view*frontal*"))
         return [(f"{study}/{file.name}", f"{folder}/{rest}/{file.name}") for file in found]
 
 
 def chexpert(
-    how: Preparation,
+    how: ImagePreparation,
     *,
     path: str = "",
-    findings: Findings = "paper",
-    blank: Policy = None,
-    uncertain: Policy = None,
+    findings: FindingChoice = "paper",
+    blank: CellPolicy = None,
+    uncertain: CellPolicy = None,
     carve_test: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
@@ -78,99 +81,94 @@ def chexpert(
 
     `carve_test` is the share of training images to test on where there are no others.
     """
-    release = locate(path)
-    train, valid = release.sheet("train.csv", "train.csv.gz"), release.sheet("valid.csv")
+    release = locate_chexpert(path)
+    train, valid = release.table_file("train.csv", "train.csv.gz"), release.table_file("valid.csv")
     if train is None or valid is None:
-        raise UserError(f"{release.root} has no train.csv and valid.csv: not CheXpert's folder; get it from {SOURCE}")
-    sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: test_sheet(release)}
-    table = read(sheets, findings, release, blank, uncertain)
+        lack = f"{release.root} has no train.csv and valid.csv"
+        raise UserError(f"{lack}: not CheXpert's folder; get it from {CHEXPERT_SOURCE}")
+    sheets = {0: train, 1: valid} if carve_test else {0: train, 1: valid, 2: chexpert_test_sheet(release)}
+    table = read_chexpert(sheets, findings, release, blank, uncertain)
     if carve_test:
-        table.split[draw_share(table.labels, table.split_rows("train"), carve_test, seed)] = 2
-    return from_files("chexpert", release.root, table, how)
+        table.split[draw_share_of_patients(table.labels, table.split_rows("train"), carve_test, seed)] = 2
+    return dataset_from_files("chexpert", release.root, table, how)
 
 
-def test_sheet(release: Release) -> Path:
+def chexpert_test_sheet(release: ChexpertRelease) -> Path:
     """The radiologists' labels, which the small release lacks."""
-    found = release.sheet("groundtruth.csv", "test_labels.csv", "test.csv")
+    found = release.table_file("groundtruth.csv", "test_labels.csv", "test.csv")
     if found is None:
         raise UserError(
-            f"{release.root} has no test labels: put groundtruth.csv of {TEST_SOURCE} there and the images "
+            f"{release.root} has no test labels: put groundtruth.csv of {TEST_LABELS_SOURCE} there and the images "
             "under test/, or set data.carve_test = 0.1 to test on a tenth of the training patients"
         )
     return found
 
 
-def read_training(path: Path) -> Table:
-    """The training rows of a table alone, without a file in sight."""
-    return read({0: path}, "paper", None)
-
-
-def locate(path: str) -> Release:
+def locate_chexpert(path: str) -> ChexpertRelease:
     """The release's folder: as given, $FEDDRAW_CHEXPERT, or under its usual names in $FEDDRAW_DATA or here."""
-    path = path or os.environ.get(PLACE, "")
+    path = path or os.environ.get(CHEXPERT_VARIABLE, "")
     homes = [expanded(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
-        for folder in (home, *(home / name for name in FOLDERS)):
+        for folder in (home, *(home / name for name in RELEASE_FOLDERS)):
             if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):
-                return Release(folder)
+                return ChexpertRelease(folder)
     raise UserError(
         f"no CheXpert in {homes[0]}: a folder with train.csv, valid.csv and the images is expected, "
-        f"such as {FOLDERS[0]}; get it from {SOURCE} and give its path (data.path)"
+        f"such as {RELEASE_FOLDERS[0]}; get it from {CHEXPERT_SOURCE} and give its path (data.path)"
     )
 
 
-def read(
+def read_chexpert(
     sheets: Mapping[int, Path],
-    findings: Findings,
-    release: Release | None,
-    blank: Policy = None,
-    uncertain: Policy = None,
-) -> Table:
-    """One table out of those of the splits, numbered as in data.dataset.SPLITS."""
-    first = Sheet.of(sheets[0])
-    names = tuple(choose(findings, finding_columns(first), str(first.path)))
+    findings: FindingChoice = "paper",
+    release: ChexpertRelease | None = None,
+    blank: CellPolicy = None,
+    uncertain: CellPolicy = None,
+) -> LabelTable:
+    """One table out of those of the splits, numbered as in data.dataset.SPLITS; without a release, only labels."""
+    first = CsvSheet.of(sheets[0])
+    names = tuple(choose_findings(findings, chexpert_findings(first), str(first.path)))
     negative = dict.fromkeys(names, "negative")
-    blanks = meanings("blank", _canonical(blank), names, negative)
-    doubts = meanings("uncertain", _canonical(uncertain), names, negative | UNCERTAIN)
-    intake = Intake({})
+    blanks = cell_meanings("blank", _with_canonical_findings(blank), names, negative)
+    doubts = cell_meanings("uncertain", _with_canonical_findings(uncertain), names, negative | PAPER_UNCERTAIN)
+    intake = TableIntake({})
     for number, path in sheets.items():
-        sheet = Sheet.of(path)
-        columns = {canonical(name): place for place, name in enumerate(sheet.header)}
-        sex = sheet.header.index("Sex") if "Sex" in sheet.header else None
-        intake.findings = {name: columns[name] for name in choose(names, finding_columns(sheet), str(path))}
-        for name, place, patient, fields, where in images(sheet, release, intake.problems):
+        sheet = CsvSheet.of(path)
+        columns = {canonical_finding(name): place for place, name in enumerate(sheet.header)}
+        sex = sheet.column_if_there("Sex")
+        intake.findings = {name: columns[name] for name in choose_findings(names, chexpert_findings(sheet), str(path))}
+        for name, place, patient, fields, where in frontal_images(sheet, release, intake.problems):
             group = "" if sex is None else fields[sex]
             intake.add(name, fields, where, path=place, patient=patient, split=number, group=group)
     return intake.table(blanks, doubts)
 
 
-def _canonical(policy: Policy) -> Policy:
-    return {canonical(name): word for name, word in policy.items()} if isinstance(policy, Mapping) else policy
+def _with_canonical_findings(policy: CellPolicy) -> CellPolicy:
+    return {canonical_finding(name): word for name, word in policy.items()} if isinstance(policy, Mapping) else policy
 
 
-def finding_columns(sheet: Sheet) -> list[str]:
+def chexpert_findings(sheet: CsvSheet) -> list[str]:
     return [name for name in sheet.header if name not in NOT_FINDINGS]
 
 
-def images(
-    sheet: Sheet, release: Release | None, problems: list[Problem]
+def frontal_images(
+    sheet: CsvSheet, release: ChexpertRelease | None, problems: list[RowProblem]
 ) -> Iterator[tuple[str, str, str, list[str], str]]:
     """Name, path, patient, fields and place of each frontal image in a table."""
     by_study = "Study" in sheet.header
     column = sheet.column("Study" if by_study else "Path")
-    view = sheet.header.index("Frontal/Lateral") if "Frontal/Lateral" in sheet.header else None
-    file = sheet.path.name
+    view = sheet.column_if_there("Frontal/Lateral")
     for line, fields in sheet.rows():
-        where = f"{file} line {line}"
-        found = (_STUDY if by_study else _IMAGE).fullmatch(fields[column].replace("\\", "/"))
+        where = f"{sheet.path.name} line {line}"
+        found = (_STUDY_PATH if by_study else _IMAGE_PATH).fullmatch(fields[column].replace("\\", "/"))
         if found is None:
-            problems.append(Problem("with a path that is not CheXpert's", where, fields[column][:80]))
+            problems.append(RowProblem("with a path that is not CheXpert's", where, fields[column][:80]))
             continue
         name, patient, rest = found.groups()
         if by_study and release is not None:
-            files = release.frontal(name, patient, rest)
-            problems.extend([] if files else [Problem("without a frontal image", where, name)])
+            files = release.frontal_views(name, patient, rest)
+            problems.extend([] if files else [RowProblem("without a frontal image", where, name)])
             yield from ((one, place, patient, fields, where) for one, place in files)
         elif fields[view] == "Frontal" if view is not None else "frontal" in rest:
-            place = f"{release.patient(name.split('/')[0], patient)}/{rest}" if release else ""
+            place = f"{release.patient_folder(name.split('/')[0], patient)}/{rest}" if release else ""
             yield name, place, patient, fields, where

@@ -12,20 +12,21 @@ import warnings
 from collections.abc import Sequence
 
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import Preparation, from_files
-from feddraw.data.label_cells import Policy
-from feddraw.data.own_tables import find_sheets, image_root, name_of, read_tables
-from feddraw.data.tables import Findings
+from feddraw.data.dataset_from_table import dataset_from_files
+from feddraw.data.finding_names import FindingChoice
+from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.label_cells import CellPolicy
+from feddraw.data.own_tables import find_own_tables, joined_table_names, own_image_root, read_own_tables
 
 
 def folder(
-    how: Preparation,
+    how: ImagePreparation,
     *,
     path: str | Sequence[str],
     images: str = "",
-    findings: Findings = "all",
-    blank: Policy = "unknown",
-    uncertain: Policy = "unknown",
+    findings: FindingChoice = "all",
+    blank: CellPolicy = "unknown",
+    uncertain: CellPolicy = "unknown",
     missing_columns: str = "refuse",
     path_column: str = "",
     split_column: str = "",
@@ -41,11 +42,11 @@ def folder(
     from. `blank` and `uncertain` (-1) are unknown, negative or positive, for all findings or each. A finding that is
     listed but has no column is refused, or unknown throughout (`missing_columns`).
     """
-    sheets = find_sheets(path)
+    sheets = find_own_tables(path)
     columns = {"path": path_column, "split": split_column, "site": site_column, "patient": patient_column}
     columns |= {"group": group_column}
-    root = image_root(sheets, images)
-    table = read_tables(
+    root = own_image_root(sheets, images)
+    table = read_own_tables(
         sheets,
         root=root,
         images=images,
@@ -59,4 +60,4 @@ def folder(
     )
     for note in table.notes:
         warnings.warn(note, stacklevel=2)
-    return from_files(name_of(sheets), root, table, how)
+    return dataset_from_files(joined_table_names(sheets), root, table, how)

@@ -7,54 +7,57 @@ header says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import Preparation, assemble, prepared_dataset, refuse, rows_by_split, unprepared
-from feddraw.data.image_cache import Rows, open_finished, silent
-from feddraw.data.npz_archive import SPLIT_PREFIXES, Archive, Member, Packed, unpacked_shape
-from feddraw.data.tables import Findings, Table
+from feddraw.data.dataset_from_table import (
+    assembled_dataset,
+    prepared_dataset,
+    refuse_bad_rows,
+    rows_by_split,
+    unprepared_dataset,
+)
+from feddraw.data.finding_names import FindingChoice
+from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
+from feddraw.data.image_preparation import ImagePreparation, PreparationEstimate
+from feddraw.data.label_table import LabelTable
+from feddraw.data.npz_archive import NpzArchive, PackedImages
 
 
-def npz(how: Preparation, *, path: str, findings: Findings = "paper") -> Dataset:
+def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:
     """An .npz file in MedMNIST's layout (data.path)."""
-    return load(Path(path), Path(path).stem, findings, how)
+    return load_npz(Path(path), Path(path).stem, findings, how)
 
 
-def load(path: Path, name: str, findings: Findings, how: Preparation) -> Dataset:
+def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparation) -> Dataset:
     """The same, under a name."""
-    archive = Archive.open(path)
+    archive = NpzArchive.open(path)
     table = archive.table(findings)
-    sizes = [archive.members[f"{split}_labels"].shape[0] for split in SPLIT_PREFIXES]
-    members = archive.images(sizes)
-    refuse(name, table.problems, len(table.labels), how)
+    packed = archive.images()
+    refuse_bad_rows(name, table.problems, len(table.labels), how)
     rows_by_split(name, table.split)
-    if how.look is not None and (missing := looked_at(name, archive, members, table, how)) is not None:
-        return missing
-    unpacked = archive.unpack(members, how.progress)
+    if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
+        return npz_not_unpacked(name, table, packed, how, how.estimate)
+    unpacked = packed.unpack(how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:
-        return assemble(name, table, unpacked, how)
+        return assembled_dataset(name, table, unpacked, how)
     label = name if side == how.size else f"{name}, resized from {side} to {how.size} px"
 
     def say(what: str, ready: int, total: int) -> None:
-        (how.progress or silent)(label if "waiting" not in what else what, ready, total)
+        (how.progress or no_progress)(what if "waiting" in what else label, ready, total)
 
     workers = how.processes if how.clahe else 1  # resizing alone takes less time than starting workers
-    return prepared_dataset(name, table, Rows(unpacked.entry), how, workers, say)
+    return prepared_dataset(name, table, CachedImages(unpacked.entry), how, workers, say)
 
 
-def looked_at(name: str, archive: Archive, members: Sequence[Member], table: Table, how: Preparation) -> Dataset | None:
-    """The data set without its images, unless they have been unpacked before; nothing is written."""
-    shape, entry = unpacked_shape(members), archive.entry(members)
-    if open_finished(entry, shape) is not None:
-        return None
-    assert how.look is not None
-    found = unprepared(name, table, Packed(archive, members), (shape[0], how.size, how.size), entry, how)
-    how.look.bytes[entry] = int(np.prod(shape))
-    if shape[1] != how.size or how.clahe:
-        how.look.bytes[entry.with_name(f"{entry.name}-prepared")] = shape[0] * how.size**2
+def npz_not_unpacked(
+    name: str, table: LabelTable, packed: PackedImages, how: ImagePreparation, estimate: PreparationEstimate
+) -> Dataset:
+    """The data set without its images; nothing is written."""
+    images, side, _ = packed.shape
+    found = unprepared_dataset(name, table, packed, (images, how.size, how.size), packed.entry, how)
+    estimate.bytes[packed.entry] = images * side * side
+    if side != how.size or how.clahe:
+        estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = images * how.size**2
     return found

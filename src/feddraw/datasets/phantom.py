@@ -13,14 +13,15 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import FINDINGS, SPLITS, Dataset, Labels
-from feddraw.data.phantom_anatomy import radiographs
+from feddraw.data.dataset import SPLITS, Dataset, Labels
+from feddraw.data.finding_names import PAPER_FINDINGS
+from feddraw.data.phantom_anatomy import draw_chests
 from feddraw.errors import UserError, unknown
 
-SMALLEST, LARGEST = 28, 224  # pixels
+SMALLEST_PHANTOM, LARGEST_PHANTOM = 28, 224  # pixels
 LABEL_NOISE = 0.05
-BLOCK = 16  # images drawn together: few enough for the processor's cache
-MEAN, STD = 0.545, 0.27  # of grey / 255, over both mixes
+PHANTOM_BLOCK = 16  # images drawn together: few enough for the processor's cache
+PHANTOM_MEAN, PHANTOM_STD = 0.545, 0.27  # of grey / 255, over both mixes
 
 # Images with each finding, among all images (Table 1 of the paper).
 TABLE_1 = {
@@ -33,43 +34,43 @@ SHARED = np.array([0.45, 0.25, 0.75, 0.45, 0.40])
 SHARED_FACTOR = {"chestmnist": 1.0332, "chexpert": 0.7112}
 
 
-def findings(images: int, mix: str, rng: np.random.Generator) -> NDArray[np.bool_]:
+def draw_phantom_findings(images: int, mix: str, rng: np.random.Generator) -> NDArray[np.bool_]:
     """(images, 5): which findings are there, as common and as often together as in the mix."""
     counts, total = TABLE_1[mix]
     limit = [NormalDist().inv_cdf(1 - count / total) for count in counts]
     shared = SHARED * SHARED_FACTOR[mix]
-    own = np.sqrt(1 - shared**2) * rng.standard_normal((images, len(FINDINGS)))
+    own = np.sqrt(1 - shared**2) * rng.standard_normal((images, len(PAPER_FINDINGS)))
     return own + shared * rng.standard_normal((images, 1)) > limit
 
 
-def block(
+def draw_phantom_block(
     seed: tuple[int, int, int], size: int, mix: str, label_noise: float
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """`BLOCK` images and their labels. A wrong row of labels is that of another patient."""
+    """`PHANTOM_BLOCK` images and their labels. A wrong row of labels is that of another patient."""
     rng = np.random.default_rng(seed)
-    seen, other = findings(BLOCK, mix, rng), findings(BLOCK, mix, rng)
+    seen, other = draw_phantom_findings(PHANTOM_BLOCK, mix, rng), draw_phantom_findings(PHANTOM_BLOCK, mix, rng)
     severity = seen * rng.random(seen.shape, dtype=np.float32)
-    labels = np.where(rng.random((BLOCK, 1)) < label_noise, other, seen)
-    return radiographs(severity, size, rng), labels
+    labels = np.where(rng.random((PHANTOM_BLOCK, 1)) < label_noise, other, seen)
+    return draw_chests(severity, size, rng), labels
 
 
-def check(mix: str, label_noise: float, **numbers: int) -> None:
+def check_phantom_settings(mix: str, label_noise: float, **numbers: int) -> None:
     """One line that says which value cannot be drawn."""
     for name, value in numbers.items():
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
             raise UserError(f"phantom {name} must be a whole number of zero or more, not {value!r}")
-    if not SMALLEST <= numbers["size"] <= LARGEST:
-        raise UserError(f"phantoms have {SMALLEST} to {LARGEST} pixels, not {numbers['size']}")
+    if not SMALLEST_PHANTOM <= numbers["size"] <= LARGEST_PHANTOM:
+        raise UserError(f"phantoms have {SMALLEST_PHANTOM} to {LARGEST_PHANTOM} pixels, not {numbers['size']}")
     if mix not in TABLE_1:
         raise unknown("phantom mixes", str(mix), TABLE_1)
-    images, memory = sum(numbers[split] for split in SPLITS), _memory()
+    images, memory = sum(numbers[split] for split in SPLITS), _machine_memory()
     if images * numbers["size"] ** 2 > memory:
         raise UserError(f"{images:,} phantoms of {numbers['size']} px do not fit in the memory: draw fewer, or smaller")
     if not (isinstance(label_noise, int | float) and 0 <= label_noise < 0.5):
         raise UserError(f"phantom label_noise must be a share from 0 to less than 0.5, not {label_noise!r}")
 
 
-def _memory() -> float:
+def _machine_memory() -> float:
     """Bytes that the machine has; where it cannot be asked, no limit."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
@@ -90,17 +91,18 @@ def phantom(
     patient, which leaves that as it is. A longer split begins with the images of a shorter one. `progress` is told how
     many images were drawn since it was last told.
     """
-    check(mix, label_noise, size=size, train=train, validation=validation, test=test, seed=seed)
+    check_phantom_settings(mix, label_noise, size=size, train=train, validation=validation, test=test, seed=seed)
     ends = np.cumsum([train, validation, test]).tolist()
-    images, labels = np.empty((ends[-1], size, size), np.uint8), np.empty((ends[-1], len(FINDINGS)), np.uint8)
+    images, labels = np.empty((ends[-1], size, size), np.uint8), np.empty((ends[-1], len(PAPER_FINDINGS)), np.uint8)
     np.empty(2**24, np.uint8)  # freed at once: malloc then keeps arrays of this size, and drawing is twice as fast
     rows = {split: np.arange(start, end) for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False)}
     for number, split in enumerate(rows.values()):
-        for first in range(0, len(split), BLOCK):
-            here = split[first : first + BLOCK]
-            drawn, present = block((seed, number, first // BLOCK), size, mix, label_noise)
+        for first in range(0, len(split), PHANTOM_BLOCK):
+            here = split[first : first + PHANTOM_BLOCK]
+            drawn, present = draw_phantom_block((seed, number, first // PHANTOM_BLOCK), size, mix, label_noise)
             images[here], labels[here] = drawn[: len(here)], present[: len(here)]
             if progress:
                 progress(len(here))
     names = np.array([f"phantom-{number:06d}" for number in range(ends[-1])], dtype=np.str_)
-    return Dataset("phantom", images, Labels(labels, FINDINGS, names), rows, MEAN, STD, synthetic=True)
+    known = Labels(labels, PAPER_FINDINGS, names)
+    return Dataset("phantom", images, known, rows, PHANTOM_MEAN, PHANTOM_STD, synthetic=True)

@@ -35,10 +35,10 @@ DISK_SECONDS = 5.0  # for writing and reading
 def check_machine() -> list[MachineCheck]:
     looks: dict[str, Callable[[], MachineCheck]] = {
         "results folder": lambda: check_writable("results folder", Path.cwd()),
-        "cache folder": lambda: check_writable("cache folder", image_cache.root()),
+        "cache folder": lambda: check_writable("cache folder", image_cache.cache_folder()),
         "temporary folder": lambda: check_writable("temporary folder", Path(tempfile.gettempdir())),
         "shared memory": check_shared_memory,
-        "cache's disk": lambda: check_disk_speed(image_cache.root(), DISK_SECONDS),
+        "cache's disk": lambda: check_disk_speed(image_cache.cache_folder(), DISK_SECONDS),
     }
     return [check_or_broken(what, look) for what, look in looks.items()]
 
@@ -91,7 +91,11 @@ def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
 
 def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = time.perf_counter(), 0, image_cache.array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS))
+    began, count, header = (
+        time.perf_counter(),
+        0,
+        image_cache.image_array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS)),
+    )
     with file.open("wb") as out:
         out.write(header)
         while count < DISK_IMAGES // DISK_BATCH:

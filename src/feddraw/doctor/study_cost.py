@@ -11,8 +11,7 @@ import numpy as np
 from feddraw.doctor.device_trial import TrialTask
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
-from feddraw.scenarios.paper import PAPER
-from feddraw.scenarios.partition import dealt
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS, paper_scenario
 from feddraw.training.device_memory import GPU_CONTEXT
 
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
@@ -98,7 +97,7 @@ def paper_runs() -> list[Experiment]:
     return [
         base.with_settings({"scenario": scenario.name, "method": method, "seed": seed})
         for seed in range(PAPER_SEEDS)
-        for scenario in PAPER.values()
+        for scenario in PAPER_SCENARIOS.values()
         for method in PAPER_METHODS
     ]
 
@@ -125,7 +124,8 @@ def images_of_run(experiment: Experiment) -> tuple[int, int] | None:
     name, settings = whole.section("data")
     scenario, options = whole.section("scenario")
     scale = options.pop("scale", 1.0)
-    images = dealt(scenario, scale) or (settings.get("train") if name == "phantom" else None)
+    of_paper = paper_scenario(scenario, scale)
+    images = (of_paper.total if of_paper else 0) or (settings.get("train") if name == "phantom" else None)
     evaluated = (settings["validation"], settings["test"]) if name == "phantom" else EVALUATED_IMAGES.get(name)
     training = whole.training
     if images is None or evaluated is None or training.steps:

@@ -10,16 +10,17 @@ from typing import Any
 
 from feddraw import catalog
 from feddraw.catalog import check_setting_types, own_function
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS, Dataset, Labels
-from feddraw.data.dataset_from_table import Look, Preparation
 from feddraw.data.image_cache import Progress
-from feddraw.data.npz_archive import Archive
-from feddraw.data.own_tables import read_tables
-from feddraw.data.tables import Sheet, describe_problems
-from feddraw.datasets.chexpert import read_training
+from feddraw.data.image_preparation import ImagePreparation, PreparationEstimate
+from feddraw.data.label_table import describe_row_problems
+from feddraw.data.npz_archive import NpzArchive
+from feddraw.data.own_tables import read_own_tables
+from feddraw.datasets.chexpert import read_chexpert
 from feddraw.errors import UserError, expanded, unknown
 
-CALLER_ARGUMENTS = ("size", "progress", "look")  # that the caller gives when it opens the data; no settings
+CALLER_ARGUMENTS = ("size", "progress", "estimate")  # that the caller gives when it opens the data; no settings
 TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
 
 
@@ -29,15 +30,21 @@ def dataset_names() -> dict[str, str]:
 
 
 def open_dataset(
-    name: str, *, size: int, options: Mapping[str, object], progress: Progress | None = None, look: Look | None = None
+    name: str,
+    *,
+    size: int,
+    options: Mapping[str, object],
+    progress: Progress | None = None,
+    estimate: PreparationEstimate | None = None,
 ) -> Dataset:
     """The data set of this name with its images at this size; `options` are the arguments of its function.
 
-    With `look`, images that are not prepared yet stay so: the data set has grey squares, `look` what they will cost.
+    With `estimate`, images that are not prepared yet stay so: the data set has grey squares, and `estimate` says what
+    preparing them takes.
     """
     function, given = find_dataset(name)
     own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
-    common = {one.name: one.default for one in fields(Preparation)} if own.pop("how", None) else {}
+    common = {one.name: one.default for one in fields(ImagePreparation)} if own.pop("how", None) else {}
     known = {key: default for key, default in (own | common).items() if key not in CALLER_ARGUMENTS}
     check_setting_types(options, known | {key: None for key in TEXT_OR_LIST_OPTIONS if key in known}, f"data {name}")
     chosen: dict[str, Any] = {**options, **given}
@@ -45,7 +52,7 @@ def open_dataset(
         raise UserError(f"data {name} needs {', '.join(missing)} (data.{missing[0]})")
     if common:
         prepared = {key: chosen.pop(key) for key in common if key in chosen}
-        dataset = function(Preparation(size=size, progress=progress, look=look, **prepared), **chosen)
+        dataset = function(ImagePreparation(size=size, progress=progress, estimate=estimate, **prepared), **chosen)
     else:
         if progress is not None and name == "phantom":
             chosen["progress"] = _phantom_progress(progress, own | chosen)
@@ -62,7 +69,7 @@ def dataset_defaults(name: str) -> dict[str, Any]:
     function, given = find_dataset(name)
     settings = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     if "how" in inspect.signature(function).parameters:
-        settings |= {field.name: field.default for field in fields(Preparation)}
+        settings |= {field.name: field.default for field in fields(ImagePreparation)}
     apart = {*CALLER_ARGUMENTS, "workers", *given}  # the caller's own, or without a part in the outcome
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -111,11 +118,11 @@ def read_training_labels(path: Path | str) -> Labels:
     if not path.is_file():
         raise UserError(f"no file {path}: give a CSV such as CheXpert's train.csv, or an .npz in MedMNIST's layout")
     if path.suffix == ".npz":
-        table = Archive.open(path).table("paper")
-    elif "Frontal/Lateral" in Sheet.of(path).header:
-        table = read_training(path)
+        table = NpzArchive.open(path).table("paper")
+    elif "Frontal/Lateral" in CsvSheet.of(path).header:
+        table = read_chexpert({0: path})
     else:
-        table = read_tables([path])
+        table = read_own_tables([path])
     if table.problems:
-        raise UserError(describe_problems(path.name, table.problems, len(table.labels) + len(table.problems)))
+        raise UserError(describe_row_problems(path.name, table.problems, len(table.labels) + len(table.problems)))
     return table.labels.take(table.split_rows("train"))

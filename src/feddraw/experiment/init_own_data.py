@@ -16,15 +16,30 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
+from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
-from feddraw.data.dataset_from_table import absent
+from feddraw.data.dataset_from_table import missing_file_problem
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.label_cells import ABSENT, BLANK, NO_COLUMN, PRESENT, UNCERTAIN, WORDS, mark
-from feddraw.data.own_tables import find_sheet, image_root, inside, open_sources, read_tables, tables_in, told
-from feddraw.data.table_columns import SPLIT_NAMES, SUFFIXES, USUAL, place_by_name
-from feddraw.data.tables import Problem, Sheet, Table
+from feddraw.data.label_cells import ABSENT, BLANK, CELL_WORDS, NO_COLUMN, PRESENT, UNCERTAIN, label_in_cell
+from feddraw.data.label_table import LabelTable, RowProblem
+from feddraw.data.own_tables import (
+    column_guesses_in_words,
+    csv_tables_in,
+    find_own_table,
+    open_own_tables,
+    own_image_root,
+    path_inside_folder,
+    read_own_tables,
+)
+from feddraw.data.table_columns import (
+    IMAGE_SUFFIXES,
+    SPLIT_NAMES,
+    USUAL_COLUMN_NAMES,
+    column_by_usual_name,
+    path_column,
+)
 from feddraw.errors import UserError
-from feddraw.scenarios.by_site import MINIMUM
+from feddraw.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.schedules import ROUNDS
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.workers import cores
@@ -63,9 +78,9 @@ class InspectedData:
     images: Path | None  # the folder that the tables' paths start from; none where it is each table's own
     written: str  # the table itself, where it had to be made
     columns: Mapping[str, str]  # path, split, site, patient: the columns' names, empty where there is none
-    table: Table
+    table: LabelTable
     guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
-    missing: tuple[Problem, ...]  # rows without a file
+    missing: tuple[RowProblem, ...]  # rows without a file
     pixels: int  # the shorter side of the first image
 
     @property
@@ -77,7 +92,7 @@ class InspectedData:
     @property
     def large_sites(self) -> dict[str, int]:
         """Those with enough training images to be clients."""
-        return {site: count for site, count in self.sites.items() if count >= MINIMUM}
+        return {site: count for site, count in self.sites.items() if count >= MIN_SITE_IMAGES}
 
     def positives(self, label: int = 1) -> dict[str, list[int]]:
         """Images known to be with each finding (0: without it) in the training, validation and test split."""
@@ -115,18 +130,18 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
         if path.suffix == ".npz":
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
-        if not tables_in(listed[0]):
+        if not csv_tables_in(listed[0]):
             made = table_of_classes(rows_of_class_folders(listed[0]))
             return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
-        listed = tables_in(listed[0])
-    sheets = [find_sheet(path) for path in listed]
+        listed = csv_tables_in(listed[0])
+    sheets = [find_own_table(path) for path in listed]
     for sheet in sheets:
-        header = Sheet.of(sheet).header
+        header = CsvSheet.of(sheet).header
         for known, name, beside in KNOWN_ARCHIVES:
             if known in header and any((sheet.parent / file).is_file() for file in beside):
                 run = f"feddraw run --data {name} --set data.path={sheet.parent}"
                 raise UserError(f"{sheet} is a known archive: {run}")
-    made = with_class_columns(Sheet.of(sheets[0])) if len(sheets) == 1 else ""
+    made = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
     if made:
         own = images or str(sheets[0].parent)
         return inspect_made_table(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
@@ -144,17 +159,17 @@ def inspect_made_table(sheet: Path, images: str, content: str, original: Path | 
 def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
     """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
     images = images or image_folder(sheets)
-    root = image_root(sheets, images)
-    sources = open_sources(sheets, root, images, {}, "all", False)
-    table = read_tables(sheets, root=root, images=images)
+    root = own_image_root(sheets, images)
+    sources = open_own_tables(sheets, root, images, {}, "all", False)
+    table = read_own_tables(sheets, root=root, images=images)
     columns = {}
     for kind in ("path", "split", "site", "patient"):
         found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
         columns[kind] = next((sheet.header[place] for sheet, place in found if place is not None), "")
-    missing = tuple(absent(root, path) for path in table.paths if not (root / path).is_file())
+    missing = tuple(missing_file_problem(root, path) for path in table.paths if not (root / path).is_file())
     if len(missing) == len(table.paths):
         raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(told(sources))
+    guesses = tuple(column_guesses_in_words(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     there = (path for path in table.paths if (root / path).is_file())
@@ -166,10 +181,10 @@ def image_folder(sheets: Sequence[Path]) -> str:
     """The folder below or above the table that its first paths start from; empty if that is the table's own."""
     if len(sheets) > 1:
         return ""
-    source = open_sources(sheets, sheets[0].parent, "", {}, "all", False)[0]
+    source = open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
     some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
     for folder in image_folder_candidates(sheets[0].parent, some):
-        names = [inside(path, folder) for path in some]
+        names = [path_inside_folder(path, folder) for path in some]
         if any(name is not None and (folder / name).is_file() for name in names):
             return "" if folder == sheets[0].parent else str(folder)
     return ""
@@ -189,7 +204,7 @@ def image_folder_candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
             yield common
 
 
-def no_image_found(named: Path, root: Path, table: Table, images: str) -> str:
+def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> str:
     """That no image is where it should be, with what was tried."""
     if not table.paths:
         bad = table.problems[0]
@@ -218,25 +233,21 @@ def rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
     """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.suffix.lower() in SUFFIXES and len(inside.parts) > 1:
+        if path.suffix.lower() in IMAGE_SUFFIXES and len(inside.parts) > 1:
             split = next((name for name in inside.parts[:-2] if name.lower() in SPLIT_NAMES), "")
             yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
-def with_class_columns(sheet: Sheet) -> str:
+def with_class_columns(sheet: CsvSheet) -> str:
     """The table with one column per class, where it has one column of class names; empty where it needs no change."""
-    place = place_by_name(sheet.header, LABEL_COLUMNS)
+    place = column_by_usual_name(sheet.header, LABEL_COLUMNS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLED_ROWS)]
-    if place is None or all(mark(fields[place]) is not None for fields in sample):
+    if place is None or all(label_in_cell(fields[place]) is not None for fields in sample):
         return ""
-    usual = {kind: place_by_name(sheet.header, names) for kind, names in USUAL.items()}
-    path = usual["path"]
-    if path is None:
-        ends = (sample[0][place].lower().endswith(SUFFIXES) for place in range(len(sheet.header)))
-        path = next((place for place, is_path in enumerate(ends) if is_path), None)
-    if path is None:
+    if (path := path_column(sheet)) is None:
         return ""
-    kept = {sheet.header[column]: column for column in {path: 0, **dict.fromkeys(usual.values())} if column is not None}
+    others = [column_by_usual_name(sheet.header, names) for kind, names in USUAL_COLUMN_NAMES.items() if kind != "path"]
+    kept = {sheet.header[column]: column for column in [path, *others] if column is not None}
     kept["label"] = place
     return table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
@@ -248,13 +259,13 @@ def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     """
     rows = list(rows)
     named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
-    silent = [all(WORDS.get(name.lower()) == BLANK for name in names) for names in named]
+    silent = [all(CELL_WORDS.get(name.lower()) == BLANK for name in names) for names in named]
     classes = sorted(
         {
             name
             for names in named
             for name in names
-            if name.lower() not in NORMAL_CLASSES and WORDS.get(name.lower()) != BLANK
+            if name.lower() not in NORMAL_CLASSES and CELL_WORDS.get(name.lower()) != BLANK
         }
     )
     if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
@@ -369,7 +380,7 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
 def scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     if chosen.scenario == "by_site":
         yield toml_line("name", "by_site", clients_in_words(found, chosen))
-        yield toml_line("minimum", MINIMUM, "training images below which a site is left out")
+        yield toml_line("minimum", MIN_SITE_IMAGES, "training images below which a site is left out")
         return
     yield toml_line("name", "quantity", clients_in_words(found, chosen))
     yield toml_line("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
@@ -382,11 +393,11 @@ def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
     if chosen.scenario == "by_site":
         said = f"each site is a client: {sites_in_words(found.large_sites)}"
         small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
-        return said + (f"; left out, under {MINIMUM} training images: {sites_in_words(small)}" if small else "")
+        return said + (f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}" if small else "")
     if not found.sites:
         why = "no column names sites"
     else:
-        why = f"fewer than two sites have {MINIMUM} training images ({sites_in_words(found.sites)})"
+        why = f"fewer than two sites have {MIN_SITE_IMAGES} training images ({sites_in_words(found.sites)})"
     return f"{why}, so {chosen.clients} clients of unequal size are invented"
 
 
@@ -415,5 +426,5 @@ def findings_without_auc(found: InspectedData) -> list[str]:
     return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]
 
 
-def unusable_rows(found: InspectedData) -> tuple[Problem, ...]:
+def unusable_rows(found: InspectedData) -> tuple[RowProblem, ...]:
     return (*found.table.problems, *found.missing)

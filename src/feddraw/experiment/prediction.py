@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset_from_table import check_pydicom
-from feddraw.data.image_cache import Progress, silent
+from feddraw.data.csv_sheet import CsvSheet
+from feddraw.data.image_cache import Progress, no_progress
+from feddraw.data.image_preparation import require_pydicom_for
 from feddraw.data.imaging import BadImage, decode
-from feddraw.data.own_tables import inside
-from feddraw.data.table_columns import SUFFIXES, path_column
-from feddraw.data.tables import Sheet
+from feddraw.data.own_tables import path_inside_folder
+from feddraw.data.table_columns import IMAGE_SUFFIXES, path_column
 from feddraw.errors import UserError
 from feddraw.experiment.trained_model import TrainedModel, load_trained
 from feddraw.system.csv_cells import csv_text
@@ -73,20 +73,19 @@ def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = 
             raise UserError(f"no file or folder {path}")
     if not found:
         raise UserError(f"no PNG, JPEG or DICOM file in {', '.join(map(str, inputs))}")
-    if any(image.name.lower().endswith((".dcm", ".dicom")) for image in found):
-        check_pydicom()
+    require_pydicom_for(image.name for image in found)
     return found
 
 
 def _images_in_folder(folder: Path) -> Iterator[Path]:
     for place, below, files in os.walk(folder):
         below.sort()
-        yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(SUFFIXES))
+        yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(IMAGE_SUFFIXES))
 
 
 def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
     """The images that a table names, none of them outside its folder."""
-    sheet = Sheet.of(path, columns=1)
+    sheet = CsvSheet.of(path, columns=1)
     place = path_column(sheet, column)
     if place is None:
         raise UserError(
@@ -94,7 +93,7 @@ def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[Ima
         )
     folder = path.parent if root is None else root
     for _, fields in sheet.rows():
-        name = inside(fields[place], folder)
+        name = path_inside_folder(fields[place], folder)
         yield ImageFile(fields[place], None if name is None else folder / name)
 
 
@@ -108,7 +107,7 @@ def predict_images(
     progress: Progress | None = None,
 ) -> Prediction:
     """Score images as the run's evaluation does; one that cannot be read is told, and the others are done."""
-    trained, say = _loaded_model(run, model, trust), progress or silent
+    trained, say = _loaded_model(run, model, trust), progress or no_progress
     job = ImageScoring(run, model, trust, tuple(image.path for image in images))
     scores = np.full((len(images), len(trained.findings)), np.nan, np.float32)
     problems: dict[int, str] = {}

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.evaluation import Evaluator
 from feddraw.core import Method, Model
-from feddraw.data.corruption import corrupt
+from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
-from feddraw.data.dataset_from_table import Look
 from feddraw.data.folds import refold
 from feddraw.data.image_cache import Progress
-from feddraw.data.splits import stratified
+from feddraw.data.image_preparation import PreparationEstimate
+from feddraw.data.splits import stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
@@ -97,7 +97,7 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
     rows = {site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)}
     trained_on = dict(zip(sites, training, strict=True))
     alterations = experiment.corruption.alterations(sites)
-    altered = corrupt(dataset, alterations, rows, trained_on, experiment.partition_seed)
+    altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
     return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
 
@@ -193,9 +193,11 @@ def network_builder(experiment: Experiment, classes: int) -> Build:
     return partial(build_network, name, classes, settings, side=int(experiment.section("data")[1].get("size", 0)))
 
 
-def open_experiment_data(experiment: Experiment, progress: Progress | None = None, look: Look | None = None) -> Dataset:
+def open_experiment_data(
+    experiment: Experiment, progress: Progress | None = None, estimate: PreparationEstimate | None = None
+) -> Dataset:
     name, settings = complete(experiment).section("data")
-    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, look=look)
+    return open_dataset(name, size=settings.pop("size"), options=settings, progress=progress, estimate=estimate)
 
 
 def initial_model(build: Build, seed: int) -> Model:
@@ -231,12 +233,12 @@ def _held_out_masks(experiment: Experiment, labels: Labels, dealt: Sequence[Rows
         return [np.isin(np.arange(len(order)), order[: math.floor(share * len(order))]) for order in orders]
     patients = [np.unique(labels.patients[rows]) for rows in dealt]
     if len(np.unique(np.concatenate(patients))) == sum(map(len, patients)):
-        return [np.equal(stratified(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
+        return [np.equal(stratified_split(labels, rows, [1 - share, share], seed), 1) for rows in dealt]
     # a patient of several clients is kept back by all of them or by none: else the others would train on the test
     sizes = [len(rows) for rows in dealt]
     sites = np.repeat(np.arange(len(sizes)).astype(np.str_), sizes)
     everyone = replace(labels.take(np.concatenate(dealt)), sites=sites)
-    kept_back = np.equal(stratified(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
+    kept_back = np.equal(stratified_split(everyone, np.arange(len(everyone)), [1 - share, share], seed), 1)
     return np.split(kept_back, np.cumsum(sizes)[:-1])
 
 

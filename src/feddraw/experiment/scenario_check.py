@@ -17,7 +17,7 @@ from feddraw.experiment.run_preparation import PreparedRun, pooled_rows, prepare
 from feddraw.experiment.running import OnUpdate, opened_engine
 from feddraw.experiment.settings import Experiment
 from feddraw.federation import client_seed
-from feddraw.scenarios.paper import PAPER
+from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 ALL_TOGETHER = "all together"
 
@@ -88,7 +88,7 @@ def _clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
 
 def _small_clients(setup: PreparedRun) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
-    known = PAPER.get(setup.partition.scenario.lower())
+    known = PAPER_SCENARIOS.get(setup.partition.scenario.lower())
     if known is not None:
         return set(known.small)
     sizes = setup.partition.sizes

@@ -16,7 +16,8 @@ from feddraw.experiment.dataset_by_name import dataset_defaults
 from feddraw.experiment.method_by_name import Section, combined_method, method_section, method_with_defaults
 from feddraw.participation import Participation
 from feddraw.results.kept_models import Keep
-from feddraw.scenarios.partition import complete_options, dataset_of, wanted
+from feddraw.scenarios.paper_scenarios import paper_dataset_of, wanted_images
+from feddraw.scenarios.partition import complete_scenario_options
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
@@ -145,7 +146,7 @@ class Experiment:
 def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
     """Defaults beyond the functions' own: the laptop preset. The paper's scenarios are scaled down, others are not."""
     if section == "scenario":
-        return {"scale": 0.045 if dataset_of(settings.get("name", "")) else 1.0}
+        return {"scale": 0.045 if paper_dataset_of(settings.get("name", "")) else 1.0}
     return {"size": 32} if section == "data" else {}
 
 
@@ -185,7 +186,7 @@ def _kept_settings(section: str, old: str, new: str) -> tuple[str, ...]:
     """Settings that stay when a section gets another name; the others belonged to the old one."""
     if section == "data":
         return ("size",) if new == "phantom" else ("size", "clahe")
-    both_of_the_paper = section == "scenario" and dataset_of(old) and dataset_of(new)
+    both_of_the_paper = section == "scenario" and paper_dataset_of(old) and paper_dataset_of(new)
     return ("scale",) if both_of_the_paper else ()
 
 
@@ -269,7 +270,7 @@ def _require_secure(experiment: Experiment, method: Method) -> None:
 def data_name(experiment: Experiment) -> str:
     """The data set of an experiment, also where it follows the scenario."""
     name, _ = experiment.section("data")
-    return (dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == DATA_OF_SCENARIO else name
+    return (paper_dataset_of(experiment.section("scenario")[0]) or "chestmnist") if name == DATA_OF_SCENARIO else name
 
 
 def _data_defaults(experiment: Experiment) -> Section:
@@ -279,8 +280,8 @@ def _data_defaults(experiment: Experiment) -> Section:
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
     scale = options.pop("scale", 1.0)
-    mix = dataset_of(scenario) or "chestmnist"
-    numbers = {"train": wanted(scenario, scale) or 4000, "mix": mix}
+    mix = paper_dataset_of(scenario) or "chestmnist"
+    numbers = {"train": wanted_images(scenario, scale) or 4000, "mix": mix}
     if settings.get("seed") == SEED_OF_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings
@@ -289,7 +290,7 @@ def _data_defaults(experiment: Experiment) -> Section:
 def _scenario_defaults(experiment: Experiment) -> Section:
     name, settings = experiment.section("scenario")
     scale = settings.pop("scale", 1.0)
-    return {"name": name, "scale": scale} | complete_options(name, settings)
+    return {"name": name, "scale": scale} | complete_scenario_options(name, settings)
 
 
 def unnamed_defaults() -> dict[str, Any]:

@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddraw.core import Heads, Local
-from feddraw.data.dataset_from_table import MEAN, STD
+from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD
 from feddraw.data.imaging import Recipe
-from feddraw.data.tables import numbers
-from feddraw.errors import UserError, one_of
+from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.kept_models import KEPT
@@ -143,7 +142,7 @@ def _image_preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[
         if recorded == "measured":
             dataset = open_experiment_data(experiment)
             return recipe, (dataset.mean, dataset.std)
-        recorded = (MEAN, STD) if recorded == "paper" else recorded
-    if not numbers(recorded, 2) or float(recorded[1]) <= 0:
+        recorded = (PAPER_MEAN, PAPER_STD) if recorded == "paper" else recorded
+    if not is_list_of_numbers(recorded, 2) or float(recorded[1]) <= 0:
         raise UserError("experiment.toml has a [partition] normalization that is no mean and standard deviation")
     return recipe, (float(recorded[0]), float(recorded[1]))

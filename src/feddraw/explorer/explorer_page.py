@@ -14,7 +14,7 @@ from feddraw import __version__
 from feddraw.analysis.palette import variables
 from feddraw.analysis.web_page import offline_policy, read
 from feddraw.errors import UserError
-from feddraw.scenarios.paper import PAPER, TITLES
+from feddraw.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
 
 EXPLORER_MARK = '<meta name="generator" content="feddraw explore">'  # how we know a page of ours
@@ -59,11 +59,11 @@ def _paper_presets() -> str:
     presets = [
         {
             "name": scenario.name,
-            "dataset": TITLES[scenario.dataset],
+            "dataset": PAPER_DATASET_TITLES[scenario.dataset],
             "composition": scenario.composition,
             "sizes": scenario.sizes,
         }
-        for scenario in PAPER.values()
+        for scenario in PAPER_SCENARIOS.values()
     ]
     settings = {"rounds": ROUNDS, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
     return json.dumps({"presets": presets, "settings": settings}).replace("<", "\\u003c")

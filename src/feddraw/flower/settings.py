@@ -12,8 +12,7 @@ from typing import Any
 
 from feddraw.catalog import check_setting_types
 from feddraw.data.corruption import Corruption
-from feddraw.data.dataset import FINDINGS
-from feddraw.data.tables import canonical
+from feddraw.data.finding_names import PAPER_FINDINGS, canonical_finding
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete, make_method, parse_settings
 from feddraw.participation import Participation
@@ -106,4 +105,4 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
         raise UserError(
             "sites with folders of their own need data.findings: the names of their columns, one or several with commas"
         )
-    return list(FINDINGS) if listed == ["paper"] else [canonical(name) for name in listed]
+    return list(PAPER_FINDINGS) if listed == ["paper"] else [canonical_finding(name) for name in listed]

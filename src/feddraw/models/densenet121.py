@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from feddraw.errors import UserError
-from feddraw.models._weights import State, read_weights
+from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 
-MAX_WEIGHTS = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
-IMAGENET = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
+MAX_DENSENET121_FILE = 1 << 29  # bytes of a weights file; DenseNet121's has 31 million
+IMAGENET_URL = "https://download.pytorch.org/models/densenet121-a639ec97.pth"
 
 
 def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
@@ -33,30 +33,26 @@ def densenet121(classes: int, weights: str = "imagenet") -> nn.Module:
             return logits
 
     network = GreyDenseNet121(spatial_dims=2, in_channels=3, out_channels=classes)
-    if weights != "none":
-        load_imagenet(network, _imagenet() if weights == "imagenet" else _weights_file(Path(weights)))
+    if weights == "imagenet":
+        load_torchvision_densenet121(network, _download_imagenet_densenet121())
+    elif weights != "none":
+        load_torchvision_densenet121(network, read_saved_parameters(Path(weights), MAX_DENSENET121_FILE))
     return network
 
 
-def _imagenet() -> dict[str, Tensor]:
+def _download_imagenet_densenet121() -> SavedParameters:
     try:
-        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
-            IMAGENET, progress=False, check_hash=True, weights_only=True
-        )
+        download = torch.hub.load_state_dict_from_url
+        return dict(download(IMAGENET_URL, progress=False, check_hash=True, weights_only=True))
     except OSError as error:
         raise UserError(
-            f"cannot download ImageNet weights ({error}): fetch {IMAGENET} on another machine and give its path as "
+            f"cannot download ImageNet weights ({error}): fetch {IMAGENET_URL} on another machine and give its path as "
             "model.weights = FILE, or start from scratch with model.weights = none"
         ) from None
-    return state
 
 
-def _weights_file(path: Path) -> State:
-    return read_weights(path, MAX_WEIGHTS)
-
-
-def load_imagenet(network: nn.Module, state: State) -> None:
-    """Copy torchvision's weights under MONAI's names; every tensor but the head must be there."""
+def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> None:
+    """Copy torchvision's parameters under MONAI's names; every tensor but the classifier's must be there."""
     renamed = {re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v for k, v in state.items()}
     own = network.state_dict()
     body = [name for name, value in own.items() if name.startswith("features.") and value.is_floating_point()]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from feddraw.errors import UserError
 
-WIDEST = 512  # channels after the first convolution: 24 million parameters
+MOST_WIDTH = 512  # channels after the first convolution: 24 million parameters
 
 
 class Plain(nn.Module):
@@ -18,8 +18,8 @@ class Plain(nn.Module):
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
-        if not 1 <= width <= WIDEST:
-            raise UserError(f"model.width must be from 1 to {WIDEST}, not {width}")
+        if not 1 <= width <= MOST_WIDTH:
+            raise UserError(f"model.width must be from 1 to {MOST_WIDTH}, not {width}")
         channels = (1, width, 2 * width, 4 * width)
         body: list[nn.Module] = []
         for step, (given, made) in enumerate(itertools.pairwise(channels)):

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from feddraw.errors import UserError
 from feddraw.scenarios.image_deck import ClientRows, Deck
 
-MINIMUM = 8  # training images that a site should have to be a client
+MIN_SITE_IMAGES = 8  # training images that a site should have to be a client
 
 
-def by_site(deck: Deck, scale: float, *, minimum: int = MINIMUM) -> ClientRows:
+def by_site(deck: Deck, scale: float, *, minimum: int = MIN_SITE_IMAGES) -> ClientRows:
     """One client per site in the data; at a smaller scale a random part of each. Sites below the minimum are left out.
 
     Their validation and test images are not touched.

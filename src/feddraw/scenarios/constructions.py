@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative
-from feddraw.scenarios.image_deck import Deck, Rows, apportion, half_up, scaled
-from feddraw.scenarios.paper import RARE, Scenario
+from feddraw.scenarios.image_deck import Deck, Rows, apportion, rounded_half_up, scaled_count
+from feddraw.scenarios.paper_scenarios import RARE_FINDINGS, PaperScenario
 
 RARE_PREVALENCE = 0.5  # at CheXpert's small clients, which are far smaller than the data
 
@@ -30,74 +30,74 @@ class Stratum:
     lacking: str = "negatives"
 
 
-def random_split(deck: Deck, plan: Scenario) -> list[Rows]:
+def construct_at_random(deck: Deck, plan: PaperScenario) -> list[Rows]:
     """Every client a random sample."""
     return deck.deal(plan.sizes)
 
 
-def quota(deck: Deck, plan: Scenario, *, large_positives: int | None) -> list[Rows]:
+def construct_by_quota(deck: Deck, plan: PaperScenario, *, large_positives: int | None) -> list[Rows]:
     """The printed positives of the enriched class, `large_positives` (before scaling) at each large client.
 
     None stands for a natural draw: large clients get the prevalence of what the small client leaves.
     """
-    stratum = _positives(deck, plan, (plan.enriched or "",))
-    quotas = np.full(len(plan.sizes), scaled(plan.small_positives, plan.scale))
+    stratum = _stratum_of_findings(deck, plan, (plan.enriched or "",))
+    quotas = np.full(len(plan.sizes), scaled_count(plan.small_positives, plan.scale))
     if large_positives is None:
         return _with_natural_large(deck, plan, stratum, quotas)
-    quotas[list(plan.large)] = scaled(_whole("large_positives", large_positives), plan.scale)
-    return _deal_quotas(deck, plan, stratum, quotas)
+    quotas[list(plan.large)] = scaled_count(_whole_number_option("large_positives", large_positives), plan.scale)
+    return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
-def concentration(deck: Deck, plan: Scenario, *, share: float) -> list[Rows]:
+def construct_by_concentration(deck: Deck, plan: PaperScenario, *, share: float) -> list[Rows]:
     """Small clients hold `share` of the federation's images with a rare class.
 
     ChestMNIST's federations are the whole data, at its natural prevalence. CheXpert's are a part of it: half of a
     small client's images have a rare class, and large clients are depleted of them to keep the share.
     """
-    if _fraction("share", share) == 0:
+    if _fraction_option("share", share) == 0:
         raise UserError("share must be above 0: with construction 'tilt' and tilt 0 small clients are a random sample")
-    stratum = _positives(deck, plan, RARE[plan.dataset])
+    stratum = _stratum_of_findings(deck, plan, RARE_FINDINGS[plan.dataset])
     small, large = ([plan.sizes[client] for client in group] for group in (plan.small, plan.large))
     quotas = np.zeros(len(plan.sizes), dtype=int)
     if plan.dataset == "chexpert":
-        few = [scaled(plan.printed[client], plan.scale * RARE_PREVALENCE) for client in plan.small]
-        many = half_up(sum(few) * (1 - share) / share)
+        few = [scaled_count(plan.printed[client], plan.scale * RARE_PREVALENCE) for client in plan.small]
+        many = rounded_half_up(sum(few) * (1 - share) / share)
     else:
-        everything = half_up(stratum.marked.sum() * plan.total / len(deck))
-        here = half_up(everything * share)
+        everything = rounded_half_up(stratum.marked.sum() * plan.total / len(deck))
+        here = rounded_half_up(everything * share)
         few, many = apportion(here, small), everything - here
     quotas[list(plan.small)] = few
     quotas[list(plan.large)] = apportion(many, large)
-    return _deal_quotas(deck, plan, stratum, quotas)
+    return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
-def enriched(deck: Deck, plan: Scenario, *, prevalence: float) -> list[Rows]:
+def construct_enriched(deck: Deck, plan: PaperScenario, *, prevalence: float) -> list[Rows]:
     """So many of a small client's images have a rare class; large clients are a natural draw of what is left."""
-    stratum = _positives(deck, plan, RARE[plan.dataset])
-    fraction = _fraction("prevalence", prevalence)
-    quotas = np.array([scaled(size, plan.scale * fraction) for size in plan.printed])
+    stratum = _stratum_of_findings(deck, plan, RARE_FINDINGS[plan.dataset])
+    fraction = _fraction_option("prevalence", prevalence)
+    quotas = np.array([scaled_count(size, plan.scale * fraction) for size in plan.printed])
     return _with_natural_large(deck, plan, stratum, quotas)
 
 
-def findings(deck: Deck, plan: Scenario, *, with_finding: float = 1.0) -> list[Rows]:
+def construct_with_findings(deck: Deck, plan: PaperScenario, *, with_finding: float = 1.0) -> list[Rows]:
     """All of a small client's images, or this fraction, have a finding; large clients are a natural draw."""
     stratum = Stratum(
         "findings", deck.labels.values[deck.rows].max(axis=1) > 0, "images with one", "images without one"
     )
-    fraction = _fraction("with_finding", with_finding)
-    return _with_natural_large(deck, plan, stratum, np.array([scaled(size, fraction) for size in plan.sizes]))
+    fraction = _fraction_option("with_finding", with_finding)
+    return _with_natural_large(deck, plan, stratum, np.array([scaled_count(size, fraction) for size in plan.sizes]))
 
 
-def _with_natural_large(deck: Deck, plan: Scenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+def _with_natural_large(deck: Deck, plan: PaperScenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
     """The quotas of the small clients; each large one gets the prevalence of what they leave."""
     small = list(plan.small)
     left = int(stratum.marked.sum() - quotas[small].sum())
     prevalence = max(left, 0) / max(len(deck) - sum(plan.sizes[client] for client in small), 1)
-    quotas[list(plan.large)] = [half_up(plan.sizes[client] * prevalence) for client in plan.large]
-    return _deal_quotas(deck, plan, stratum, quotas)
+    quotas[list(plan.large)] = [rounded_half_up(plan.sizes[client] * prevalence) for client in plan.large]
+    return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
-def tilt(deck: Deck, plan: Scenario, *, tilt: float = 1.0) -> list[Rows]:
+def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> list[Rows]:
     """Of a random federation, small clients get images drawn with odds that grow with their self-information.
 
     An image's (or a patient's mean) information is that of its labels under the class frequencies; Gumbel noise added
@@ -110,36 +110,37 @@ def tilt(deck: Deck, plan: Scenario, *, tilt: float = 1.0) -> list[Rows]:
     information = np.bincount(units, self_information(deck.labels)[federation.rows]) / images
     gumbel = -np.log(-np.log(federation.uniform(len(images))))
     # rounded, so that the last bits of a machine's logarithm cannot change who is drawn
-    keys = np.round(tilt * _standardised(information) + gumbel, 9)
+    keys = np.round(tilt * _standardised_information(information) + gumbel, 9)
     small = sum(plan.sizes[client] for client in plan.small)
-    chosen = _fill(np.argsort(-keys, kind="stable"), images, small)[units]
+    chosen = _units_that_fit(np.argsort(-keys, kind="stable"), images, small)[units]
     hands: dict[int, Rows] = {}
     for group, part in ((plan.small, federation.only(chosen)), (plan.large, federation.only(~chosen))):
         hands |= zip(group, part.deal([plan.sizes[client] for client in group]), strict=True)
     return [hands[client] for client in sorted(hands)]
 
 
-def certain(deck: Deck, plan: Scenario, *, uncertain_fraction: float = 0.6) -> list[Rows]:
+def construct_certain(deck: Deck, plan: PaperScenario, *, uncertain_fraction: float = 0.6) -> list[Rows]:
     """Small clients hold only images without an uncertain label; of a large client's, this fraction has one."""
-    fraction = _fraction("uncertain_fraction", uncertain_fraction)
+    fraction = _fraction_option("uncertain_fraction", uncertain_fraction)
     if deck.labels.uncertain is None:
         raise UserError(
             "construction 'certain' needs labels that say what was uncertain, as CheXpert's do: "
             "use construction concentration or tilt"
         )
     uncertain = deck.labels.uncertain[deck.rows] > 0
-    quotas = np.array([0 if client in plan.small else scaled(size, fraction) for client, size in enumerate(plan.sizes)])
+    quotas = np.array([scaled_count(size, fraction) for size in plan.sizes])
+    quotas[list(plan.small)] = 0
     stratum = Stratum("uncertain labels", uncertain, "images with one", "images without one")
-    return _deal_quotas(deck, plan, stratum, quotas)
+    return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
 CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
-    "concentration": concentration,
-    "enriched": enriched,
-    "findings": findings,
-    "tilt": tilt,
-    "certain": certain,
-    "random": random_split,
+    "concentration": construct_by_concentration,
+    "enriched": construct_enriched,
+    "findings": construct_with_findings,
+    "tilt": construct_by_tilt,
+    "certain": construct_certain,
+    "random": construct_at_random,
 }
 
 
@@ -158,12 +159,12 @@ def self_information(labels: Labels) -> NDArray[np.float64]:
     return information
 
 
-def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _standardised_information(values: NDArray[np.float64]) -> NDArray[np.float64]:
     spread = values.std()
     return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)
 
 
-def _fill(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
+def _units_that_fit(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
     """Which units are taken, in this order, each if it still fits."""
     chosen = np.zeros(len(images), dtype=bool)
     for unit in order.tolist():
@@ -177,7 +178,7 @@ def _fill(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDA
     return chosen
 
 
-def _positives(deck: Deck, plan: Scenario, classes: tuple[str, ...]) -> Stratum:
+def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ...]) -> Stratum:
     missing = [name for name in classes if name not in deck.labels.findings]
     if missing:
         raise UserError(
@@ -187,7 +188,7 @@ def _positives(deck: Deck, plan: Scenario, classes: tuple[str, ...]) -> Stratum:
     return Stratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
 
 
-def _deal_quotas(deck: Deck, plan: Scenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+def _deal_checked_quotas(deck: Deck, plan: PaperScenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
     for client, (size, positives) in enumerate(zip(plan.sizes, quotas, strict=True), start=1):
         if positives > size:
             raise UserError(
@@ -195,35 +196,37 @@ def _deal_quotas(deck: Deck, plan: Scenario, stratum: Stratum, quotas: NDArray[n
                 f"and the client has {size:,} images"
             )
     available = int(stratum.marked.sum())
-    _afford(plan, stratum, stratum.having, quotas, available)
-    _afford(plan, stratum, stratum.lacking, np.subtract(plan.sizes, quotas), len(deck) - available)
+    _require_enough_images(plan, stratum, stratum.having, quotas, available)
+    _require_enough_images(plan, stratum, stratum.lacking, np.subtract(plan.sizes, quotas), len(deck) - available)
     return deck.deal_quotas(plan.sizes, quotas.tolist(), stratum.marked)
 
 
-def _afford(plan: Scenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int) -> None:
+def _require_enough_images(
+    plan: PaperScenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int
+) -> None:
     """Small clients are served first, so that the message says what they leave."""
     for group in (plan.small, plan.large):
         needs = int(needed[list(group)].sum())
         if needs > left:
             raise UserError(
-                f"{plan.name}, {stratum.subject} at {_span(group)}: needs {needs:,} {kind}, {left:,} are left"
+                f"{plan.name}, {stratum.subject} at {_client_span(group)}: needs {needs:,} {kind}, {left:,} are left"
             )
         left -= needs
 
 
-def _span(group: tuple[int, ...]) -> str:
+def _client_span(group: tuple[int, ...]) -> str:
     """C2, or C2–C4: the clients of a group stand side by side in every scenario."""
     first, last = group[0] + 1, group[-1] + 1
     return f"C{first}" if first == last else f"C{first}–C{last}"
 
 
-def _whole(name: str, value: object) -> int:
+def _whole_number_option(name: str, value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise UserError(f"{name} must be a whole number of zero or more, not {value!r}")
     return value
 
 
-def _fraction(name: str, value: float) -> float:
+def _fraction_option(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise UserError(f"{name} must be between 0 and 1, not {value:g}")
     return value

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, not_negative, positive
-from feddraw.scenarios.image_deck import ClientRows, Deck, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, numbered_clients
 
-TRIES = 1000
+MOST_DRAWS = 1000
 
 
 def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5, min_size: int = 10) -> ClientRows:
@@ -23,27 +23,27 @@ def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5,
     deck = deck.sample(scale, clients, min_size)
     units = deck.units
     finding = deck.rarest_findings()
-    for _ in range(TRIES):
-        owner = _spread(deck, finding, clients, alpha)[units]
+    for _ in range(MOST_DRAWS):
+        owner = _spread_by_dirichlet(deck, finding, clients, alpha)[units]
         if np.bincount(owner, minlength=clients).min() >= min_size:
-            return numbered([deck.rows[owner == client] for client in range(clients)])
+            return numbered_clients([deck.rows[owner == client] for client in range(clients)])
     raise UserError(
-        f"in {TRIES:,} draws with alpha {alpha:g} some client always had fewer than {min_size:,} images: "
+        f"in {MOST_DRAWS:,} draws with alpha {alpha:g} some client always had fewer than {min_size:,} images: "
         "use a larger alpha, fewer clients or a smaller min_size"
     )
 
 
-def _spread(deck: Deck, finding: NDArray[np.intp], clients: int, alpha: float) -> NDArray[np.intp]:
+def _spread_by_dirichlet(deck: Deck, finding: NDArray[np.intp], clients: int, alpha: float) -> NDArray[np.intp]:
     """The client of every unit: those of one finding, in drawn order, are cut at the cumulated proportions."""
     owner = np.empty(len(finding), dtype=np.intp)
     for kind in np.unique(finding):
         members = np.flatnonzero(finding == kind)
-        cuts = np.floor(np.cumsum(_proportions(deck, clients, alpha))[:-1] * len(members) + 0.5)
+        cuts = np.floor(np.cumsum(_dirichlet_proportions(deck, clients, alpha))[:-1] * len(members) + 0.5)
         owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     return owner
 
 
-def _proportions(deck: Deck, clients: int, alpha: float) -> NDArray[np.float64]:
+def _dirichlet_proportions(deck: Deck, clients: int, alpha: float) -> NDArray[np.float64]:
     """One draw from the symmetric Dirichlet by inverted gammas, in logarithms because small alphas underflow."""
     from scipy.special import gammaincinv
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
 
 
 def iid(deck: Deck, scale: float, *, clients: int = 4) -> ClientRows:
     """Random split into equal clients (sizes differ by at most one image)."""
     deck = deck.sample(scale, clients)
-    return numbered(deck.deal(apportion(len(deck), [1] * clients)))
+    return numbered_clients(deck.deal(apportion(len(deck), [1] * clients)))

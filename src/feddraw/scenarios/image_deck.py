@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, at_least
-from feddraw.scenarios.patients import share_out
+from feddraw.scenarios.whole_patients import deal_whole_patients
 
 Rows = NDArray[np.intp]
 LARGEST_SCALE = 1000  # times the images of any archive that there is
 ClientRows = dict[str, Rows]  # client's name -> its images
 
 
-def scaled(count: int, scale: float) -> int:
+def scaled_count(count: int, scale: float) -> int:
     """`count * scale`, halves up; in decimal, because 9,500 × 0.045 is 427.5 on paper and not always in binary."""
     if scale > LARGEST_SCALE:
         raise UserError(f"scale must be at most {LARGEST_SCALE:,}, not {scale:g}")
     return int((Decimal(count) * Decimal(repr(float(scale)))).quantize(Decimal(1), ROUND_HALF_UP))
 
 
-def half_up(value: float) -> int:
+def rounded_half_up(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
@@ -40,7 +40,7 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return [int(part) for part in np.diff(marks, prepend=0)]
 
 
-def numbered(hands: Sequence[Rows]) -> ClientRows:
+def numbered_clients(hands: Sequence[Rows]) -> ClientRows:
     """Clients called C1, C2, … as in the paper."""
     return {f"C{number}": rows for number, rows in enumerate(hands, start=1)}
 
@@ -84,7 +84,7 @@ class Deck:
 
     def sample(self, scale: float, clients: int = 1, least: int = 0) -> Deck:
         """A random part of the images, at most all; enough for so many clients to have one, or this many each."""
-        wanted = scaled(len(self), scale)
+        wanted = scaled_count(len(self), scale)
         if wanted > len(self):
             raise UserError(
                 f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use a scale of 1 or less"
@@ -116,7 +116,7 @@ class Deck:
         """Random hands of exact sizes, each with an exact number of marked images (a mark per image in drawn order)."""
         needs = np.column_stack([quotas, np.subtract(sizes, quotas)]).astype(np.intp)
         if self.by_patient:
-            owner = share_out(self.units, marked, needs, self.raw(len(self)))
+            owner = deal_whole_patients(self.units, marked, needs, self.raw(len(self)))
             return [self.rows[owner == client] for client in range(len(sizes))]
         stops = np.cumsum(needs, axis=0)[:-1]
         with_mark = np.split(self.rows[marked][: needs[:, 0].sum()], stops[:, 0])
@@ -124,7 +124,7 @@ class Deck:
         return [np.concatenate(hand) for hand in zip(with_mark, without, strict=True)]
 
 
-def shuffle(labels: Labels, seed: int, patient_disjoint: bool = False) -> Deck:
+def shuffled_deck(labels: Labels, seed: int, patient_disjoint: bool = False) -> Deck:
     """All images in an order that depends on their names and the seed only."""
     if patient_disjoint and labels.patients is None:
         raise UserError("patient_disjoint needs the patient of each image, and this data has none: leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
 
 
 def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0, min_size: int = 10) -> ClientRows:
@@ -24,4 +24,4 @@ def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0
     above = np.maximum(whole - min_size, 0)
     shares = above if above.any() else np.ones(clients)
     sizes = [min_size + part for part in apportion(spare, shares.tolist())]
-    return numbered(deck.deal(sizes))
+    return numbered_clients(deck.deal(sizes))

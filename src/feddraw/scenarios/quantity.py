@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
 
 
 def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:
@@ -11,4 +11,4 @@ def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) 
     not_negative("power", power)
     deck = deck.sample(scale, clients)
     sizes = apportion(len(deck), [rank**-power for rank in range(1, clients + 1)])
-    return numbered(deck.deal(sizes))
+    return numbered_clients(deck.deal(sizes))

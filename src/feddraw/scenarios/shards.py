@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import UserError, at_least
-from feddraw.scenarios.image_deck import ClientRows, Deck, numbered
+from feddraw.scenarios.image_deck import ClientRows, Deck, numbered_clients
 
 
 def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:
@@ -27,4 +27,4 @@ def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -
     owner = np.empty(len(finding), dtype=np.intp)
     for turn, piece in enumerate(np.argsort(deck.raw(count), kind="stable")):
         owner[pieces[piece]] = turn // per_client
-    return numbered([deck.rows[owner[units] == client] for client in range(clients)])
+    return numbered_clients([deck.rows[owner[units] == client] for client in range(clients)])

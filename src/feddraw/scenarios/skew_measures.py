@@ -41,10 +41,10 @@ class Skew:
     shared_patients: int | None  # patients with images at two clients or more; None if patients are not known
 
 
-def measure(partition: Partition, labels: Labels) -> Skew:
+def measure_skew(partition: Partition, labels: Labels) -> Skew:
     """All measures of a partition of these labels."""
     mixes = label_mixes(partition, labels)
-    pool = counts(partition, labels).sum(axis=0)
+    pool = label_counts(partition, labels).sum(axis=0)
     together: Numbers = pool / max(pool.sum(), 1)
     return Skew(
         measure_sizes(partition.sizes.tolist()),
@@ -71,7 +71,7 @@ def gini(sizes: Sequence[int]) -> float:
     return float(np.abs(values[:, None] - values).mean() / (2 * values.mean()))
 
 
-def counts(partition: Partition, labels: Labels) -> NDArray[np.intp]:
+def label_counts(partition: Partition, labels: Labels) -> NDArray[np.intp]:
     """Images of each client with each class, and, in the last column, with none."""
     per_client = [labels.truth(shard.rows) for shard in partition.shards]
     return np.array(
@@ -81,7 +81,7 @@ def counts(partition: Partition, labels: Labels) -> NDArray[np.intp]:
 
 def label_mixes(partition: Partition, labels: Labels) -> Numbers:
     """Each client's distribution over classes and none; rows sum to 1."""
-    table = counts(partition, labels)
+    table = label_counts(partition, labels)
     # a client without a known positive or known negative image has no mix: that of all clients, at distance 0
     totals = table.sum(axis=1, keepdims=True)
     mixes: Numbers = np.where(totals > 0, table, table.sum(axis=0)) / np.where(totals > 0, totals, max(table.sum(), 1))

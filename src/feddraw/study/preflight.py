@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from feddraw.core import Model
 from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
-from feddraw.data.dataset_from_table import Look
+from feddraw.data.image_preparation import PreparationEstimate
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.device_placement import places_for_runs
 from feddraw.experiment.run_preparation import (
@@ -65,7 +65,7 @@ class StudySurvey:
     runs: Sequence[PlannedRun]
     finished: set[str] = field(default_factory=set)
     obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
-    looks: dict[str, tuple[Dataset, Look]] = field(default_factory=dict)  # by data key
+    looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)  # by data key
     work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
     clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
@@ -110,8 +110,8 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
     for key, members in grouped((data_key(planned.complete), planned) for planned in found.left).items():
         say(f"opening {members[0].complete.section('data')[0]}")
         with found.noting(members):
-            look = Look()
-            found.looks[key] = open_experiment_data(members[0].complete, look=look), look
+            look = PreparationEstimate()
+            found.looks[key] = open_experiment_data(members[0].complete, estimate=look), look
     opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
     initial: dict[str, Model] = {}
     for key, members in grouped((_model_key(found, planned), planned) for planned in opened).items():
@@ -198,7 +198,7 @@ class Preflight:
         }
 
 
-def _described_dataset(dataset: Dataset, look: Look) -> dict[str, Any]:
+def _described_dataset(dataset: Dataset, look: PreparationEstimate) -> dict[str, Any]:
     images: dict[str, Any] = {split: len(dataset.rows[split]) for split in SPLITS}
     return {"name": dataset.name, **images, "to_prepare": look.images, "bytes": sum(look.bytes.values())}
 
@@ -226,7 +226,7 @@ def preflight(
     images = {entry: size for look in looks for entry, size in look.bytes.items()}
     folders = sum(found.folder_bytes[planned.name] for planned in left)
     memory = max((one.memory for one in timed.values()), default=0)
-    obstacles += _full_disks({image_cache.root(): sum(images.values()), out: folders})
+    obstacles += _full_disks({image_cache.cache_folder(): sum(images.values()), out: folders})
     obstacles += _too_little_memory(memory, places)
     seconds = StudyProgress([], len(places), expected).seconds_left(list(expected)) or 0.0
     preparing = sum(look.seconds for look in looks) / cores()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.errors import UserError, in_one_line, unknown
-from feddraw.models._weights import State, read_weights
+from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
 from feddraw.training.find_classifier import classifier_of, evaluation_mode
 from feddraw.training.network import Build
 
@@ -57,7 +57,7 @@ def build_network(
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
     classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
     if pretrained and (file := _pretrained_file(function, settings)):
-        load_pretrained(module, read_weights(Path(file)), classifier, file)
+        load_pretrained(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
         classifier = _add_projection(module, classifier, projection)
     _freeze_layers(module, options.get("freeze", ()))
@@ -128,7 +128,7 @@ def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tens
     return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
 
 
-def load_pretrained(module: nn.Module, state: State, classifier: Heads, file: str) -> None:
+def load_pretrained(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
     """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
     heads = (classifier,) if isinstance(classifier, str) else classifier
     own = module.state_dict()

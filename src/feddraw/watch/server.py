@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from feddraw import naming
-from feddraw.data.image_cache import root as cache_folder
+from feddraw.data.image_cache import cache_folder
 from feddraw.errors import UserError
 from feddraw.system.file_writing import PRIVATE, make_folder
 from feddraw.watch.followed_runs import FollowedFolder

@@ -10,7 +10,7 @@ import numpy as np
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.splits import FEW, in_words, scarcest, too_few
+from feddraw.data.splits import FEW_FOR_AUC, finding_counts_in_words, images_of_rarer_label, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Table, Text
@@ -33,8 +33,11 @@ def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> 
     rows = [
         [
             Cell(f"{name} †" if name in marked else name),
-            *(Cell(in_words(splits[split], place), splits[split]["positives"][place]) for split in SPLITS),
-            *(_area(areas[method].get(name), scarcest(splits["test"], place)) for method in shown),
+            *(
+                Cell(finding_counts_in_words(splits[split], place), splits[split]["positives"][place])
+                for split in SPLITS
+            ),
+            *(_area(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
         ]
         for place, name in enumerate(findings)
     ]
@@ -69,7 +72,8 @@ def population(runs: Sequence[Run]) -> str:
 
 
 def few_in_words() -> str:
-    return f"fewer than {FEW} positive or {FEW} negative test images: one image moves the AUC by {1 / FEW:g} or more"
+    few = FEW_FOR_AUC
+    return f"fewer than {few} positive or {few} negative test images: one image moves the AUC by {1 / few:g} or more"
 
 
 def counts_of(runs: Sequence[Run]) -> Mapping[str, Any]:
@@ -100,7 +104,7 @@ def findings_of(runs: Sequence[Run]) -> tuple[str, ...]:
 def marked_findings(runs: Sequence[Run]) -> list[str]:
     """Findings whose AUC rests on few test images."""
     test = counts_of(runs).get("test")
-    return [name for place, name in enumerate(findings_of(runs)) if too_few(test, place)] if test else []
+    return [name for place, name in enumerate(findings_of(runs)) if too_few_for_auc(test, place)] if test else []
 
 
 def unmarked_findings(runs: Sequence[Run]) -> list[str]:

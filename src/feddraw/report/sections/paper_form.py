@@ -16,7 +16,7 @@ from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Pictur
 from feddraw.report.evidence import Report, mean
 from feddraw.report.sections.weights import weighed_methods
 from feddraw.results.recorded_run import METRICS
-from feddraw.scenarios.paper import PAPER, TITLES
+from feddraw.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
 
 IN_A_ROW = {7: 4}  # scenarios beside one another, where the paper breaks a table; else up to six
 PANELS = ("CHX-4", "CHX-1")  # whose weights the paper draws
@@ -51,14 +51,16 @@ def in_order(report: Report) -> list[str]:
 
 def _families(report: Report) -> dict[str, list[str]]:
     """Scenarios by the data set that they are made of; the paper's in its order."""
-    order = [scenario.name for scenario in PAPER.values()]
+    order = [scenario.name for scenario in PAPER_SCENARIOS.values()]
     scenarios = sorted(report.collection.scenarios, key=lambda s: order.index(s) if s in order else len(order))
     return grouped((_data_title(report, scenario), scenario) for scenario in scenarios)
 
 
 def _data_title(report: Report, scenario: str) -> str:
     name = str(report.collection.of(scenario)[0].settings["data"]["name"])
-    titles = {"phantom": "phantoms", "nih": "ChestX-ray14"} | {str(key): title for key, title in TITLES.items()}
+    titles = {"phantom": "phantoms", "nih": "ChestX-ray14"} | {
+        str(key): title for key, title in PAPER_DATASET_TITLES.items()
+    }
     return titles.get(name, name.rpartition("/")[2])
 
 

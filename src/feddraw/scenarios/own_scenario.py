@@ -15,33 +15,33 @@ import numpy as np
 from feddraw.catalog import own_function
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.image_deck import ClientRows, Rows, numbered
+from feddraw.scenarios.image_deck import ClientRows, Rows, numbered_clients
 
 
-def deal_own(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:
+def deal_own_scenario(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:
     """What the user's function deals, checked."""
     function = own_function(name)
     try:
         call = inspect.signature(function).bind(labels, seed, scale, **options)
     except TypeError as problem:
         raise UserError(f"{name} is called with (labels, seed, scale, **options): {problem}") from None
-    hands = _named(function(*call.args, **call.kwargs), name)
-    return {str(client): _checked(rows, len(labels), f"{name}, client {client}") for client, rows in hands.items()}
+    hands = _clients_of_own_scenario(function(*call.args, **call.kwargs), name)
+    return {str(client): _checked_rows(rows, len(labels), f"{name}, client {client}") for client, rows in hands.items()}
 
 
-def _named(dealt: Any, name: str) -> Mapping[Any, Any]:
+def _clients_of_own_scenario(dealt: Any, name: str) -> Mapping[Any, Any]:
     shards = getattr(dealt, "shards", None)
     if shards is not None:
         return {shard.client: shard.rows for shard in shards}
     if isinstance(dealt, Mapping):
         return dealt
     try:
-        return numbered(list(dealt))
+        return numbered_clients(list(dealt))
     except TypeError:
         raise UserError(f"{name} must return a list of row numbers per client, not {type(dealt).__name__}") from None
 
 
-def _checked(rows: Any, images: int, whose: str) -> Rows:
+def _checked_rows(rows: Any, images: int, whose: str) -> Rows:
     try:
         array = np.asarray(rows)
     except ValueError:  # lists of unequal length

@@ -17,7 +17,7 @@ from feddraw.errors import UserError
 NOBODY = -1
 
 
-def share_out(
+def deal_whole_patients(
     patients: NDArray[np.intp], marked: NDArray[np.bool_], needs: NDArray[np.intp], raw: NDArray[np.uint64]
 ) -> NDArray[np.intp]:
     """The client of every image, or NOBODY. `needs` (clients, 2): how many marked and unmarked images each must get."""
@@ -27,10 +27,10 @@ def share_out(
     packing.fill_gaps()
     packing.require_full()
     used = packing.used[patients, np.where(marked, 0, 1)]
-    return np.where(_turn(patients, marked) < used, packing.owner[patients], NOBODY)
+    return np.where(_place_among_patients_images(patients, marked) < used, packing.owner[patients], NOBODY)
 
 
-def _turn(patients: NDArray[np.intp], marked: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _place_among_patients_images(patients: NDArray[np.intp], marked: NDArray[np.bool_]) -> NDArray[np.intp]:
     """How many images of the same patient and mark come before this one."""
     kind = patients * 2 + marked
     order = np.argsort(kind, kind="stable")

@@ -1,0 +1,80 @@
+"""What is done to the images of any data set: size, CLAHE, normalisation, and an estimate of what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddraw.catalog import installed
+from feddraw.data.image_cache import Progress
+from feddraw.data.imaging import Recipe
+from feddraw.errors import UserError, is_list_of_numbers, not_negative
+from feddraw.system.workers import limited_workers
+
+PAPER_MEAN, PAPER_STD = 0.5146, 0.2548  # the paper's, of pixel / 255
+
+
+@dataclass
+class PreparationEstimate:
+    """What preparing data sets would take: filled in while they are opened and nothing is written."""
+
+    bytes: dict[Path, int] = field(default_factory=dict)  # by entry of the cache that is not there yet
+    images: int = 0  # that have to be decoded or resized
+    seconds: float = 0.0  # for that, in one process
+
+
+@dataclass(frozen=True)
+class ImagePreparation:
+    """What is done to the images of any data set."""
+
+    size: int = 224
+    clahe: bool = False
+    normalize: str | Sequence[float] = "paper"  # "paper", "measured", or mean and standard deviation
+    skip_bad: bool = False
+    workers: int = 0  # processes that prepare images; 0: one per core
+    progress: Progress | None = None
+    estimate: PreparationEstimate | None = None  # given: check everything, decode a few images, prepare nothing
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.size <= 2048:
+            raise UserError(f"size must be from 8 to 2048 pixels, not {self.size}")
+        not_negative("workers", self.workers)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.size, self.clahe)
+
+    @property
+    def processes(self) -> int:
+        return limited_workers(self.workers)
+
+
+def normalization(how: str | Sequence[float], images: NDArray[np.uint8], rows: NDArray[np.intp]) -> tuple[float, float]:
+    """Mean and standard deviation of pixel / 255: the paper's, given, or measured on the training images."""
+    if how == "paper":
+        return PAPER_MEAN, PAPER_STD
+    if how == "measured":
+        return measured_normalization(images, rows)
+    if not is_list_of_numbers(how, 2) or float(how[1]) <= 0:
+        raise UserError(f"normalize must be paper, measured, or a mean and a positive standard deviation, not {how!r}")
+    return float(how[0]), float(how[1])
+
+
+def measured_normalization(images: NDArray[np.uint8], rows: NDArray[np.intp]) -> tuple[float, float]:
+    """From a count of each grey level, which is exact however many images there are."""
+    counts = np.zeros(256, dtype=np.int64)
+    for start in range(0, len(rows), 256):
+        counts += np.bincount(images[rows[start : start + 256]].ravel(), minlength=256)
+    levels = np.arange(256) / 255
+    mean = float(np.average(levels, weights=counts))
+    return mean, float(np.sqrt(np.average((levels - mean) ** 2, weights=counts))) or 1.0
+
+
+def require_pydicom_for(paths: Iterable[str]) -> None:
+    """Refuse DICOM files where pydicom, which reads them, is not installed."""
+    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed("pydicom"):
+        raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")
