@@ -20,7 +20,7 @@ from feddraw.experiment import dataset_by_name
 from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.report import write_report
-from feddraw.results import checkpoint, recorded_run
+from feddraw.results import checkpoint, predictions
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
@@ -103,7 +103,7 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "lists of ChestX-ray14": nih.MAX_LIST,
         "label tables, unpacked": tables.MAX_TEXT,
         "a line of them": tables.MAX_LINE,
-        "predictions": recorded_run.MAX_SCORES,
+        "predictions": predictions.MAX_PREDICTIONS,
         "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_WEIGHTS,
         "DICOM files": imaging.MAX_FILE,

@@ -87,3 +87,10 @@ def to_cell(value: Any) -> Any:
 def from_cell(value: str) -> str:
     """What `to_cell` was given."""
     return value[1:] if _ESCAPED_FORMULA.match(value) and not _NUMBER.fullmatch(value[1:]) else value
+
+
+def join_names(names: Sequence[str]) -> str:
+    """a, b and c; long lists are cut."""
+    if len(names) > 8:
+        names = [*names[:6], f"{len(names) - 6} more"]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -98,7 +98,7 @@ def show(
     one_of("--split", split, SPLITS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
     dataset = opened(name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings)
-    from feddraw.analysis.plots import save
+    from feddraw.analysis.plots import save_figure
     from feddraw.data.contact_sheet import contact_sheet, varied_examples
 
     of_split = {str(name): found for name, found in dataset.rows.items()}[split]
@@ -107,7 +107,7 @@ def show(
     figure = contact_sheet(
         replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns
     )
-    save(figure, out)
+    save_figure(figure, out)
     echo(f"written to {out}")
 
 

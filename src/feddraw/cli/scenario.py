@@ -71,9 +71,9 @@ def show(
     table, partition = _deal(name, labels, scale, seed, set_)
     measures = measure(partition, table)
     if plot:
-        from feddraw.analysis.plots import partition_figure, save
+        from feddraw.analysis.plots import partition_figure, save_figure
 
-        save(partition_figure(partition, table), plot)
+        save_figure(partition_figure(partition, table), plot)
     if json:
         as_json(summary(partition, table, measures))
     else:

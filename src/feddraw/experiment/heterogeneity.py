@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.site_distances import (
-    Batches,
+    BatchGradients,
     Heterogeneity,
     SiteDistance,
-    compared,
-    intervals,
+    compare_sites,
+    distance_intervals,
     number_or_none,
     weights_by_rule,
 )
@@ -93,8 +93,8 @@ def _examined(
     seed = setting.experiment.seed
     layers, findings = groups_of(model.layout, setting.dataset.findings)
     batches, measured = _gathered(setting, model, round, how, {**layers, **findings}, progress)
-    overall = compared(batches, how.layer, how.permutations, seed)
-    found = intervals(batches, how.layer, how.replicates, seed)
+    overall = compare_sites(batches, how.layer, how.permutations, seed)
+    found = distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in setting.training_rows]
     weights = weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
@@ -102,7 +102,7 @@ def _examined(
         of = {rule: column[number] for rule, column in weights.items()}
         distance, low, high = map(number_or_none, next(distances) if count else [math.nan] * 3)
         sites.append(SiteDistance(client, size, count * how.measurement.batch_size, distance, low, high, of))
-    by = [[compared(batches, name, how.permutations, seed) for name in names] for names in (layers, findings)]
+    by = [[compare_sites(batches, name, how.permutations, seed) for name in names] for names in (layers, findings)]
     return Heterogeneity(round, overall, tuple(sites), tuple(by[0]), tuple(by[1]))
 
 
@@ -113,7 +113,7 @@ def _gathered(
     how: Examination,
     groups: Mapping[str, NDArray[np.intp]],
     progress: Progress | None,
-) -> tuple[Batches, list[int]]:
+) -> tuple[BatchGradients, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = setting.clients, setting.experiment
     _require_room(len(clients) * how.measurement.batches, len(model.params))
@@ -131,7 +131,7 @@ def _gathered(
     matrix = np.stack(rows)
     origin = np.zeros(matrix.shape[1], np.float32)
     products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
-    return Batches(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
+    return BatchGradients(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
 
 
 def _require_room(batches: int, parameters: int) -> None:

@@ -24,15 +24,15 @@ from feddraw.data.tables import numbers
 from feddraw.errors import UserError, one_of
 from feddraw.experiment.run_preparation import builder, open_data
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.results.kept_models import KEPT
-from feddraw.results.recorded_run import Run, number, read_run
+from feddraw.results.kept_models import KEPT_MODELS
+from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_collection import require_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.reading import as_written
+from feddraw.system.reading import as_written, number_or_nan
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 
-MODELS = ("last", *KEPT)
+MODELS = ("last", *KEPT_MODELS)
 MAX_MODEL = 1 << 34
 
 
@@ -40,7 +40,7 @@ MAX_MODEL = 1 << 34
 class TrainedModel:
     """One of a run's models, with all that is needed to apply it to new images."""
 
-    run: Run  # with this model's metrics
+    run: RecordedRun  # with this model's metrics
     experiment: Experiment
     module: nn.Module
     classifier: Heads
@@ -94,7 +94,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
 
 
-def finished_run(path: Path) -> Run:
+def finished_run(path: Path) -> RecordedRun:
     """A run that has its last files."""
     require_run(path)
     run = read_run(path)
@@ -111,7 +111,7 @@ def _findings(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float,
     if not findings:
         raise ValueError("no findings")
     thresholds = tested.get("thresholds", {})
-    return findings, tuple(number(thresholds.get(name)) for name in findings)
+    return findings, tuple(number_or_nan(thresholds.get(name)) for name in findings)
 
 
 def _fill(module: nn.Module, path: Path) -> None:
@@ -131,7 +131,7 @@ def _fill(module: nn.Module, path: Path) -> None:
         raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
 
 
-def _preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+def _preparation(run: RecordedRun, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:

@@ -13,7 +13,8 @@ from feddraw.analysis import metrics
 from feddraw.experiment.run_preparation import DealtData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import line
-from feddraw.results.recorded_run import Predictions, number
+from feddraw.results.predictions import Predictions
+from feddraw.system.reading import number_or_nan
 
 REPLICATES = 500
 MODELS = {
@@ -99,10 +100,10 @@ def _findings(trained: TrainedModel) -> Iterator[str]:
         for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(_with_interval(number(value), _replicates(test, place, measure)))
+            cells.append(_with_interval(number_or_nan(value), _replicates(test, place, measure)))
         rows.append([name, *cells])
     yield from _table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    macro = {kind: number(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
+    macro = {kind: number_or_nan(tested.get(kind, {}).get("macro")) for kind in ("auc", "gm")}
     yield ""
     yield f"Mean over findings: AUC {_text(macro['auc'])}, GM {_text(macro['gm'])}. A finding is called if its score is"
     yield "at least the threshold, which was chosen on validation images for the largest geometric mean (GM) of"

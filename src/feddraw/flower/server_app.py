@@ -34,7 +34,7 @@ from feddraw.flower.records import to_arrays
 from feddraw.flower.roster import read_sites
 from feddraw.flower.settings import Federation
 from feddraw.flower.strategy import MethodStrategy
-from feddraw.results.kept_models import Keeper
+from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios.image_deck import Partition
 from feddraw.secure_sums.session import FEWEST
@@ -114,7 +114,7 @@ def _carry_out(
     grid: Grid, experiment: Experiment, federation: Federation, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
     strategy = make_strategy(experiment, federation, evaluation, folder)
-    keeper = Keeper(experiment.keep, experiment.rounds, folder)
+    keeper = ModelKeeper(experiment.keep, experiment.rounds, folder)
     if folder is not None and federation.resume:
         keeper.resume()
     strategy.logs_rounds = False  # a round's line has its evaluation
@@ -171,7 +171,7 @@ def make_strategy(
 
 
 def _conclude(
-    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: Keeper, done: int
+    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: ModelKeeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
     assert strategy.model is not None

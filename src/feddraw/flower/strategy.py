@@ -39,13 +39,13 @@ from feddraw.flower.secure_server import SecureRounds, Table, directory_of
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import line
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.run_folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST as FEWEST_SUMMED
 from feddraw.secure_sums.signing_keys import Directory
 from feddraw.server.gate import MOST_IMAGES, Gate
 from feddraw.server.ledger import NUMBERS, LedgerEntry, with_findings
-from feddraw.server.policy import FEWEST, Policy
+from feddraw.server.policy import FEWEST, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 

@@ -33,10 +33,11 @@ from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import line
 from feddraw.nvflare.carried_state import packed, unpacked
-from feddraw.results.run_folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
+from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain
 from feddraw.system.files import make_folder
 

@@ -148,3 +148,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in toml_values(table).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def number_or_nan(value: Any) -> float:
+    """A number that `json_values` wrote: null is undefined, and infinity is a word."""
+    return math.nan if value is None else float(value)
