@@ -162,7 +162,7 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
-    findings = {finding.topic: finding for finding in conclusions.findings(FOUND)}
+    findings = {finding.topic: finding for finding in conclusions.conclusions(FOUND)}
     assert all(finding.numbers for finding in conclusions.values())
     assert "not significant at the paper's own threshold" in findings["against FedAvg"].text
     assert findings["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])

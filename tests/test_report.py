@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
 from feddraw.analysis.bootstrap import bootstrap, interval
+from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
 from feddraw.report import WrittenReport, markdown, write_report
 from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
 from feddraw.report.differences_over_trainings import differences_over_trainings
-from feddraw.report.pictures import GRID, roc
 from feddraw.report.report_statistics import Report, compute_report
 from feddraw.report.section_order import compose_report
 from feddraw.report.sections import client_views
@@ -330,10 +330,10 @@ def test_the_roc_curve_has_the_area_of_the_metric() -> None:
     rng = np.random.default_rng(1)
     truth = (rng.random(4000) < 0.3).astype(np.uint8)
     scores = np.round(truth + rng.standard_normal(4000), 1)  # with ties
-    curve = roc(scores, truth)
+    curve = roc_curve(scores, truth)
     assert curve is not None
-    assert np.trapezoid(curve, GRID) == pytest.approx(metrics.auc(scores, truth), abs=2e-3)
-    assert roc(scores, np.ones(4000, dtype=np.uint8)) is None
+    assert np.trapezoid(curve, ROC_GRID) == pytest.approx(metrics.auc(scores, truth), abs=2e-3)
+    assert roc_curve(scores, np.ones(4000, dtype=np.uint8)) is None
 
 
 # ---------------------------------------------------------------------------------------------------- bad input

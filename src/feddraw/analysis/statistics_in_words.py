@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, to_digits
 
@@ -105,3 +106,11 @@ def p_text(p: float) -> str:
 
 def p_equals(p: float) -> str:
     return f"= {p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def interval_in_brackets(found: Interval | Difference) -> str:
+    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def interval_from_to(found: Interval | Difference) -> str:
+    return f"{found.low:+.4f} to {found.high:+.4f}"

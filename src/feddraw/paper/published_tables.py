@@ -25,9 +25,6 @@ OURS = "FedDRAW"
 Comparisons = Mapping[str, Comparison]  # by metric
 
 
-# ---------------------------------------------------------------------------------------------------- the tables
-
-
 @cache
 def read_published(name: str) -> tuple[dict[str, str], ...]:
     """The rows of one of the published tables."""
@@ -59,9 +56,6 @@ def published_claims() -> list[WeightClaim]:
 def published_comparisons(alpha: float = PAPER_ALPHA) -> dict[str, Comparison]:
     """The paper's analysis of both metrics, from its means."""
     return {metric: compare(published_results(metric), alpha=alpha) for metric in METRICS}
-
-
-# ---------------------------------------------------------------------------------------------------- recomputed
 
 
 @dataclass(frozen=True)

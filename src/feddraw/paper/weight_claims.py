@@ -100,9 +100,6 @@ def judge_claims(
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- ranges
-
-
 def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
     """The least and the most a client can count."""
     alone = np.full(len(sizes), -1.0)
@@ -150,9 +147,6 @@ def _feddraw_weights(
 
 def _without_rounding_error(value: float) -> float:
     return 0.0 if abs(value) < 1e-12 else value  # equal weights differ by a rounding error at most
-
-
-# ---------------------------------------------------------------------------------------------------- claims
 
 
 def _claim_range(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> Range:

@@ -150,9 +150,6 @@ def _html_cell(cell: Cell, tag: str) -> str:
     return f"<{tag}{scope}{value}{number}>{text}</{tag}>"
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-
 _SVG_COLOUR = re.compile("|".join(palette.COLOUR_NAMES))
 _SVG_TAG = re.compile(r"<(?:path|use|text) [^<>]*>")
 _SVG_SPARE = re.compile(

@@ -82,9 +82,6 @@ def paper_pictures(document: ReportDocument) -> list[Picture]:
     return [one for block in paper_blocks(document) if isinstance(block, Gallery) for one in block.pictures]
 
 
-# ---------------------------------------------------------------------------------------------------- PDF
-
-
 def tex_program() -> str:
     """The first TeX program that is installed."""
     found = next((name for name in TEX_PROGRAMS if shutil.which(name)), None)

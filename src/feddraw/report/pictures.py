@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.forest_plot import draw_distances
+from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.analysis.site_distances import heterogeneity_in_ledger
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
@@ -67,9 +68,6 @@ def _client_sizes(run: RecordedRun) -> dict[str, float]:
 
 def _panel_height(rows: int) -> float:
     return min(max(1.6, 0.9 + 0.24 * rows), 8.5)
-
-
-# ---------------------------------------------------------------------------------------------------- weights
 
 
 def weight_pictures(runs: Mapping[str, Sequence[RecordedRun]], scenario: str, *, title: str = "") -> list[Picture]:
@@ -182,9 +180,6 @@ def _mean_ledger_column(runs: Sequence[RecordedRun], part: str) -> tuple[dict[st
     return series, spread if len(alike) > 1 else {}
 
 
-# ---------------------------------------------------------------------------------------------------- results
-
-
 def curve_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
     """Each metric on each split that was evaluated in every round."""
     for split in ("validation", "test"):
@@ -218,10 +213,10 @@ def roc_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, 
             columns = [
                 (found.scores[:, c], found.truth[:, c]) for _, found in members for c in [found.classes.index(finding)]
             ]
-            drawn = [line for scores, truth in columns if (line := roc(scores, truth)) is not None]
+            drawn = [line for scores, truth in columns if (line := roc_curve(scores, truth)) is not None]
             rates = [_operating_point(run, finding) for run, _ in members]
             if drawn and np.isfinite(rates).all():
-                lines[method] = (GRID, np.mean(drawn, axis=0))
+                lines[method] = (ROC_GRID, np.mean(drawn, axis=0))
                 points[method] = (1 - float(np.mean(rates, axis=0)[1]), float(np.mean(rates, axis=0)[0]))
         if lines:
             figure, axes = plots.panel_figure(3.6, 3.6)
@@ -229,22 +224,6 @@ def roc_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, 
             axes.set_title(plots.short_label(finding, 40))
             said = "; ".join(f"{m}: sensitivity {y:.2f}, specificity {1 - x:.2f}" for m, (x, y) in points.items())
             yield Picture(f"{scenario}-roc-{slug(finding)}", figure, f"ROC of {finding}. {said}")
-
-
-GRID = np.linspace(0, 1, 101)
-
-
-def roc(scores: Floats, truth: NDArray[np.integer[Any]]) -> Floats | None:
-    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of image."""
-    scores, truth = scores[truth >= 0], truth[truth >= 0]
-    positive = truth == 1
-    if positive.all() or not positive.any():
-        return None
-    order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)  # equal scores are called together
-    sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
-    alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
-    return np.asarray(np.interp(GRID, alarms, sensitivity))
 
 
 def _operating_point(run: RecordedRun, finding: str) -> tuple[float, float]:

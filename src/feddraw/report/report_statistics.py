@@ -48,9 +48,6 @@ class MethodRanking:
     left_out: tuple[str, ...]
 
 
-# ---------------------------------------------------------------------------------------------------- over scenarios
-
-
 def mean_over_repeats(runs: Sequence[RecordedRun], metric: str, finding: str = "") -> MeanOverRepeats:
     return MeanOverRepeats.of([run.test(metric, finding) for run in runs])
 
@@ -87,8 +84,6 @@ def _common_repeats(values: Mapping[tuple[str, str, str], float], scenario: str,
     repeats = [{r for s, m, r in values if s == scenario and m == method} for method in methods]
     return set.intersection(*repeats) if repeats else set()
 
-
-# ---------------------------------------------------------------------------------------------------- the whole
 
 Say = Callable[[str], None]
 

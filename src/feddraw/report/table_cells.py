@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
+from feddraw.analysis.statistics_in_words import interval_in_brackets
 from feddraw.naming import join_names
 from feddraw.report.blocks import Cell
 from feddraw.report.bootstrap_over_patients import PatientBootstrap
@@ -14,14 +15,6 @@ from feddraw.report.differences_over_trainings import TrainingDifferences
 from feddraw.report.report_statistics import MeanOverRepeats
 from feddraw.results.recorded_run import REFERENCES
 from feddraw.results.run_collection import RunCollection
-
-
-def interval_in_brackets(found: Interval | Difference) -> str:
-    return f"[{found.low:+.4f}, {found.high:+.4f}]"
-
-
-def interval_from_to(found: Interval | Difference) -> str:
-    return f"{found.low:+.4f} to {found.high:+.4f}"
 
 
 def difference_cells(patients: Interval | None, trainings: Difference | None, margin: float) -> list[Cell]:

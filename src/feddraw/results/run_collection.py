@@ -126,8 +126,6 @@ def _without_copies(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], lis
     return list(kept.values()), again
 
 
-# ---------------------------------------------------------------------------------------------------- labels
-
 Key = Callable[[RecordedRun], Any]
 
 
@@ -206,9 +204,6 @@ def _setting_text(run: RecordedRun, key: str) -> str:
     if isinstance(value, str) and "/" in value:
         value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# ---------------------------------------------------------------------------------------------------- notes
 
 
 def _comparability_notes(runs: Sequence[RecordedRun]) -> Iterator[str]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from feddraw.analysis.bootstrap import Interval
+from feddraw.analysis.statistics_in_words import interval_from_to
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, Heading, Paragraph, ReportTable
 from feddraw.report.report_statistics import MeanOverRepeats, Report
-from feddraw.report.table_cells import interval_from_to, number_cell
+from feddraw.report.table_cells import number_cell
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,6 @@ def _performance_column(report: Report, scenario: str, metric: str) -> dict[str,
     return cells
 
 
-# ---------------------------------------------------------------------------------------------------- ranks
-
-
 def _paper_ranks(report: Report) -> Iterator[Block]:
     """Table 6 and the tests on it."""
     found = {metric: ranking.comparison for metric, ranking in report.rankings.items() if ranking.comparison}
@@ -159,9 +156,6 @@ def _rank_pair_cell(found: dict[str, Comparison], row: int, column: int) -> Cell
     return Cell(" / ".join(f"{rank:g}" for rank in ranks), sum(ranks))
 
 
-# ---------------------------------------------------------------------------------------------------- weights
-
-
 def paper_weight_panels(report: Report) -> Iterator[Picture]:
     """Panels (a) to (d): the weights of the method in focus, and how clients of one size differ, in two scenarios."""
     letters = iter("abcd")
@@ -206,9 +200,6 @@ def paper_weight_caption(report: Report) -> str:
 
 def _client_range(names: Sequence[str]) -> str:
     return f"{names[0]}–{names[-1]}" if len(names) > 2 else " and ".join(names)
-
-
-# ---------------------------------------------------------------------------------------------------- the paper's
 
 
 def _beside_published(report: Report) -> Iterator[Block]:
