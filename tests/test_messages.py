@@ -48,7 +48,7 @@ PRINTED_BY = {
     "explorer/build.py": ("explore",),
     "flower/signatures.py": ("operator sign",),
     "report/report_files.py": ("report",),
-    "report/report_statistics.py": ("report",),
+    "report/bootstrap_over_patients.py": ("report",),
     "results/run_folder.py": ("run", "demo"),
     "scenarios/partition.py": ("scenario show",),
     "watch/server.py": ("watch",),
