@@ -162,16 +162,16 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
-    findings = {finding.topic: finding for finding in conclusions.conclusions(FOUND)}
-    assert all(finding.numbers for finding in conclusions.values())
-    assert "not significant at the paper's own threshold" in findings["against FedAvg"].text
-    assert findings["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])
-    assert findings["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])
-    assert findings["signed ranks"].numbers["largest_holm_p"]["auc"] == pytest.approx(0.016, abs=5e-4)
-    assert findings["FedNova"].numbers["coefficients"] == pytest.approx([0.1059, 0.1039], abs=5e-5)
-    assert findings["severity"].numbers["gini"] == pytest.approx([0.321, 0.300, 0.173, 0.073], abs=5e-4)
-    assert list(findings["similarity gaps"].numbers["possible"].values()) == pytest.approx([0.0153, 0.0622], abs=1e-4)
-    assert findings["GM and AUC"].numbers["gm_gain_not_larger"] == ["CHX-6", "CHM-2"]
+    found = {one.topic: one for one in conclusions.conclusions(FOUND)}
+    assert all(one.numbers for one in found.values())
+    assert "not significant at the paper's own threshold" in found["against FedAvg"].text
+    assert found["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])
+    assert found["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])
+    assert found["signed ranks"].numbers["largest_holm_p"]["auc"] == pytest.approx(0.016, abs=5e-4)
+    assert found["FedNova"].numbers["coefficients"] == pytest.approx([0.1059, 0.1039], abs=5e-5)
+    assert found["severity"].numbers["gini"] == pytest.approx([0.321, 0.300, 0.173, 0.073], abs=5e-4)
+    assert list(found["similarity gaps"].numbers["possible"].values()) == pytest.approx([0.0153, 0.0622], abs=1e-4)
+    assert found["GM and AUC"].numbers["gm_gain_not_larger"] == ["CHX-6", "CHM-2"]
 
 
 def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:
