@@ -55,7 +55,7 @@ from atlas_runs import (
 from feddraw.analysis.bootstrap import bootstrap, interval
 from feddraw.analysis.paired_differences import Difference, against
 from feddraw.analysis.palette import MUTED, SERIES
-from feddraw.analysis.plots import look, save, styled
+from feddraw.analysis.plots import figure_style, line_look, save_figure
 from feddraw.analysis.statistics import holm
 from feddraw.results.recorded_run import read_run
 from feddraw.system.file_reading import read_csv, read_toml
@@ -481,7 +481,7 @@ def written_differences(known: Evidence) -> list[dict[str, object]]:
 
 def gaps_figure(known: Evidence) -> Figure:
     """Uniform minus FedAvg by regime, with intervals; radiographs beside phantoms."""
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
         for place, (data, shift) in enumerate((("phantom", 0.0), ("nih", 0.25))):
@@ -489,21 +489,21 @@ def gaps_figure(known: Evidence) -> Figure:
                 if math.isfinite(gap[1]):
                     row = REGIMES.index(regime) + shift
                     axes.plot(gap[1:3], [row, row], color=SERIES[place], linewidth=1.6)
-                    axes.plot(gap[0], row, **look(place) | {"linestyle": ""}, markersize=5)
+                    axes.plot(gap[0], row, **line_look(place) | {"linestyle": ""}, markersize=5)
         axes.axvspan(-MARGIN, MARGIN, color="0.92", zorder=-1)
         axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yticks(range(len(REGIMES)), REGIMES, fontsize=8)
         axes.set_ylim(len(REGIMES) - 0.4, -0.6)
         axes.set_xlabel("AUC, uniform averaging minus FedAvg (right: equal weights are better)", fontsize=8)
         for place, words in enumerate(("phantoms", "NIH sample")):
-            axes.plot([], [], **look(place) | {"linestyle": ""}, label=words)
+            axes.plot([], [], **line_look(place) | {"linestyle": ""}, label=words)
         axes.legend(fontsize=8, frameon=False)
     return figure
 
 
 def curves_figure(known: Evidence) -> Figure:
     """The mean test AUC of every rule by round, a panel per regime."""
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(8.4, 6.4), layout="constrained")
         grid = figure.subplots(3, 3, sharex=True)
         for axes, regime in zip(grid.ravel(), REGIMES, strict=True):
@@ -511,7 +511,7 @@ def curves_figure(known: Evidence) -> Figure:
                 curves = [run.curve for run in known.phantom if (run.regime, run.rule) == (regime, rule)]
                 if curves:
                     mean = np.mean(curves, axis=0)
-                    style = look(place) | {"marker": ""}
+                    style = line_look(place) | {"marker": ""}
                     axes.plot(range(1, len(mean) + 1), mean, **style, linewidth=1.3, label=shown(rule))
             axes.set_title(regime, fontsize=8)
             axes.tick_params(labelsize=7)
@@ -528,7 +528,7 @@ BESIDE = {"alike": (-5, 5), "blur, small": (5, 6), "scanner": (5, -9), "blur, la
 
 def decision_figure(known: Evidence) -> Figure:
     """What is measured in the first rounds, and what equal weights gain at the end."""
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.subplots()
         for place, data in enumerate(("phantom", "nih")):
@@ -537,7 +537,7 @@ def decision_figure(known: Evidence) -> Figure:
                 if regime in scale and math.isfinite(gap[1]):
                     x = max(scale[regime], 0.05)
                     axes.plot([x, x], gap[1:3], color=SERIES[place], linewidth=1.2)
-                    axes.plot(x, gap[0], **look(place) | {"linestyle": ""}, markersize=5)
+                    axes.plot(x, gap[0], **line_look(place) | {"linestyle": ""}, markersize=5)
                     right, up = BESIDE.get(regime, (5, 3))
                     side = "left" if right > 0 else "right"
                     about = {"textcoords": "offset points", "fontsize": 7, "color": MUTED, "ha": side}
@@ -549,7 +549,7 @@ def decision_figure(known: Evidence) -> Figure:
         axes.set_xlim(0.04, 200)
         axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
         for place, words in enumerate(("phantoms", "NIH sample")):
-            axes.plot([], [], **look(place) | {"linestyle": ""}, label=words)
+            axes.plot([], [], **line_look(place) | {"linestyle": ""}, label=words)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
         axes.set_xlabel("ρ n̄, measured in the first three rounds (above 1: weigh sites equally)", fontsize=8)
         axes.set_ylabel("AUC, uniform averaging minus FedAvg", fontsize=8)
@@ -594,9 +594,9 @@ def analyse() -> None:
     measured = read_csv(MEASURED) if MEASURED.is_file() else []
     known = Evidence(load(PHANTOM), load(NIH), measured, atlas_later_stages.load_studies())
     _write(DIFFERENCES, written_differences(known))
-    save(gaps_figure(known), IMAGES / "atlas-gaps.svg")
-    save(curves_figure(known), IMAGES / "atlas-curves.svg")
-    save(decision_figure(known), IMAGES / "which-weights.svg")
+    save_figure(gaps_figure(known), IMAGES / "atlas-gaps.svg")
+    save_figure(curves_figure(known), IMAGES / "atlas-curves.svg")
+    save_figure(decision_figure(known), IMAGES / "which-weights.svg")
     found = fragments(known)
     for page in (DOCS / "atlas.md", DOCS / "which-weights.md"):
         if page.is_file():

@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save_file
 
-from feddraw.results.run_folder import LEDGER
+from feddraw.results.run_folder import LEDGER_COLUMNS
 from feddraw.schedules import schedule
 from feddraw.system.file_writing import json_values
 
@@ -116,7 +116,7 @@ def _write_ledger(path: Path, method: str, sizes: Sequence[int], names: Sequence
     small = [size < np.mean(sizes) for size in sizes]
     similar = [[(0.97 if s else 0.80) + 0.01 * rng.random() for s in small] for _ in range(rounds)]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, LEDGER, restval="")
+        writer = csv.DictWriter(file, LEDGER_COLUMNS, restval="")
         writer.writeheader()
         for row in schedule(rounds=rounds, sizes=sizes, similarities=similar, clients=names):
             for client in row["clients"]:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from feddraw.analysis.bootstrap import weighted_auc
-from feddraw.analysis.explain_weights import explain, sentences
+from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.analysis.metrics import not_finite
 from feddraw.cli import app
 from feddraw.cli.run import round_line
@@ -21,7 +21,7 @@ from feddraw.experiment import running
 from feddraw.experiment.running import run
 from feddraw.flower import score_histograms
 from feddraw.results.recorded_run import read_run
-from feddraw.results.tensorboard import scalars
+from feddraw.results.tensorboard import tensorboard_scalars
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.round import RoundRecord
 from feddraw.system.file_reading import read_json, read_jsonl
@@ -73,12 +73,15 @@ def test_scores_that_are_no_numbers_are_undefined_in_every_file_and_the_first_ro
     assert metrics["test"]["undefined"] == metrics["test"]["not_finite"] == findings
     assert "validation AUC undefined" in round_line(results[1])
     assert "diverged: the model's scores" in round_line(results[1])
-    board = scalars(results[1])
+    board = tensorboard_scalars(results[1])
     assert board["validation/findings without AUC"] == len(findings)
     assert "validation/AUC" not in board
     found = read_run(tmp_path / "run")
     assert found.diverged == (1, second["diverged"])
-    assert any(sentence.startswith("The run diverged in round 1: ") for sentence in sentences(explain(found)))
+    assert any(
+        sentence.startswith("The run diverged in round 1: ")
+        for sentence in weights_in_sentences(explain_run_weights(found))
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

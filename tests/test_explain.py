@@ -12,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from feddraw.analysis.explain_weights import document, explain, rounds, sentences, spans, split
+from feddraw.analysis.explain_weights import (
+    explain_run_weights,
+    explanation_document,
+    rounds_in_words,
+    spans_of_rounds,
+    split_weights,
+    weights_in_sentences,
+)
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.results.recorded_run import read_run
-from feddraw.results.run_folder import LEDGER
+from feddraw.results.run_folder import LEDGER_COLUMNS
 from feddraw.schedules import gamma_and_beta, softmax, weights_and_parts
 from run_folders import make_run
 
@@ -26,26 +33,26 @@ scores = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max
 @given(scores)
 def test_the_parts_of_a_weight_add_up_to_its_distance_from_an_equal_share(pairs: list[tuple[float, float]]) -> None:
     size, similarity = np.array(pairs).T
-    from_size, from_similarity = split(size, similarity)
+    from_size, from_similarity = split_weights(size, similarity)
     assert from_size + from_similarity == pytest.approx(softmax(size + similarity, 1.0) - 1 / len(size), abs=1e-12)
     assert from_size.sum() == pytest.approx(0, abs=1e-12)
 
 
 def test_a_score_that_is_the_same_for_all_clients_has_no_part() -> None:
-    from_size, from_similarity = split(np.array([0.3, 0.1, 0.2]), np.full(3, 0.9))
+    from_size, from_similarity = split_weights(np.array([0.3, 0.1, 0.2]), np.full(3, 0.9))
     assert from_similarity == pytest.approx(np.zeros(3), abs=1e-15)
     assert from_size[0] > from_size[2] > from_size[1]
 
 
 def test_the_split_of_feddraw_is_that_of_its_formula(tmp_path: Path) -> None:
-    found = explain(read_run(make_run(tmp_path / "run")))
+    found = explain_run_weights(read_run(make_run(tmp_path / "run")))
     assert found.from_size is not None
     assert found.from_similarity is not None
     ledger = found.run.ledger
     parts = weights_and_parts([100, 100, 100, 500], ledger["similarity"][2], *gamma_and_beta(2, 6))
     assert parts.weight == pytest.approx(found.shares[2])
     beta = float(parts.beta or 0)
-    wanted = split(beta * parts.gamma * parts.prior, beta * (1 - parts.gamma) * parts.similarity)
+    wanted = split_weights(beta * parts.gamma * parts.prior, beta * (1 - parts.gamma) * parts.similarity)
     assert found.from_size[2] == pytest.approx(wanted[0])
     assert found.from_similarity[2] == pytest.approx(wanted[1])
     assert found.from_size[0] == pytest.approx([-0.125, -0.125, -0.125, 0.375])  # the prior is the weight
@@ -53,33 +60,33 @@ def test_the_split_of_feddraw_is_that_of_its_formula(tmp_path: Path) -> None:
 
 
 def test_the_words_say_when_the_small_overtook_and_when_all_were_equal(tmp_path: Path) -> None:
-    found = explain(read_run(make_run(tmp_path / "run", rounds=15)))
+    found = explain_run_weights(read_run(make_run(tmp_path / "run", rounds=15)))
     small, large = found.shares[:, 0:3].mean(axis=1), found.shares[:, 3]
     overtook = int(np.flatnonzero(small > large + 1e-9)[0])
-    said = " ".join(sentences(found))
+    said = " ".join(weights_in_sentences(found))
     assert 0 < overtook < 14
     assert f"They overtook in round {overtook}: {small[overtook]:.4f} vs {large[overtook]:.4f} per client." in said
     assert "exactly equal in round 14" in said
     assert "C4 counted most" in said or "C4 counted least" in said
-    told = document(found)
+    told = explanation_document(found)
     assert told["small"] == {"clients": ["C1", "C2", "C3"], "overtook": overtook, "ahead": [[overtook, 13]]}
     assert told["equal"]["exactly"] == [[14, 14]]
 
 
 def test_methods_without_a_split_are_compared_with_size(tmp_path: Path) -> None:
-    by_size = explain(read_run(make_run(tmp_path / "a", method="fedavg")))
-    equal = explain(read_run(make_run(tmp_path / "b", method="uniform")))
+    by_size = explain_run_weights(read_run(make_run(tmp_path / "a", method="fedavg")))
+    equal = explain_run_weights(read_run(make_run(tmp_path / "b", method="uniform")))
     assert by_size.from_size is None
-    assert "size is the whole reason" in " ".join(sentences(by_size))
-    assert "C4 lost most: -37.50 points" in " ".join(sentences(equal))
-    assert "All 4 clients counted the same" in " ".join(sentences(equal))
-    assert document(equal)["split"] is None
+    assert "size is the whole reason" in " ".join(weights_in_sentences(by_size))
+    assert "C4 lost most: -37.50 points" in " ".join(weights_in_sentences(equal))
+    assert "All 4 clients counted the same" in " ".join(weights_in_sentences(equal))
+    assert explanation_document(equal)["split"] is None
 
 
 def ledger(path: Path, rows: list[dict[str, object]]) -> Path:
     folder = make_run(path)
     with (folder / "weights.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, LEDGER, restval="")
+        writer = csv.DictWriter(file, LEDGER_COLUMNS, restval="")
         writer.writeheader()
         writer.writerows(rows)
     return folder
@@ -93,7 +100,7 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
          "reputation": score[i], "weight": weight[i], "status": "counted"}
         for i in range(2)
     ]  # fmt: skip
-    found = explain(read_run(ledger(tmp_path / "run", rows)))
+    found = explain_run_weights(read_run(ledger(tmp_path / "run", rows)))
     assert found.from_size is not None
     assert found.from_size[0, 1] > 0 > found.from_size[0, 0]
     assert found.from_similarity is not None
@@ -103,17 +110,17 @@ def test_fedadp_is_split_into_size_and_angle(tmp_path: Path) -> None:
 def test_coefficients_that_do_not_add_up_and_absent_clients_are_said(tmp_path: Path) -> None:
     row = {"round": 0, "size": 10, "steps": 1, "weight": 0.9, "status": "counted"}
     rows = [row | {"client": "A"}, row | {"client": "B"}, row | {"client": "C", "weight": 0, "status": "refused: NaN"}]
-    found = explain(read_run(ledger(tmp_path / "run", rows)))
-    said = " ".join(sentences(found))
+    found = explain_run_weights(read_run(ledger(tmp_path / "run", rows)))
+    said = " ".join(weights_in_sentences(found))
     assert found.shares.tolist() == [[0.5, 0.5, 0.0]]
     assert "do not add up to 1" in said
     assert "C did not count in round 0: refused: NaN." in said
 
 
 def test_spans_of_rounds_as_words() -> None:
-    assert spans(np.array([True, False, True, True])) == [(0, 0), (2, 3)]
-    assert rounds([(0, 0), (2, 3)]) == "rounds 0 and 2 to 3"
-    assert rounds([(4, 4)]) == "round 4"
+    assert spans_of_rounds(np.array([True, False, True, True])) == [(0, 0), (2, 3)]
+    assert rounds_in_words([(0, 0), (2, 3)]) == "rounds 0 and 2 to 3"
+    assert rounds_in_words([(4, 4)]) == "round 4"
 
 
 def test_the_command_prints_words_or_one_document(tmp_path: Path) -> None:

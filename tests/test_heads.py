@@ -20,7 +20,7 @@ from feddraw.experiment.run_preparation import initial_model
 from feddraw.experiment.running import run
 from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
-from feddraw.results.run_collection import collect
+from feddraw.results.run_collection import collect_runs
 from feddraw.server.partial_labels import divided_among_labelling
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network
@@ -214,7 +214,7 @@ def test_a_run_with_one_layer_per_finding_names_each_finding_once(tmp_path: Path
     result = run(small_with("backwards", method="feddraw_by_class"), tmp_path / "run")
     findings = list(result.metrics["test"]["auc"]["per_class"])
     assert {piece.piece for piece in result.rounds[-1].pieces} == set(findings)
-    (found,) = collect([tmp_path]).runs
+    (found,) = collect_runs([tmp_path]).runs
     heads = ", ".join(f"heads.{number}" for number in reversed(range(len(findings))))
     assert found.environment["network"]["classifier"] == f"{heads}, {len(findings)} outputs"
 

@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from feddraw.analysis import explain_weights
 from feddraw.analysis.forest_plot import forest_figure
-from feddraw.analysis.site_distances import Batches, compared, from_ledger, intervals, weights_by_rule
+from feddraw.analysis.site_distances import (
+    BatchGradients,
+    compare_sites,
+    distance_intervals,
+    heterogeneity_in_ledger,
+    weights_by_rule,
+)
 from feddraw.cli import app
 from feddraw.core import Measurement
 from feddraw.errors import UserError
@@ -32,7 +38,7 @@ def batches_of(counts, means, d=20, m=8, seed=0):
     rows = np.concatenate(
         [mean + rng.normal(size=(count, d)) / np.sqrt(m * d) for count, mean in zip(counts, means, strict=True)]
     )
-    return rows, Batches(tuple(counts), m, {"all": rows @ rows.T})
+    return rows, BatchGradients(tuple(counts), m, {"all": rows @ rows.T})
 
 
 # ---------------------------------------------------------------------------------------------------- numbers
@@ -49,14 +55,16 @@ def test_scalar_products_give_what_the_gradients_give():
     assert np.allclose(products, means @ means.T)
     assert spreads == pytest.approx(variances)
     found = estimate_effects(EffectSums.of(images, means @ means.T, np.array(variances)))
-    assert compared(batches, "all", 0, 0).q == pytest.approx(found.q)
-    assert intervals(batches, "all", 0, 0)[:, 0] == pytest.approx(distances_by_variance(images, products, spreads))
+    assert compare_sites(batches, "all", 0, 0).q == pytest.approx(found.q)
+    assert distance_intervals(batches, "all", 0, 0)[:, 0] == pytest.approx(
+        distances_by_variance(images, products, spreads)
+    )
 
 
 def test_p_is_even_where_sites_are_alike_and_small_where_they_are_not():
-    alike = [compared(batches_of((8, 8, 8), (0, 0, 0), seed=s)[1], "all", 39, s).p for s in range(40)]
+    alike = [compare_sites(batches_of((8, 8, 8), (0, 0, 0), seed=s)[1], "all", 39, s).p for s in range(40)]
     assert 0.3 < np.mean(alike) < 0.7
-    assert compared(batches_of((8, 8, 8), (0, 0, 0.2))[1], "all", 99, 0).p == 0.01
+    assert compare_sites(batches_of((8, 8, 8), (0, 0, 0.2))[1], "all", 99, 0).p == 0.01
 
 
 def test_intervals_cover_the_distance():
@@ -64,7 +72,7 @@ def test_intervals_cover_the_distance():
     covered = []
     for seed in range(40):
         _, batches = batches_of((16, 16, 16), (0, 0, 0.1), seed=seed)
-        low, high = intervals(batches, "all", 100, seed)[2, 1:]
+        low, high = distance_intervals(batches, "all", 100, seed)[2, 1:]
         covered.append(low <= 20 * 0.1**2 <= high)
     assert np.mean(covered) >= 0.85
 
@@ -156,12 +164,15 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     document = json.loads(result.output)
     assert [one["round"] for one in document["measured"]] == [0, 1, 2]
     read = read_run(tmp_path / "run")
-    measured = from_ledger(read.ledger, 3)
+    measured = heterogeneity_in_ledger(read.ledger, 3)
     weights = [site.weights["random_effects"] for site in measured[0].sites]
     assert weights == pytest.approx(read.ledger["weight"][0].tolist())
-    words = list(explain_weights.sentences(explain_weights.explain(read)))
+    words = list(explain_weights.weights_in_sentences(explain_weights.explain_run_weights(read)))
     assert any("is expected if the sites are alike" in sentence for sentence in words)
-    assert explain_weights.document(explain_weights.explain(read))["by_round"][0]["q"] == measured[0].overall.q
+    assert (
+        explain_weights.explanation_document(explain_weights.explain_run_weights(read))["by_round"][0]["q"]
+        == measured[0].overall.q
+    )
     written = write_report([tmp_path / "run"], tmp_path / "report", replicates=0)
     page = written.page.read_text()
     assert "Cochran" in page

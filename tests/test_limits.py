@@ -21,7 +21,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
 from feddraw.report import write_report
-from feddraw.results import checkpoint, recorded_run
+from feddraw.results import checkpoint, predictions
 from feddraw.results.recorded_run import read_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios import index_list
@@ -104,7 +104,7 @@ def test_the_table_in_the_guide_says_the_limits_of_the_code() -> None:
         "lists of ChestX-ray14": nih.MAX_NIH_LIST,
         "label tables, unpacked": csv_sheet.MAX_CSV_TEXT,
         "a line of them": csv_sheet.MAX_CSV_LINE,
-        "predictions": recorded_run.MAX_SCORES,
+        "predictions": predictions.MAX_PREDICTIONS,
         "checkpoints": checkpoint.MAX_CHECKPOINT,
         "weights files": densenet121.MAX_DENSENET121_FILE,
         "DICOM files": imaging.MAX_FILE,

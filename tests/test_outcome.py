@@ -11,7 +11,7 @@ import pytest
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import PRESETS, Experiment, complete
-from feddraw.results.run_collection import collect
+from feddraw.results.run_collection import collect_runs
 from feddraw.scenarios.constructions import CONSTRUCTIONS
 from feddraw.study.plan import read_study
 from run_folders import make_run
@@ -21,7 +21,7 @@ from small import small
 def test_runs_on_two_gpus_are_repeats_of_one_scenario(tmp_path: Path) -> None:
     for seed, device in enumerate(("cuda:0", "cuda:1", "cuda:0")):
         make_run(tmp_path / str(seed), seed=seed, settings={"training.device": device})
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert found.scenarios == ["CHM-2"]
     assert found.methods == ["feddraw"]
     assert not [note for note in found.notes if "device" in note]
@@ -30,7 +30,7 @@ def test_runs_on_two_gpus_are_repeats_of_one_scenario(tmp_path: Path) -> None:
 def test_kinds_of_device_and_precision_do_not_split_the_statistics_but_are_said(tmp_path: Path) -> None:
     for seed, (device, amp) in enumerate((("cpu", "off"), ("cuda:1", "off"), ("cuda", "bf16"))):
         make_run(tmp_path / str(seed), seed=seed, settings={"training.device": device, "training.amp": amp})
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert found.scenarios == ["CHM-2"]
     assert found.methods == ["feddraw"]
     said = "\n".join(found.notes)
@@ -42,7 +42,7 @@ def test_precision_that_is_compared_tells_runs_apart(tmp_path: Path) -> None:
     for amp in ("off", "bf16"):
         for seed in (0, 1):
             make_run(tmp_path / f"{amp}{seed}", seed=seed, settings={"training.amp": amp})
-    assert sorted(collect([tmp_path]).methods) == ["feddraw (amp=bf16)", "feddraw (amp=off)"]
+    assert sorted(collect_runs([tmp_path]).methods) == ["feddraw (amp=bf16)", "feddraw (amp=off)"]
 
 
 def test_a_run_begun_on_one_device_resumes_on_another(tmp_path: Path) -> None:

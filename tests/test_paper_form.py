@@ -9,17 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from feddraw.analysis import bootstrap
-from feddraw.analysis.plots import styled
+from feddraw.analysis.plots import figure_style
 from feddraw.cli import app
 from feddraw.cli.report import significance_level
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
-from feddraw.report.blocks import Cell, Table
-from feddraw.report.evidence import examine
-from feddraw.report.latex import tables
-from feddraw.report.section_order import compose
-from feddraw.results.run_collection import collect
+from feddraw.report.blocks import Cell, ReportTable
+from feddraw.report.latex import latex_tables
+from feddraw.report.report_statistics import compute_report
+from feddraw.report.section_order import compose_report
+from feddraw.results.run_collection import collect_runs
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from run_folders import make_run
 
@@ -42,18 +42,20 @@ def document(tmp_path_factory):
                     auc=values["auc"] + nudge, gm=values["gm"] + nudge, sizes=PAPER_SCENARIOS[scenario.lower()].printed,
                     settings={"data.name": PAPER_SCENARIOS[scenario.lower()].dataset, "scenario.scale": 1.0},
                 )  # fmt: skip
-    report = examine(collect([folder]), alpha=significance_level("paper"), replicates=0, command="", say=lambda _: None)
-    with styled():
-        return compose(report, "The matrix", lambda _: None)
+    report = compute_report(
+        collect_runs([folder]), alpha=significance_level("paper"), replicates=0, command="", say=lambda _: None
+    )
+    with figure_style():
+        return compose_report(report, "The matrix", lambda _: None)
 
 
 def _published(metric, scenario, method):
-    table = published_tables.results(metric)
+    table = published_tables.published_results(metric)
     return float(table.values[table.scenarios.index(scenario), table.methods.index(method)]) / 100
 
 
 def test_performance_is_by_data_set_in_percent_with_the_best_of_a_column_in_bold(document):
-    text = paper_tex.render(document, "figures")
+    text = paper_tex.render_paper_tex(document, "figures")
     assert "Performance (\\%) on CheXpert across two client-partition scenarios" in text
     assert "standard deviation over two runs" in text
     assert "\\multicolumn{2}{c}{CHX-1} & \\multicolumn{2}{c}{CHX-4}" in text
@@ -66,7 +68,7 @@ def test_performance_is_by_data_set_in_percent_with_the_best_of_a_column_in_bold
 
 
 def test_ranks_are_those_of_the_table_and_the_best_average_is_bold(document):
-    text = paper_tex.render(document, "figures")
+    text = paper_tex.render_paper_tex(document, "figures")
     assert "CHM-5 & 2 / 1 & 1 / 2 & 3 / 3" in text
     assert re.search(r"Average rank \(GM\) & \\textbf\{1\.00\} & 2\.25 & 2\.75", text)
     assert "alpha 0.1): " in text
@@ -74,7 +76,7 @@ def test_ranks_are_those_of_the_table_and_the_best_average_is_bold(document):
 
 
 def test_the_published_numbers_stand_beside_ours(document):
-    page = markdown.render(document, "figures")
+    page = markdown.render_markdown(document, "figures")
     assert "| FedAvg, paper | 84.98 |" in page
     assert "| FedAvg, difference | +0.00 |" in page
     assert "| MOON, difference | +2.81 |" in page
@@ -82,9 +84,9 @@ def test_the_published_numbers_stand_beside_ours(document):
 
 
 def test_the_four_panels_of_the_paper_are_drawn(document):
-    names = {picture.name for picture in paper_tex.pictures(document)}
+    names = {picture.name for picture in paper_tex.paper_pictures(document)}
     assert names == {"paper-ranks-auc", "paper-ranks-gm", *(f"paper-weights-{one}" for one in "abcd")}
-    assert all(f"figures/{name}.pdf" in paper_tex.render(document, "figures") for name in names)
+    assert all(f"figures/{name}.pdf" in paper_tex.render_paper_tex(document, "figures") for name in names)
 
 
 def test_the_preset_has_the_papers_level_and_an_unknown_one_is_refused():
@@ -104,7 +106,9 @@ def test_a_pdf_without_tex_is_refused_before_anything_is_read(tmp_path, monkeypa
 
 def wide(columns, spans=()):
     cells = [Cell("0.8667 ± 0.0025", 0.8667)] * columns
-    return Table("Wide", ["method", *map(str, range(columns))], [[Cell("feddraw"), *cells]], (), "note", "wide", spans)
+    return ReportTable(
+        "Wide", ["method", *map(str, range(columns))], [[Cell("feddraw"), *cells]], (), "note", "wide", spans
+    )
 
 
 def test_a_wide_table_comes_in_blocks_that_all_begin_with_its_first_column():
@@ -122,9 +126,9 @@ def test_columns_under_one_heading_stay_together():
 
 
 def test_a_latex_table_is_as_wide_as_a_column_or_the_page():
-    assert r"\begin{table*}[!htbp]" in tables([wide(6)])
-    assert r"\begin{table}[!htbp]" in tables([wide(1)])
-    assert r"\resizebox{\ifdim\width>\textwidth \textwidth\else\width\fi}" in tables([wide(6)])
+    assert r"\begin{table*}[!htbp]" in latex_tables([wide(6)])
+    assert r"\begin{table}[!htbp]" in latex_tables([wide(1)])
+    assert r"\resizebox{\ifdim\width>\textwidth \textwidth\else\width\fi}" in latex_tables([wide(6)])
 
 
 # ---------------------------------------------------------------------------------------------------- many images

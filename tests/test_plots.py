@@ -19,7 +19,7 @@ SIZES = {"A": 10.0, "B": 10.0, "C": 40.0, "D": 40.0}
 
 @pytest.fixture(autouse=True)
 def our_look():
-    with plots.styled():
+    with plots.figure_style():
         yield
 
 
@@ -32,7 +32,7 @@ def test_a_users_own_look_of_figures_stays():
 
 
 def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:
-    looks = [plots.look(place) for place in range(20)]
+    looks = [plots.line_look(place) for place in range(20)]
     assert len({(look["linestyle"], look["marker"]) for look in looks[:8]}) == 8
     assert len({tuple(look.values()) for look in looks}) == 20
 
@@ -42,14 +42,14 @@ def test_colours_are_seen_on_white_paper() -> None:
 
 
 def test_equal_weights_are_marked() -> None:
-    _, axes = plots.panel()
+    _, axes = plots.panel_figure()
     plots.draw_weights(axes, WEIGHTS, title="feddraw")
     assert any(list(line.get_ydata()) == [0.25, 0.25] for line in axes.lines)
     assert [text.get_text() for text in axes.texts] == ["equal"]
 
 
 def test_clients_of_one_size_are_drawn_against_their_mean() -> None:
-    _, axes = plots.panel()
+    _, axes = plots.panel_figure()
     assert plots.draw_deviation(axes, WEIGHTS, SIZES)
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
     assert drawn["A"] == pytest.approx([0, 0.05, 0])
@@ -58,7 +58,7 @@ def test_clients_of_one_size_are_drawn_against_their_mean() -> None:
 
 
 def test_a_client_has_the_same_look_in_weights_and_deviation() -> None:
-    (_, first), (_, second) = plots.panel(), plots.panel()
+    (_, first), (_, second) = plots.panel_figure(), plots.panel_figure()
     plots.draw_weights(first, WEIGHTS)
     plots.draw_deviation(second, WEIGHTS, SIZES | {"A": 1.0})
     colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in (first, second)]
@@ -90,23 +90,23 @@ def test_curves_without_a_number_are_drawn_empty() -> None:
 
 
 def test_an_undefined_cell_of_the_heat_map_is_a_dash() -> None:
-    _, axes = plots.panel()
-    plots.draw_heat(axes, np.array([[0.8, math.nan], [0.7, 0.9]]), ["a", "b"], ["x", "y"])
+    _, axes = plots.panel_figure()
+    plots.draw_heat_map(axes, np.array([[0.8, math.nan], [0.7, 0.9]]), ["a", "b"], ["x", "y"])
     assert [text.get_text() for text in axes.texts] == [".800", "–", ".700", ".900"]
-    plots.draw_heat(axes, np.full((1, 1), math.nan), ["a"], ["x"])
+    plots.draw_heat_map(axes, np.full((1, 1), math.nan), ["a"], ["x"])
 
 
 def test_a_hundred_clients_are_drawn_without_names() -> None:
-    (_, first), (_, second) = plots.panel(), plots.panel()
+    (_, first), (_, second) = plots.panel_figure(), plots.panel_figure()
     names = [f"site {i}" for i in range(100)]
     plots.draw_sizes(first, dict.fromkeys(names, 10.0))
-    plots.draw_heat(second, np.full((100, 2), 0.5), names, ["x", "y"])
+    plots.draw_heat_map(second, np.full((100, 2), 0.5), names, ["x", "y"])
     assert not [*first.texts, *second.texts]
     assert len(first.patches) == 100
 
 
 def test_names_are_drawn_as_they_are() -> None:
-    figure, axes = plots.panel()
+    figure, axes = plots.panel_figure()
     names = ["$\\frac", "_first", "<b>", "x" * 60]
     plots.draw_weights(axes, {name: [0.25, 0.25] for name in names})
     text = io.StringIO()
@@ -119,15 +119,18 @@ def test_names_are_drawn_as_they_are() -> None:
 
 
 def test_the_roc_marks_the_operating_point() -> None:
-    _, axes = plots.panel()
+    _, axes = plots.panel_figure()
     plots.draw_roc(axes, {"m": (np.array([0, 1]), np.array([0, 1]))}, {"m": (0.2, 0.7)}, ["m"])
     assert any((list(line.get_xdata()), list(line.get_ydata())) == ([0.2], [0.7]) for line in axes.lines)
 
 
 def test_a_figure_that_is_laid_out_once_is_saved_as_one_that_is_drawn_for_it() -> None:
     saved = []
-    for prepare in (plots.lay_out, lambda figure: (figure.draw_without_rendering(), figure.set_layout_engine("none"))):
-        figure, axes = plots.panel()
+    for prepare in (
+        plots.lay_out_figure,
+        lambda figure: (figure.draw_without_rendering(), figure.set_layout_engine("none")),
+    ):
+        figure, axes = plots.panel_figure()
         plots.draw_weights(axes, WEIGHTS, title="feddraw")
         prepare(figure)
         for kind in ("svg", "png"):

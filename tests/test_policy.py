@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from feddraw import catalog
-from feddraw.analysis.explain_weights import explain, sentences
+from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.core import Server
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
@@ -24,8 +24,8 @@ from feddraw.methods.feddraw import feddraw
 from feddraw.methods.feddraw_by_class import feddraw_by_class
 from feddraw.report import write_report
 from feddraw.results.recorded_run import read_run
-from feddraw.results.run_folder import RunFolder, policy_of
-from feddraw.server.policy import Policy, nearest_within_limits, why_no_policy
+from feddraw.results.run_folder import RunFolder
+from feddraw.server.policy import Policy, nearest_within_limits, policy_of, why_no_policy
 from feddraw.system.file_reading import read_csv
 from small import small
 from tiny import Altered, bench, same, server_images, train
@@ -300,8 +300,8 @@ def test_the_ledger_explain_and_the_report_tell_where_a_policy_decided(tmp_path)
     first = next(line for line in lines if line["client"] == "C1")
     assert (first["weight"], first["allowed"], first["clause"]) == ("0.39999999999999997", first["weight"], "cap_times")
     assert float(first["proposed"]) > 0.5
-    found = explain(read_run(tmp_path / "run"))
-    said = " ".join(sentences(found))
+    found = explain_run_weights(read_run(tmp_path / "run"))
+    said = " ".join(weights_in_sentences(found))
     assert "policy.cap_times held C1 down in round 0: from 54.6 % to 40.0 %." in said
     assert found.from_policy is not None
     total = found.from_size + found.from_similarity + found.from_policy
@@ -317,7 +317,7 @@ def test_a_ledger_from_before_policies_is_read_verified_and_gone_on_with(tmp_pat
     ledger = tmp_path / "run" / "weights.csv"
     rows = list(csv.reader(ledger.open()))
     ledger.write_text("".join(",".join(row[:-3]) + "\n" for row in rows))
-    assert explain(read_run(tmp_path / "run")).from_policy is None
+    assert explain_run_weights(read_run(tmp_path / "run")).from_policy is None
     list(run(small(), tmp_path / "run", resume=True))
     list(run(small(), tmp_path / "whole"))
     assert ledger.read_bytes() == (tmp_path / "whole" / "weights.csv").read_bytes()

@@ -18,7 +18,7 @@ from feddraw.paper import conclusions, published_tables, weight_claims
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.schedules import READINGS, schedule
 
-FOUND = published_tables.comparisons()
+FOUND = published_tables.published_comparisons()
 
 
 def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
-    checks = published_tables.checks(FOUND)
+    checks = published_tables.check_printed_numbers(FOUND)
     assert [check for check in checks if not check.agrees] == []
     printed = {(check.metric, check.quantity): check.printed for check in checks}
     assert printed["auc", "chi-square"] == "58.61"
@@ -38,11 +38,17 @@ def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
 
 
 def test_a_wrong_number_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = published_tables.read
+    read = published_tables.read_published
     first, *others = read("results_auc_gm")
     wrong = (first | {"auc_mean": "85.00"}, *others)
-    monkeypatch.setattr(published_tables, "read", lambda name: wrong if name == "results_auc_gm" else read(name))
-    assert [check for check in published_tables.checks(published_tables.comparisons()) if not check.agrees]
+    monkeypatch.setattr(
+        published_tables, "read_published", lambda name: wrong if name == "results_auc_gm" else read(name)
+    )
+    assert [
+        check
+        for check in published_tables.check_printed_numbers(published_tables.published_comparisons())
+        if not check.agrees
+    ]
 
 
 def test_the_significant_pairs_are_the_papers_and_fedavg_is_not_among_them() -> None:
@@ -50,7 +56,7 @@ def test_the_significant_pairs_are_the_papers_and_fedavg_is_not_among_them() -> 
     assert sum(pair.significant for pair in FOUND["gm"].pairs) == 14
     assert not FOUND["auc"].pair("FedDRAW", "FedAvg").significant
     assert not FOUND["gm"].pair("FedDRAW", "FedAvg").significant
-    strict = published_tables.comparisons(alpha=0.05)
+    strict = published_tables.published_comparisons(alpha=0.05)
     for metric in published_tables.METRICS:
         assert set(strict[metric].beaten_by("FedDRAW")) == {"MOON", "FedDyn", "SCAFFOLD"}
         assert strict[metric].difference == pytest.approx(3.031, abs=5e-4)
@@ -80,18 +86,18 @@ def test_which_claims_each_reading_can_give() -> None:
 
 
 def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
-    sizes, printed = published_tables.client_sizes(), published_tables.claims()
+    sizes, printed = published_tables.client_sizes(), published_tables.published_claims()
     first, c7_to_c9 = printed[0], printed[5]
-    assert weight_claims.judge(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
-    assert weight_claims.judge(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
-    failing = [weight_claims.judge(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
+    assert weight_claims.judge_claim(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
+    assert weight_claims.judge_claim(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
+    failing = [weight_claims.judge_claim(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
     assert failing == [(0, 14), (0,), (0, 14)]
-    gaps = {reading: [conclusions.gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
+    gaps = {reading: [conclusions.similarity_gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
     for reading in READINGS:
-        gaps[reading].append(conclusions.gap_needed("CHX-1", 6, 0.2334, reading))
+        gaps[reading].append(conclusions.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert conclusions.gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
+    assert conclusions.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
 
 
 def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None:
@@ -99,7 +105,7 @@ def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None
     for reading in READINGS:
         for t in (0, 1, 6, 14):
             drawn = np.array(
-                [weight_claims._weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()]
+                [weight_claims._feddraw_weights(t, sizes, s, reading) for s in rng.uniform(-1, 1, (300, 10)).round()]
             )
             low, high = weight_claims.weight_range(t, sizes, 9, reading)
             assert low - 1e-12 <= drawn[:, 9].min()
@@ -135,7 +141,7 @@ def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_d
 def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading):
     """Similarities a round: the followed client's gap puts it where it is wanted, the others spread a little."""
     sizes = published_tables.client_sizes()[name]
-    followed, equal = conclusions.FOLLOWED[name], 1 / len(sizes)
+    followed, equal = conclusions.FOLLOWED_CLIENT[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
     table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):
@@ -146,7 +152,7 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
         for _ in range(60):  # the spread wanted, by iteration
             table[t, others] = np.linspace(0.5, -0.5, len(others)) * width
             table[t, followed] = gap
-            found = weight_claims._weights(t, sizes, table[t], reading)
+            found = weight_claims._feddraw_weights(t, sizes, table[t], reading)
             width *= spread / np.ptp(found[others]) if t == spread_round else 1.0
             gap += 2 * (weight - found[followed])
     return table
@@ -156,16 +162,16 @@ def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading)
 
 
 def test_every_sentence_stands_on_numbers_and_says_what_matters() -> None:
-    findings = {finding.topic: finding for finding in conclusions.conclusions(FOUND)}
-    assert all(finding.numbers for finding in findings.values())
-    assert "not significant at the paper's own threshold" in findings["against FedAvg"].text
-    assert findings["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])
-    assert findings["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])
-    assert findings["signed ranks"].numbers["largest_holm_p"]["auc"] == pytest.approx(0.016, abs=5e-4)
-    assert findings["FedNova"].numbers["coefficients"] == pytest.approx([0.1059, 0.1039], abs=5e-5)
-    assert findings["severity"].numbers["gini"] == pytest.approx([0.321, 0.300, 0.173, 0.073], abs=5e-4)
-    assert list(findings["similarity gaps"].numbers["possible"].values()) == pytest.approx([0.0153, 0.0622], abs=1e-4)
-    assert findings["GM and AUC"].numbers["gm_gain_not_larger"] == ["CHX-6", "CHM-2"]
+    found = {one.topic: one for one in conclusions.conclusions(FOUND)}
+    assert all(one.numbers for one in found.values())
+    assert "not significant at the paper's own threshold" in found["against FedAvg"].text
+    assert found["noise floor"].numbers["spans"]["auc"] == pytest.approx([0.64, 0.20])
+    assert found["noise floor"].numbers["spans"]["gm"] == pytest.approx([0.74, 0.29])
+    assert found["signed ranks"].numbers["largest_holm_p"]["auc"] == pytest.approx(0.016, abs=5e-4)
+    assert found["FedNova"].numbers["coefficients"] == pytest.approx([0.1059, 0.1039], abs=5e-5)
+    assert found["severity"].numbers["gini"] == pytest.approx([0.321, 0.300, 0.173, 0.073], abs=5e-4)
+    assert list(found["similarity gaps"].numbers["possible"].values()) == pytest.approx([0.0153, 0.0622], abs=1e-4)
+    assert found["GM and AUC"].numbers["gm_gain_not_larger"] == ["CHX-6", "CHM-2"]
 
 
 def test_paper_prints_draws_and_agrees_with_its_json(tmp_path: Path) -> None:

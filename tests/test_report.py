@@ -19,18 +19,20 @@ from typer.testing import CliRunner
 
 from feddraw.analysis import metrics
 from feddraw.analysis.bootstrap import bootstrap, interval
+from feddraw.analysis.metrics import ROC_GRID, roc_curve
 from feddraw.cli import app
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.report import Written, markdown, write_report
-from feddraw.report.evidence import Draws, Report, draw, examine, over_trainings
-from feddraw.report.pictures import GRID, roc
-from feddraw.report.section_order import compose
+from feddraw.report import WrittenReport, markdown, write_report
+from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
+from feddraw.report.differences_over_trainings import differences_over_trainings
+from feddraw.report.report_statistics import Report, compute_report
+from feddraw.report.section_order import compose_report
 from feddraw.report.sections import client_views
-from feddraw.report.sections.first_screen import first_table
-from feddraw.report.sections.summary import main_results
+from feddraw.report.sections.first_screen import first_screen_table
+from feddraw.report.sections.summary import summary_sentences
 from feddraw.results.recorded_run import read_run
-from feddraw.results.run_collection import collect
+from feddraw.results.run_collection import collect_runs
 from run_folders import FINDINGS, make_run, write_predictions
 
 NASTY = "<script>alert(1)</script>"
@@ -52,14 +54,14 @@ def study(root: Path, scenarios: int = 3, seeds: int = 2, images: int = 0) -> Pa
     return root
 
 
-def written(folder: Path, replicates: int = 0) -> Written:
+def written(folder: Path, replicates: int = 0) -> WrittenReport:
     return write_report([folder], replicates=replicates)
 
 
 def told(folder: Path, replicates: int = 0) -> tuple[Report, str]:
     """What a report says, without drawing its figures."""
-    report = examine(collect([folder]), alpha=0.05, replicates=replicates, command="", say=str)
-    return report, plain(markdown.render(compose(report, "A title", str), "figures"))
+    report = compute_report(collect_runs([folder]), alpha=0.05, replicates=replicates, command="", say=str)
+    return report, plain(markdown.render_markdown(compose_report(report, "A title", str), "figures"))
 
 
 def plain(text: str) -> str:
@@ -67,7 +69,7 @@ def plain(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> WrittenReport:
     return written(study(tmp_path_factory.mktemp("study"), scenarios=2))
 
 
@@ -91,7 +93,7 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert comparison is not None
     assert set(comparison.table.methods) == {"feddraw", "fedavg", "uniform"}
     assert report.collection.references == ["alone", "centralised"]
-    said = " ".join(main_results(report))
+    said = " ".join(summary_sentences(report))
     assert "feddraw has the best average rank" in said
     assert (
         "9 of 12 clients (of all scenarios) have a higher test AUC" in said
@@ -102,7 +104,7 @@ def test_references_stand_apart_from_ranks_and_tests(tmp_path: Path) -> None:
     assert "So no difference of ranks can be." in told(study(tmp_path / "two", scenarios=2, seeds=1))[1]
 
 
-def test_the_tidy_table_is_read_by_stats(whole: Written) -> None:
+def test_the_tidy_table_is_read_by_stats(whole: WrittenReport) -> None:
     found = CliRunner().invoke(app, ["stats", str(whole.results), "--over", "seed", "--json"])
     assert json.loads(found.output)["values"]["auc"]["average_ranks"]["centralised"] == 1.0
 
@@ -110,9 +112,9 @@ def test_the_tidy_table_is_read_by_stats(whole: Written) -> None:
 def test_paired_differences_are_those_of_the_statistics(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.75)):
         make_run(tmp_path / method, method=method, auc=auc, images=120)
-    collection = collect([tmp_path])
-    draws = draw(collection.runs, 300)
-    assert isinstance(draws, Draws)
+    collection = collect_runs([tmp_path])
+    draws = bootstrap_methods(collection.runs, 300)
+    assert not draws.why_none
     first, second = (run.predictions() for run in collection.runs)
     assert first is not None
     assert second is not None
@@ -126,8 +128,8 @@ def test_paired_gm_is_that_of_the_thresholds(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", images=200))
     found = run.predictions()
     assert found is not None
-    draws = draw([run], 10)
-    assert isinstance(draws, Draws)
+    draws = bootstrap_methods([run], 10)
+    assert not draws.why_none
     expected = metrics.evaluate(found.scores, found.truth, FINDINGS, [0.5] * 3)["gm"]["macro"]
     assert draws.methods["gm"][""][0] == pytest.approx(expected)
 
@@ -136,8 +138,8 @@ def test_images_stand_in_for_patients_and_an_image_of_several_seeds_is_one_unit(
     for seed in (0, 1):
         folder = make_run(tmp_path / str(seed), seed=seed)
         write_predictions(folder, 0.8, 7, 50, patients=False)  # both seeds tested the same images
-    draws = draw(collect([tmp_path]).runs, 10)
-    assert isinstance(draws, Draws)
+    draws = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
+    assert not draws.why_none
     assert (draws.unit, draws.units, draws.repeats) == ("images", 50, ("0", "1"))
 
 
@@ -154,16 +156,16 @@ def test_a_client_gains_what_the_common_model_has_over_its_own(tmp_path: Path) -
 def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tmp_path: Path) -> None:
     make_run(tmp_path / "a", method="feddraw", auc=0.8, images=80)
     make_run(tmp_path / "b", method="alone", auc=0.7, alone=(0.6, 0.7, 0.75, 0.9), images=80)
-    before = draw(collect([tmp_path]).runs, 10)
+    before = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
     make_run(tmp_path / "c", method="ditto", auc=0.9, alone=(0.9, 0.9, 0.9, 0.9), images=80)
-    after = draw(collect([tmp_path]).runs, 10)
-    assert isinstance(before, Draws)
-    assert isinstance(after, Draws)
+    after = bootstrap_methods(collect_runs([tmp_path]).runs, 10)
+    assert not before.why_none
+    assert not after.why_none
     assert list(after.clients["auc"]) == ["C1", "C2", "C3", "C4"]
     for client, values in before.clients["auc"].items():
         assert np.array_equal(after.clients["auc"][client], values)
         own = after.used_by("auc", "ditto", client)  # of its own personal model, not of the mean over clients
-        assert client_views._on_all(after, "ditto", client)["alone"].estimate == own[0] - values[0]
+        assert client_views._differences_on_all_patients(after, "ditto", client)["alone"].estimate == own[0] - values[0]
         assert np.array_equal(after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"])
     every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
     assert len(set(every)) == 4
@@ -184,7 +186,10 @@ def test_the_view_of_a_client_is_that_of_its_own_patients(tmp_path: Path) -> Non
     for name, own in scores.items():
         folder = make_run(tmp_path / name, method=name, sizes=(50, 60), alone=(0.6, 0.6) if name == "alone" else ())
         save_file(tensors | {"holdout.scores": own}, folder / "predictions.safetensors")
-    found = {(view.client, view.method): view for view in client_views.views(collect([tmp_path]).runs, "none", 40)}
+    found = {
+        (view.client, view.method): view
+        for view in client_views.client_views(collect_runs([tmp_path]).runs, PatientBootstrap.none_because("none"), 40)
+    }
     assert set(found) == {(client, method) for client in ("C1", "C2") for method in ("feddraw", "fedavg")}
     view = found["C1", "feddraw"]
     assert (view.images, view.area, dict(view.common)) == (4, 1.0, {})
@@ -221,10 +226,10 @@ def test_a_win_needs_patients_and_trainings_and_one_seed_has_none(tmp_path: Path
                 folder = tmp_path / str(seed) / f"{scenario}-{method}"
                 make_run(folder, scenario=scenario, method=method, auc=auc + 0.001 * seed, images=300, seed=seed)
     report, text = told(tmp_path, replicates=50)
-    assert "vs fedavg: 1 win, 1 loss, 1 undecided." in " ".join(main_results(report))
+    assert "vs fedavg: 1 win, 1 loss, 1 undecided." in " ".join(summary_sentences(report))
     assert "CI over trainings: Student's t over paired seeds." in text
     report, text = told(tmp_path / "0", replicates=50)
-    assert "win" not in " ".join(main_results(report))
+    assert "win" not in " ".join(summary_sentences(report))
     assert "over trainings" not in text
 
 
@@ -246,7 +251,7 @@ def test_differences_over_trainings_are_those_of_stats_and_folds_widen_them(tmp_
     assert "widened because 4 folds share training images" in text
     runs = {run.method: run for run in report.collection.runs if run.repeat == "0"}
     late = [np.mean(run.curve("validation")[-5:]) for run in (runs["feddraw"], runs["uniform"])]
-    single = over_trainings(list(runs.values()), "auc", "feddraw").last_five["CHM-2", "uniform"]
+    single = differences_over_trainings(list(runs.values()), "auc", "feddraw").last_five["CHM-2", "uniform"]
     assert single.mean == pytest.approx(late[0] - late[1])
     assert "last five (validation)" in text
 
@@ -256,7 +261,7 @@ def test_folds_that_are_none_widen_nothing(tmp_path: Path, folds: object) -> Non
     for method in ("feddraw", "fedavg"):
         for seed in (0, 1):
             make_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, settings={"folds": folds})
-    found = over_trainings(collect([tmp_path]).runs, "auc", "feddraw")
+    found = differences_over_trainings(collect_runs([tmp_path]).runs, "auc", "feddraw")
     assert (found.folds, found.repeats) == (0, 2)
 
 
@@ -273,8 +278,8 @@ def test_means_that_are_printed_alike_share_a_rank(tmp_path: Path) -> None:
 def test_a_margin_tells_no_worse_from_not_shown(tmp_path: Path) -> None:
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / method, method=method, auc=auc, images=300)
-    report = examine(collect([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1)
-    assert first_table(report, "CHM-2", "auc", "AUC").rows[1][-1].text == "one training"
+    report = compute_report(collect_runs([tmp_path]), alpha=0.05, replicates=50, command="", say=str, margin=0.1)
+    assert first_screen_table(report, "CHM-2", "auc", "AUC").rows[1][-1].text == "one training"
     for method, auc in (("feddraw", 0.8), ("fedavg", 0.795), ("uniform", 0.95)):
         make_run(tmp_path / f"{method}-1", method=method, auc=auc + 0.001, images=300, seed=1)
     found = write_report([tmp_path], replicates=50, margin=0.1)
@@ -306,10 +311,10 @@ def test_a_section_without_content_is_absent_also_from_the_menu(tmp_path: Path) 
     report, text = told(tmp_path)
     assert "Ranks over scenarios" not in text
     assert "All scenarios" not in text
-    menu = compose(report, "A title", str).menu
+    menu = compose_report(report, "A title", str).menu
     assert [heading.text for heading, _ in menu] == ["Summary", "Scenario CHM-1", "What was run"]
-    several = examine(collect([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str)
-    named = [heading.text for heading, _ in compose(several, "A title", str).menu]
+    several = compute_report(collect_runs([study(tmp_path / "more")]), alpha=0.05, replicates=0, command="", say=str)
+    named = [heading.text for heading, _ in compose_report(several, "A title", str).menu]
     assert named[:3] == ["Summary", "All scenarios", "Ranks over scenarios"]
 
 
@@ -325,10 +330,10 @@ def test_the_roc_curve_has_the_area_of_the_metric() -> None:
     rng = np.random.default_rng(1)
     truth = (rng.random(4000) < 0.3).astype(np.uint8)
     scores = np.round(truth + rng.standard_normal(4000), 1)  # with ties
-    curve = roc(scores, truth)
+    curve = roc_curve(scores, truth)
     assert curve is not None
-    assert np.trapezoid(curve, GRID) == pytest.approx(metrics.auc(scores, truth), abs=2e-3)
-    assert roc(scores, np.ones(4000, dtype=np.uint8)) is None
+    assert np.trapezoid(curve, ROC_GRID) == pytest.approx(metrics.auc(scores, truth), abs=2e-3)
+    assert roc_curve(scores, np.ones(4000, dtype=np.uint8)) is None
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -348,7 +353,7 @@ def test_broken_and_unfinished_runs_are_named_and_the_rest_is_reported(tmp_path:
     ):
         folder = make_run(tmp_path / name, method="fedavg")
         (folder / file).write_text(content)
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert [run.path.name for run in found.runs] == ["good"]
     reasons = {problem.path.name: problem.reason for problem in found.problems}
     assert reasons["half"].startswith("not finished: 6 of 6 rounds, validation AUC 0.")
@@ -382,7 +387,7 @@ def test_methods_with_different_scenarios_seeds_and_undefined_values_are_still_r
 def test_one_method_in_one_run_is_reported(tmp_path: Path) -> None:
     make_run(tmp_path / "only", method="alone", alone=(0.6, 0.7, 0.7, 0.7))
     report, _ = told(tmp_path)
-    assert "one seed only" in " ".join(main_results(report))
+    assert "one seed only" in " ".join(summary_sentences(report))
     assert report.rankings["auc"].reason.endswith("there are 0 methods in 0 scenarios.")
 
 
@@ -392,7 +397,7 @@ def test_other_settings_under_one_name_are_told_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "c", method="fedavg", settings={"training.lr": 0.01})
     make_run(tmp_path / "d", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 0.0})
     make_run(tmp_path / "e", method="fedavg", scenario="CHM-3", settings={"scenario.tilt": 1.0, "engine": "processes"})
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert found.methods == ["feddraw (eta=0.4)", "feddraw (eta=0.2)", "fedavg"]
     assert found.scenarios == ["CHM-2", "CHM-3 (tilt=0)", "CHM-3 (tilt=1)"]
     assert [note for note in found.notes if "training.lr" in note] == [
@@ -404,7 +409,7 @@ def test_other_settings_under_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_setting_that_an_older_version_did_not_have_tells_no_runs_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "old", seed=0)
     make_run(tmp_path / "new", seed=1, settings={"stream": False})
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert found.methods == ["feddraw"]
     assert found.notes == ("Some runs do not record stream, as others do: they were made by another version.",)
 
@@ -413,7 +418,7 @@ def test_settings_that_all_methods_share_are_conditions(tmp_path: Path) -> None:
     for steps in (0, 20):
         for method in ("feddraw", "fedavg"):
             make_run(tmp_path / f"{method}{steps}", method=method, settings={"training.steps": steps})
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert found.methods == ["feddraw", "fedavg"]
     assert found.scenarios == ["CHM-2 (steps=0)", "CHM-2 (steps=20)"]
 
@@ -423,7 +428,7 @@ def test_several_folders_are_one_report_and_a_run_counts_once(tmp_path: Path) ->
     make_run(tmp_path / "shard2" / "b", seed=1)
     make_run(tmp_path / "shard2" / "again", seed=0)
     make_run(tmp_path / "shard2" / "other", seed=1, auc=0.7)
-    found = collect([tmp_path / "shard1", tmp_path / "shard2", tmp_path / "shard1" / "a"])
+    found = collect_runs([tmp_path / "shard1", tmp_path / "shard2", tmp_path / "shard1" / "a"])
     assert sorted(run.path.name for run in found.runs) == ["a", "b"]
     reasons = {problem.path.name: problem.reason for problem in found.problems}
     assert reasons["again"].startswith("left out: the same run as")
@@ -435,7 +440,7 @@ def test_methods_that_had_other_images_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "b", method="fedavg")
     text = (folder / "experiment.toml").read_text()
     (folder / "experiment.toml").write_text(text.replace('sha256 = "', 'sha256 = "f'))
-    assert any("did not have the same images at the same clients" in note for note in collect([tmp_path]).notes)
+    assert any("did not have the same images at the same clients" in note for note in collect_runs([tmp_path]).notes)
 
 
 def test_older_folders_without_the_newer_files_are_reported(tmp_path: Path) -> None:
@@ -537,7 +542,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert written(tmp_path).page.read_bytes() == once
 
 
-def test_latex_marks_the_best_and_has_whole_tables(whole: Written) -> None:
+def test_latex_marks_the_best_and_has_whole_tables(whole: WrittenReport) -> None:
     text = whole.tables.read_text()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") > 3
     assert re.search(r"feddraw & \\textbf\{0\.82", text)

@@ -27,7 +27,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import read_training_labels
 from feddraw.experiment.settings import Experiment
 from feddraw.models._saved_parameters import read_saved_parameters
-from feddraw.results.run_collection import collect
+from feddraw.results.run_collection import collect_runs
 from feddraw.scenarios.index_list import _parse_index_list
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_json, read_text
@@ -174,7 +174,7 @@ def test_names_are_only_names_in_a_report(in_tmp: Path) -> None:
 
 def test_a_folder_of_nasty_names_can_be_collected(tmp_path: Path) -> None:
     make_run(tmp_path / "run", clients=NASTY[:4])
-    assert collect([tmp_path]).runs[0].ledger.clients == NASTY[:4]
+    assert collect_runs([tmp_path]).runs[0].ledger.clients == NASTY[:4]
 
 
 def test_pages_that_people_send_on_hold_no_path_of_the_machine(tmp_path: Path) -> None:

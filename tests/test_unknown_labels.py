@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import tiny
 from feddraw.analysis import bootstrap, metrics
-from feddraw.analysis.explain_weights import explain, sentences
+from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.core import Cohort, Entry, Job, Layout, Local, Method, Model, Update
 from feddraw.data.contact_sheet import findings_caption
 from feddraw.data.dataset import UNKNOWN, Dataset, Labels
@@ -220,7 +220,9 @@ def test_metrics_leave_unknown_labels_out() -> None:
     assert table["undefined"] == ["b"]
     weights = np.ones((1, 5))
     both = np.stack([truth, np.full(5, UNKNOWN, np.int8)], 1)
-    macro = bootstrap._macro(bootstrap.weighted_auc, np.stack([scores] * 2, 1), both, weights, [np.arange(5)])
+    macro = bootstrap._macro_of_replicates(
+        bootstrap.weighted_auc, np.stack([scores] * 2, 1), both, weights, [np.arange(5)]
+    )
     assert macro.tolist() == [0.75]
     kinds = count_by_score(scores[:, None], np.array([[0], [1], [1], [0], [math.nan]]))
     assert kinds.sum(axis=2).tolist() == [[2], [2]]
@@ -435,7 +437,7 @@ def test_a_finding_that_nobody_labels_is_named_and_the_explanation_says_who_taug
     known[data.rows["train"], 4] = False
     with pytest.warns(UserWarning, match="no client labels Consolidation"):
         run(small(rounds=1, scenario="by_site"), tmp_path / "run", dataset=with_known(data, known))
-    said = "\n".join(sentences(explain(read_run(tmp_path / "run"))))
+    said = "\n".join(weights_in_sentences(explain_run_weights(read_run(tmp_path / "run"))))
     assert "Atelectasis was learnt from the labels of S1 and S2." in said
     assert "No client labels Consolidation" in said
     told = read_run(tmp_path / "run").partition

@@ -17,7 +17,7 @@ import pytest
 
 from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
-from feddraw.results.run_collection import collect
+from feddraw.results.run_collection import collect_runs
 from feddraw.watch import followed_runs as following
 from feddraw.watch.followed_runs import FollowedFolder, FollowedRun, GrowingFile
 from feddraw.watch.server import WatchServer, require_loopback, usual_watch_port
@@ -172,7 +172,7 @@ def test_a_report_says_how_far_an_unfinished_run_has_come_and_when_it_last_wrote
     lines = [json.loads(line) | {"time": "2026-11-17T05:54:07+00:00"} for line in half.read_text().splitlines()[:3]]
     lines[-1]["validation"]["macro"] = 0.75
     half.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (problem,) = collect([tmp_path]).problems
+    (problem,) = collect_runs([tmp_path]).problems
     assert problem.reason == "not finished: 3 of 6 rounds, validation AUC 0.750, last written 2026-11-17 05:54 UTC"
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddraw import catalog
-from feddraw.analysis.explain_weights import explain, sentences
+from feddraw.analysis.explain_weights import explain_run_weights, weights_in_sentences
 from feddraw.core import ASKED, Cohort, Entry, Job, Layout, Model, Piece, Update, Weights, gram
 from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
@@ -852,8 +852,11 @@ def test_a_runs_folder_holds_the_weights_by_class_under_their_names(tmp_path):
     assert [entry.weight for entry in whole[-1].ledger] == pytest.approx([1 / 3] * 3)
     finished = read_run(tmp_path / "run")
     assert [weights.shape for weights in finished.by_class().values()] == [(3, 3)] * 5
-    assert any("By finding, weights differed most in round 1" in said for said in sentences(explain(finished)))
-    (picture,) = pictures.by_finding([finished], "feddraw_by_class", "small")
+    assert any(
+        "By finding, weights differed most in round 1" in said
+        for said in weights_in_sentences(explain_run_weights(finished))
+    )
+    (picture,) = pictures.weights_by_finding_picture([finished], "feddraw_by_class", "small")
     assert "round 1" in picture.words
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from feddraw.analysis.plots import save, styled
+from feddraw.analysis.plots import figure_style, save_figure
 from feddraw.paper import published_tables
 from feddraw.report import latex, paper_tex
-from feddraw.report.evidence import examine
-from feddraw.report.section_order import compose
-from feddraw.results.run_collection import collect
+from feddraw.report.report_statistics import compute_report
+from feddraw.report.section_order import compose_report
+from feddraw.results.run_collection import collect_runs
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(ENGINE is None, reason="no TeX here: apt install
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
     for scenario in PAPER_SCENARIOS.values():
-        for method in published_tables.results("auc").methods:
+        for method in published_tables.published_results("auc").methods:
             for seed in (0, 1):
                 values = {metric: _value(metric, scenario.name, method) for metric in ("auc", "gm")}
                 make_run(
@@ -44,9 +44,9 @@ def document(tmp_path_factory):
                     seed=seed, auc=values["auc"] + 0.001 * seed, gm=values["gm"], sizes=scenario.printed, rounds=15,
                     settings={"data.name": scenario.dataset, "scenario.scale": 1.0},
                 )  # fmt: skip
-    report = examine(collect([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None)
-    with styled():
-        return compose(report, "The paper's matrix & 100 % of it", lambda _: None)
+    report = compute_report(collect_runs([folder]), alpha=0.1, replicates=0, command="", say=lambda _: None)
+    with figure_style():
+        return compose_report(report, "The paper's matrix & 100 % of it", lambda _: None)
 
 
 SCALE = 0.004
@@ -75,15 +75,15 @@ def test_one_command_goes_from_two_archives_to_the_papers_page(tmp_path):
 
 
 def _value(metric: str, scenario: str, method: str) -> float:
-    table = published_tables.results(metric)
+    table = published_tables.published_results(metric)
     return float(table.values[table.scenarios.index(scenario), table.methods.index(method)]) / 100
 
 
 def test_the_papers_page_compiles(document, tmp_path):
     (tmp_path / "figures").mkdir()
-    for picture in paper_tex.pictures(document):
-        save(picture.figure, tmp_path / "figures" / f"{picture.name}.pdf")
-    (tmp_path / "paper.tex").write_text(paper_tex.render(document, "figures"))
+    for picture in paper_tex.paper_pictures(document):
+        save_figure(picture.figure, tmp_path / "figures" / f"{picture.name}.pdf")
+    (tmp_path / "paper.tex").write_text(paper_tex.render_paper_tex(document, "figures"))
     assert paper_tex.compile_pdf(tmp_path / "paper.tex").read_bytes().startswith(b"%PDF")
 
 
@@ -93,7 +93,7 @@ def test_no_table_is_wider_than_its_place_in_two_columns(document, tmp_path, tem
         pytest.skip(
             f"{template} or its fonts are not installed: apt install texlive-publishers texlive-fonts-recommended"
         )
-    (tmp_path / "tables.tex").write_text(latex.render(document))
+    (tmp_path / "tables.tex").write_text(latex.render_latex(document))
     (tmp_path / "main.tex").write_text(
         f"{TEMPLATES[template]}\n\\usepackage[T1]{{fontenc}}\n\\usepackage{{booktabs,graphicx}}\n\\maxdeadcycles=1000\n"
         "\\extrafloats{200}\n\\begin{document}\nText.\n\\input{tables}\n\\end{document}\n"

@@ -20,11 +20,10 @@ import numpy as np
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
-from feddraw.results.checkpoint import read_tree, tree_bytes
-from feddraw.results.run_folder import policy_of
+from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
-from feddraw.server.policy import Policy
+from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import aggregate_round
 from feddraw.server.state_dict import (
     as_numpy,
@@ -73,12 +72,12 @@ class AggregationState:
     def save(self, path: Path | str) -> None:
         """Write it as safetensors, whole or not at all."""
         clients = {str(index): name for index, name in enumerate(self.clients)}
-        write_whole(Path(path), tree_bytes({**vars(self), "clients": clients}))
+        write_whole(Path(path), array_tree_bytes({**vars(self), "clients": clients}))
 
     @staticmethod
     def load(path: Path | str) -> AggregationState:
         """What `save` wrote; a damaged file is refused."""
-        tree = read_tree(Path(path))
+        tree = read_array_tree(Path(path))
         try:
             clients = tuple(str(tree["clients"][str(index)]) for index in range(len(tree["clients"])))
             return AggregationState(str(tree["method"]), clients, int(tree["next_round"]), dict(tree["values"]))

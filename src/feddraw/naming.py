@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 
 # What moves a cursor, colours a terminal, turns the reading direction round, or is no character at all.
@@ -56,3 +56,10 @@ def distinct_slugs(slugs: Iterable[str]) -> Iterator[str]:
 def folder_name(name: str) -> str:
     """For a folder or a file that a user will type: letters of any script, nothing that a path or a shell reads."""
     return re.sub(r"[^\w.=,+-]+", "-", name)[:_LONGEST_NAME] or "x"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """a, b and c; long lists are cut."""
+    if len(names) > 8:
+        names = [*names[:6], f"{len(names) - 6} more"]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

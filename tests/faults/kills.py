@@ -30,7 +30,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from feddraw import catalog
-from feddraw.results.run_folder import CLOCK
+from feddraw.results.run_folder import CLOCK_FIELDS
 
 ROUNDS = 6
 SMALL = (
@@ -129,7 +129,7 @@ def outcome_of_run(folder: Path) -> dict[str, bytes]:
     """Every file of a run but for the environment; of the log everything but the seconds."""
     names = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "environment.json"]
     files = {str(file.relative_to(folder)): file.read_bytes() for file in names}
-    lines = [json.loads(line) | dict.fromkeys(CLOCK) for line in files["rounds.jsonl"].splitlines()]
+    lines = [json.loads(line) | dict.fromkeys(CLOCK_FIELDS) for line in files["rounds.jsonl"].splitlines()]
     return files | {"rounds.jsonl": json.dumps(lines).encode()}
 
 

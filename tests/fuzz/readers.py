@@ -53,8 +53,18 @@ from feddraw.experiment import verify
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
-from feddraw.report import evidence, html, latex, markdown, section_order, writing
-from feddraw.results import checkpoint, ledger_table, recorded_run, run_collection, run_folder
+from feddraw.report import (
+    bootstrap_over_patients,
+    differences_over_trainings,
+    html,
+    latex,
+    markdown,
+    report_files,
+    report_statistics,
+    section_order,
+)
+from feddraw.report.sections import client_gains
+from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection, run_folder
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
@@ -333,7 +343,7 @@ FILES = (
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
     lines = [f"{round},C{client},{piece},0.9,0.3,0.25" for round in (0, 1) for client in (1, 2) for piece in FINDINGS]
-    (target / "pieces.csv").write_text("\n".join([",".join(run_folder.PIECES), *lines, ""]), encoding="utf-8")
+    (target / "pieces.csv").write_text("\n".join([",".join(run_folder.PIECE_COLUMNS), *lines, ""]), encoding="utf-8")
     return target
 
 
@@ -349,7 +359,7 @@ def odd_ledgers() -> list[bytes]:
     """Ledgers of other methods and of rounds that did not go well."""
 
     def ledger(*lines: str) -> bytes:
-        return b"\2" + "\n".join([",".join(run_folder.LEDGER), *lines, ""]).encode()
+        return b"\2" + "\n".join([",".join(run_folder.LEDGER_COLUMNS), *lines, ""]).encode()
 
     alone = "0,C1,10,2,,,,,,1,1,counted"
     return [
@@ -375,9 +385,9 @@ def read_folder(data: bytes, room: Path) -> object:
     (place / name).write_bytes(data[1:])
     try:
         run = recorded_run.read_run(place)
-        run_collection.collect([place])
-        found = explain_weights.explain(run)
-        _ = list(explain_weights.sentences(found)), explain_weights.document(found)
+        run_collection.collect_runs([place])
+        found = explain_weights.explain_run_weights(run)
+        _ = list(explain_weights.weights_in_sentences(found)), explain_weights.explanation_document(found)
         _ = list(verify._compared_hashes(RunFolder(place), RunFolder(place), 2, True))
         _ = list(verify._differing_environment(RunFolder(place), HERE))
         if (kept := run.predictions()) is not None:
@@ -410,12 +420,19 @@ def read_report(data: bytes, room: Path) -> object:
     before = (place / name).read_bytes() if (place / name).is_file() else None
     (place / name).write_bytes(data[1:])
     try:
-        found = run_collection.collect([place.parent])
-        made = evidence.examine(found, alpha=0.05, replicates=5, command="", say=str)
-        document = section_order.compose(made, "A report", str)
-        page = html.render(document, {picture.name: "<svg></svg>" for picture in writing._pictures(document.blocks)})
+        found = run_collection.collect_runs([place.parent])
+        made = report_statistics.compute_report(found, alpha=0.05, replicates=5, command="", say=str)
+        document = section_order.compose_report(made, "A report", str)
+        page = html.render_html(
+            document, {picture.name: "<svg></svg>" for picture in report_files._all_pictures(document.blocks)}
+        )
         assert "<script>alert" not in page
-        return page, markdown.render(document, ""), latex.render(document), writing._tidy(found)
+        return (
+            page,
+            markdown.render_markdown(document, ""),
+            latex.render_latex(document),
+            report_files._tidy_results_csv(found),
+        )
     finally:
         (place / name).write_bytes(before) if before is not None else (place / name).unlink()
 
@@ -431,7 +448,9 @@ def odd_report(replicates: int, room: Path) -> object:
             (room / "scored" / name / "environment.json").write_text(json.dumps(versions), encoding="utf-8")
     odd_folders(room)
     return [
-        evidence.examine(run_collection.collect([room / place]), alpha=0.05, replicates=replicates, command="", say=str)
+        report_statistics.compute_report(
+            run_collection.collect_runs([room / place]), alpha=0.05, replicates=replicates, command="", say=str
+        )
         for place in ("scored", "odd/one")
     ]
 
@@ -490,7 +509,7 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     document[key] = rng.choice(
         (None, -1, "x", [], {}, 1e999, {"a": {"array": "nowhere"}}, {"x": 1}, {"0": [1]}, 2**70, True)
     )
-    document["blake2"] = checkpoint.digest(arrays, document)
+    document["blake2"] = checkpoint.arrays_digest(arrays, document)
     return bytes(save(arrays, {"feddraw": json.dumps(document)}))
 
 
@@ -725,8 +744,8 @@ def odd_folders(room: Path) -> object:
     (room / "empty").mkdir(exist_ok=True)
     for wrong in (room / "empty", room / "nowhere", room / "odd" / "three"):
         with suppress(UserError):
-            run_collection.collect([wrong])
-    return run_collection.collect([room / "odd"])
+            run_collection.collect_runs([wrong])
+    return run_collection.collect_runs([room / "odd"])
 
 
 def crowded(room: Path) -> object:
@@ -735,7 +754,7 @@ def crowded(room: Path) -> object:
     if not place.exists():
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
-    (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER), *lines, ""]), encoding="utf-8")
+    (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8")
     return recorded_run.read_run(place)
 
 
@@ -743,7 +762,7 @@ def odd_log(room: Path) -> object:
     """A run with weights by piece of the model, and without a checkpoint."""
     place = RunFolder(room / "pieces")
     place.path.mkdir(exist_ok=True)
-    place.pieces.write_text(",".join(run_folder.PIECES) + "\n", encoding="utf-8")
+    place.pieces.write_text(",".join(run_folder.PIECE_COLUMNS) + "\n", encoding="utf-8")
     place.forget_from(0)
     return place.load_checkpoint(tiny.initial().layout)
 
@@ -789,13 +808,20 @@ SHEET = (
     "read_own_tables open_own_tables united_findings _refuse_two_spellings _take_own_rows split_own_rows "
     "path_inside_folder"
 )
-RUNS = "collect find"
+RUNS = "collect_runs find_run_folders"
+LABELS = (
+    "_labelled_runs _differing_settings _is_crossed_setting _comparability_notes _without_copies _name_with_settings "
+    "_setting_text"
+)
 
 
 def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
     text = named(file_reading, "read_text read_toml")
-    lines = [*named(run_folder, "_before"), *named(file_reading, "read_csv read_jsonl read_text parse_json")]
+    lines = [
+        *named(run_folder, "_ledger_lines_before"),
+        *named(file_reading, "read_csv read_jsonl read_text parse_json"),
+    ]
     settings = [
         *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
@@ -868,10 +894,10 @@ def targets(room: Path) -> list[Target]:
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
             [
-                *named(run_collection, RUNS), *named(recorded_run, "read_run _check number"),
-                *functions(ledger_table.Ledger),
-                *named(recorded_run.Run, "predictions curve by_class"),
-                *named(file_reading, "read_json damage_told"),
+                *named(run_collection, RUNS), *named(recorded_run, "read_run _check_metrics"),
+                *functions(ledger_table.LedgerTable),
+                *named(recorded_run.RecordedRun, "predictions curve by_class"), predictions.read_predictions,
+                *named(file_reading, "read_json damage_told number_or_nan"),
                 *named(verify, "_compared_hashes _lines_by_round _differing_environment"),
                 *functions(explain_weights),
             ],
@@ -880,8 +906,8 @@ def targets(room: Path) -> list[Target]:
         Target(
             "reports", read_report, ONE_LINE, report_seeds(room),
             [
-                *functions(evidence),
-                *named(run_collection, "_label _differing _is_crossed _notes _once _bracketed _text"),
+                *functions(report_statistics, bootstrap_over_patients, differences_over_trainings, client_gains),
+                *named(run_collection, LABELS),
             ],
             [b",", b"\n", b"null", b"<script>alert(1)</script>", b"$\\input{x}$", b"|"],
             odd=[partial(odd_report, 0), partial(odd_report, 5)],
@@ -892,8 +918,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint repack digest")], (), reshape_checkpoint,
-            [odd_log],
+            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays arrays_digest")],
+            (), reshape_checkpoint, [odd_log],
         ),
         Target(
             "archives (.npz)", read_npz, ONE_LINE, archives,

@@ -15,8 +15,8 @@ Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure
-_WIDE = 200  # columns of a product of matrices: one of ten takes four times as long by column
-_BLOCK = 100  # bootstrap replicates at a time: a block of a few thousand images stays small
+_PRODUCT_COLUMNS = 200  # columns of a product of matrices: one of ten takes four times as long by column
+_REPLICATES_AT_A_TIME = 100  # bootstrap replicates at a time: a block of a few thousand images stays small
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,13 @@ def bootstrap(
     labels = np.zeros(len(truth)) if folds is None else np.asarray(folds)
     by_fold = [np.flatnonzero(labels == fold) for fold in np.unique(labels)]
     units = int(owner.max()) + 1
-    draws = chain([np.ones((1, units))], _draws(units, replicates, rng))
-    if (measure or weighted_auc) in _PARTS and min(map(len, by_fold)) >= LARGE:
-        return _by_parts(measure or weighted_auc, models, truth, owner, by_fold, draws)
-    blocks = [[_macro(measure or weighted_auc, m, truth, drawn[:, owner], by_fold) for m in models] for drawn in draws]
+    draws = chain([np.ones((1, units))], _bootstrap_draws(units, replicates, rng))
+    if (measure or weighted_auc) in _PARTS_OF_MEASURE and min(map(len, by_fold)) >= LARGE:
+        return _bootstrap_by_parts(measure or weighted_auc, models, truth, owner, by_fold, draws)
+    blocks = [
+        [_macro_of_replicates(measure or weighted_auc, m, truth, drawn[:, owner], by_fold) for m in models]
+        for drawn in draws
+    ]
     return np.concatenate([np.stack(block) for block in blocks], axis=1)
 
 
@@ -67,14 +70,14 @@ def interval(values: Floats, confidence: float = 0.95) -> Interval:
     return Interval(float(values[0]), low, high, len(defined))
 
 
-def _draws(units: int, replicates: int, rng: np.random.Generator) -> Iterator[Floats]:
+def _bootstrap_draws(units: int, replicates: int, rng: np.random.Generator) -> Iterator[Floats]:
     """How often each unit is drawn, one row per replicate, in blocks."""
-    for start in range(0, replicates, _BLOCK):
-        chosen = rng.integers(units, size=(min(_BLOCK, replicates - start), units))
+    for start in range(0, replicates, _REPLICATES_AT_A_TIME):
+        chosen = rng.integers(units, size=(min(_REPLICATES_AT_A_TIME, replicates - start), units))
         yield np.stack([np.bincount(row, minlength=units) for row in chosen]).astype(np.float64)
 
 
-def _macro(
+def _macro_of_replicates(
     measure: Measure,
     outputs: Floats,
     truth: Truth,
@@ -88,10 +91,10 @@ def _macro(
     stacked = np.stack([measure(outputs[r, c], truth[r, c], weights[:, r]) if len(r) else nothing for r, c in chosen])
     defined = ~np.isnan(stacked)
     totals = np.where(defined, stacked, 0.0).sum(axis=0)
-    return _divided(totals, defined.sum(axis=0))
+    return _divided_or_nan(totals, defined.sum(axis=0))
 
 
-def _by_parts(
+def _bootstrap_by_parts(
     measure: Measure,
     models: Sequence[Floats],
     truth: Truth,
@@ -100,7 +103,7 @@ def _by_parts(
     draws: Iterable[Floats],
 ) -> Floats:
     """The same from each image's part in a measure, summed by unit once: then a replicate is a product of matrices."""
-    parts, joined = _PARTS[measure]
+    parts, joined = _PARTS_OF_MEASURE[measure]
     units, sums = int(owner.max()) + 1, []
     for rows, column in product(by_fold, range(truth.shape[1])):
         labels = truth[rows, column]
@@ -109,16 +112,16 @@ def _by_parts(
             own = owner[rows[labels == kind]]
             columns = [np.ones(len(own)), *(part[place] for part in of_models)]
             sums.append(np.stack([np.bincount(own, column, units) for column in columns], axis=1))
-    together = max(1, _WIDE // (1 + len(models)))
+    together = max(1, _PRODUCT_COLUMNS // (1 + len(models)))
     sums = [np.concatenate(sums[i : i + together], axis=1) for i in range(0, len(sums), together)]
     found = []
     for drawn in draws:
         total = np.concatenate([drawn @ some for some in sums], axis=1).reshape(len(drawn), -1, 1 + len(models))
-        rates = _divided(total[:, :, 1:], np.broadcast_to(total[:, :, :1], total[:, :, 1:].shape))
+        rates = _divided_or_nan(total[:, :, 1:], np.broadcast_to(total[:, :, :1], total[:, :, 1:].shape))
         found.append(joined(rates[:, ::2], rates[:, 1::2]))
     values = np.concatenate(found)  # replicates, folds and findings, models
     defined = ~np.isnan(values)
-    return _divided(np.where(defined, values, 0.0).sum(axis=1), defined.sum(axis=1)).T
+    return _divided_or_nan(np.where(defined, values, 0.0).sum(axis=1), defined.sum(axis=1)).T
 
 
 def _auc_parts(scores: Floats, truth: Truth) -> tuple[Floats, Floats]:
@@ -141,7 +144,7 @@ def _share_below(scores: Floats, limits: Floats) -> Floats:
     return share
 
 
-def _right_calls(called: Floats, truth: Truth) -> tuple[Floats, Floats]:
+def _gm_parts(called: Floats, truth: Truth) -> tuple[Floats, Floats]:
     """Which positive and which negative images are called as they are."""
     right = np.where(np.isnan(called).any(), np.nan, called == truth)
     return right[truth == 1], right[truth == 0]
@@ -161,7 +164,7 @@ def weighted_auc(scores: Floats, truth: Truth, weights: Floats) -> Floats:
     below = np.concatenate([np.zeros((1, len(weights))), np.cumsum(others, axis=0)])
     ends = [np.searchsorted(negatives, scores[positive], side) for side in ("left", "right")]
     pairs = drawn.sum(axis=0) * below[-1]
-    return _divided(np.einsum("ij,ij->j", drawn, below[ends[0]] + below[ends[1]]) / 2, pairs)
+    return _divided_or_nan(np.einsum("ij,ij->j", drawn, below[ends[0]] + below[ends[1]]) / 2, pairs)
 
 
 def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
@@ -174,15 +177,17 @@ def weighted_gm(called: Floats, truth: Truth, weights: Floats) -> Floats:
     positive_images, right = truth == 1, called == truth
     kinds = [positive_images & right, positive_images, ~positive_images & right, ~positive_images]
     totals = weights @ np.stack(kinds, axis=1).astype(np.float64)
-    return np.sqrt(_divided(totals[:, 0], totals[:, 1]) * _divided(totals[:, 2], totals[:, 3]))
+    return np.sqrt(_divided_or_nan(totals[:, 0], totals[:, 1]) * _divided_or_nan(totals[:, 2], totals[:, 3]))
 
 
-def _divided(totals: Floats, counts: NDArray[Any]) -> Floats:
+def _divided_or_nan(totals: Floats, counts: NDArray[Any]) -> Floats:
     """NaN where there is nothing to divide by."""
     return np.asarray(np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0))
 
 
-_PARTS: dict[Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]] = {
+_PARTS_OF_MEASURE: dict[
+    Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]
+] = {
     weighted_auc: (_auc_parts, np.add),
-    weighted_gm: (_right_calls, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
+    weighted_gm: (_gm_parts, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
 }

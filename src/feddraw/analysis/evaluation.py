@@ -17,7 +17,7 @@ from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
 Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one per client
-KeptBack = Mapping[int, NDArray[np.float32]]  # by client that kept images back: its model's scores of them
+HoldoutScores = Mapping[int, NDArray[np.float32]]  # by client that kept images back: its model's scores of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Evaluator:
         kinds = ("auc", "gm", "undefined", "not_finite")
         kept: dict[str, Any] = {split: {kind: each[kind] for kind in kinds} for split, each in found.items()}
         if "test" in kept:
-            kept["test"] |= self._as_seen(engine, models)
+            kept["test"] |= self._test_auc_by_site(engine, models)
         return kept
 
     def at_the_end(
@@ -51,20 +51,20 @@ class Evaluator:
         for split, values in scores.items():
             each = self._evaluations(values, self.truth(split), thresholds)
             found[split] = metrics.mean_of(each) if personal else each[0]
-            _warn(found[split], split)
-        found["test"] |= self._as_seen(engine, models)
+            _warn_of_undefined(found[split], split)
+        found["test"] |= self._test_auc_by_site(engine, models)
         kept_back = {
             client: engine.predict(models[client if len(models) > 1 else 0], rows)
             for client, rows in enumerate(self.holdout)
             if len(rows)
         }
-        found["clients"] = self._clients(kept_back, thresholds)
+        found["clients"] = self._holdout_metrics(kept_back, thresholds)
         if personal:
             for client, one in zip(self.clients, each, strict=True):
                 found["clients"].setdefault(client, {})["test"] = one
-        return found, self._predictions(scores, personal) | self._holdout_predictions(kept_back)
+        return found, self._split_predictions(scores, personal) | self._holdout_predictions(kept_back)
 
-    def _as_seen(self, engine: Engine, models: Sequence[Model]) -> dict[str, Any]:
+    def _test_auc_by_site(self, engine: Engine, models: Sequence[Model]) -> dict[str, Any]:
         """The test AUC at each site whose images differ, on the test images as that site would have made them."""
         areas = {}
         for site, rows in self.views.items():
@@ -90,7 +90,9 @@ class Evaluator:
         pairs = zip(scores, thresholds, strict=True)
         return [metrics.evaluate(one, truth, self.dataset.findings, own) for one, own in pairs]
 
-    def _clients(self, kept_back: KeptBack, thresholds: Sequence[Sequence[float]]) -> dict[str, dict[str, Any]]:
+    def _holdout_metrics(
+        self, kept_back: HoldoutScores, thresholds: Sequence[Sequence[float]]
+    ) -> dict[str, dict[str, Any]]:
         """The model that each client would use, on the images that it kept back."""
         found = {}
         for client, scores in kept_back.items():
@@ -99,10 +101,10 @@ class Evaluator:
             found[self.clients[client]] = {"holdout": metrics.evaluate(scores, truth, self.dataset.findings, own)}
         return found
 
-    def _predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
+    def _split_predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
         """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
         found: dict[str, NDArray[Any]] = {}
-        codes = self._patients()
+        codes = self._patient_numbers()
         for split, values in scores.items():
             found[f"{split}.scores"] = values if personal else values[0]
             found[f"{split}.truth"] = self.truth(split)
@@ -110,7 +112,7 @@ class Evaluator:
                 found[f"{split}.patients"] = codes[self.dataset.rows[split]]
         return found
 
-    def _holdout_predictions(self, kept_back: KeptBack) -> dict[str, NDArray[Any]]:
+    def _holdout_predictions(self, kept_back: HoldoutScores) -> dict[str, NDArray[Any]]:
         """The same for the images that clients kept back, each with its client's number."""
         if not kept_back:
             return {}
@@ -121,10 +123,10 @@ class Evaluator:
             "holdout.client": np.repeat(list(kept_back), [len(scores) for scores in kept_back.values()]),
             "holdout.rows": rows.astype(np.int64),
         }
-        codes = self._patients()
+        codes = self._patient_numbers()
         return found if codes is None else found | {"holdout.patients": codes[rows]}
 
-    def _patients(self) -> NDArray[np.int64] | None:
+    def _patient_numbers(self) -> NDArray[np.int64] | None:
         """The number of each image's patient."""
         patients = self.dataset.labels.patients
         return None if patients is None else np.unique(patients, return_inverse=True)[1].astype(np.int64)
@@ -137,7 +139,7 @@ def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: in
     return (personal, True) if len(personal) == clients else ([shown], False)
 
 
-def _warn(found: Mapping[str, Any], split: str) -> None:
+def _warn_of_undefined(found: Mapping[str, Any], split: str) -> None:
     broken = found["not_finite"]
     rest = [name for name in found["undefined"] if name not in broken]
     alike = [name for name in rest if math.isnan(found["auc"]["per_class"][name])]

@@ -16,36 +16,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.site_distances import from_ledger, number_or_none, verdict
+from feddraw.analysis.site_distances import heterogeneity_in_ledger, heterogeneity_in_words, number_or_none
 from feddraw.errors import UserError
-from feddraw.results.ledger_table import Ledger
-from feddraw.results.recorded_run import Run
+from feddraw.naming import join_names
+from feddraw.results.ledger_table import LedgerTable
+from feddraw.results.recorded_run import RecordedRun
 from feddraw.schedules import softmax
 from feddraw.server.policy import EASED
 from feddraw.system.file_writing import json_values
 
 Floats = NDArray[np.float64]
-Span = tuple[int, int]  # first and last round
+RoundSpan = tuple[int, int]  # first and last round
 
-NEAR = 0.01  # weights this close to an equal share, as a part of it, are called equal
-EXACT = 1e-9
+NEARLY_EQUAL = 0.01  # weights this close to an equal share, as a part of it, are called equal
+EXACTLY_EQUAL = 1e-9
 
-SPLIT = (
+HOW_WEIGHTS_SPLIT = (
     "A weight is the softmax of a score for size plus a score for similarity. What a client counted above (+) or below "
     "(-) an equal share is split between the two: the effect of adding one score, averaged over adding it first and "
     "adding it second. The parts of a round add up exactly; the table has their mean over the rounds."
 )
-NO_SPLIT = (
+WHY_NO_SPLIT = (
     "The ledger of this method does not say how size and similarity made the weights, so they are compared with what "
     "size alone would give: each client's share of the images."
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class WeightExplanation:
     """What a ledger says; arrays are (rounds × clients)."""
 
-    run: Run
+    run: RecordedRun
     shares: Floats  # of the weights of a round, as they may not add up to 1
     rescaled: bool  # they did not
     image_shares: Floats  # (clients,)
@@ -70,17 +71,17 @@ class Explanation:
         return np.asarray(sizes < sizes.mean())
 
     @property
-    def ahead(self) -> list[Span]:
+    def ahead(self) -> list[RoundSpan]:
         """When the small clients counted more than the large ones, per client on average."""
         if not self.small.any():
             return []
         lead = self.shares[:, self.small].mean(axis=1) - self.shares[:, ~self.small].mean(axis=1)
-        return spans(lead > EXACT)
+        return spans_of_rounds(lead > EXACTLY_EQUAL)
 
-    def equal(self, tolerance: float) -> list[Span]:
+    def equal(self, tolerance: float) -> list[RoundSpan]:
         """When no client was further from an equal share than this part of it."""
         fair = 1 / len(self.clients)
-        return spans(np.abs(self.shares - fair).max(axis=1) <= tolerance * fair)
+        return spans_of_rounds(np.abs(self.shares - fair).max(axis=1) <= tolerance * fair)
 
     @property
     def events(self) -> list[tuple[int, str, str]]:
@@ -94,7 +95,7 @@ class Explanation:
         ]
 
 
-def explain(run: Run) -> Explanation:
+def explain_run_weights(run: RecordedRun) -> WeightExplanation:
     """Account for the weights of a run with a ledger."""
     ledger = run.ledger
     weights = np.nan_to_num(ledger["weight"])
@@ -103,28 +104,32 @@ def explain(run: Run) -> Explanation:
         raise UserError(f"no client counted in any round of {run.path}{why}: there is nothing to explain")
     totals = np.abs(weights).sum(axis=1, keepdims=True)
     shares = np.divide(weights, totals, out=np.zeros_like(weights), where=totals > 0)
-    parts = [_contributions(ledger, shares[t], t) for t in range(len(shares))]
+    parts = [_size_and_similarity_parts(ledger, shares[t], t) for t in range(len(shares))]
     known = all(part is not None for part in parts)
     size, similarity = (np.stack([part[i] for part in parts if part]) if known else None for i in (0, 1))
     rescaled = bool((np.abs(totals - 1) > 1e-6).any())
     moved = np.nan_to_num(ledger["allowed"] - ledger["proposed"]) if ledger.has("proposed", "allowed") else None
-    return Explanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
+    return WeightExplanation(run, shares, rescaled, ledger.sizes / ledger.sizes.sum(), size, similarity, moved)
 
 
-def _contributions(ledger: Ledger, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
+def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
-    scores = _scores(*(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation")))
+    scores = _size_and_similarity_scores(
+        *(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation"))
+    )
     proposed = ledger["proposed"][round, counted]  # before a policy
     made = shares[counted] if np.isnan(proposed).any() else proposed
     if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), made, atol=1e-6):
         return None
     columns = np.zeros((2, len(counted)))
-    columns[:, counted] = split(*scores)
+    columns[:, counted] = split_weights(*scores)
     return columns[0], columns[1]
 
 
-def _scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats) -> Any:
+def _size_and_similarity_scores(
+    prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats
+) -> Any:
     """The score for size and the score for similarity whose softmax the weights are."""
     if not len(prior) or np.isnan(prior).any() or np.isnan(similarity).any():
         return None
@@ -135,7 +140,7 @@ def _scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, repu
     return beta * gamma * prior, beta * (1 - gamma) * similarity
 
 
-def split(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
+def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     """Shapley's value of each score for softmax(size + similarity) - 1/K."""
     both, size_only, similarity_only = (softmax(score, 1.0) for score in (size + similarity, size, similarity))
     fair = 1 / len(size)
@@ -145,7 +150,7 @@ def split(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def spans(holds: NDArray[np.bool_]) -> list[Span]:
+def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
     """The runs of rounds in which something holds."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(int)))
     return [(int(start), int(end) - 1) for start, end in zip(edges[::2], edges[1::2], strict=True)]
@@ -154,28 +159,28 @@ def spans(holds: NDArray[np.bool_]) -> list[Span]:
 # ---------------------------------------------------------------------------------------------------- in words
 
 
-def sentences(found: Explanation) -> Iterator[str]:
+def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
-    yield from _who(found)
-    yield from _small(found)
-    yield from _equal(found)
-    yield from _why(found)
-    yield from _policy(found)
+    yield from _who_counted_most(found)
+    yield from _small_clients_in_words(found)
+    yield from _equal_weights_in_words(found)
+    yield from _size_or_similarity_in_words(found)
+    yield from _policy_in_words(found)
     by_finding = found.run.by_class() if found.run.finished else {}
-    yield from _learnt_from(found, by_finding)
-    yield from _by_finding(found, by_finding)
-    yield from _measured(found)
-    yield from _absent(found)
+    yield from _whose_labels_taught(found, by_finding)
+    yield from _weights_by_finding_in_words(found, by_finding)
+    yield from _measured_distances_in_words(found)
+    yield from _not_counted_in_words(found)
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
     if found.rescaled:
         yield "The coefficients of this method do not add up to 1; the shares here are their shares of the sum."
 
 
-def _who(found: Explanation) -> Iterator[str]:
+def _who_counted_most(found: WeightExplanation) -> Iterator[str]:
     mean = found.shares.mean(axis=0)
     most, least = int(mean.argmax()), int(mean.argmin())
-    if np.ptp(mean) < EXACT:
+    if np.ptp(mean) < EXACTLY_EQUAL:
         yield f"All {len(mean)} clients counted the same on average: {percent(mean[0])} each."
         return
     for place, word in ((most, "most"), (least, "least")):
@@ -183,15 +188,15 @@ def _who(found: Explanation) -> Iterator[str]:
         yield f"{found.clients[place]} counted {word}: {counts} on average, with {holds} of the images."
 
 
-def _small(found: Explanation) -> Iterator[str]:
+def _small_clients_in_words(found: WeightExplanation) -> Iterator[str]:
     if not found.small.any():
         yield "All clients have the same number of images, so none is small."
         return
-    names = listed([name for name, small in zip(found.clients, found.small, strict=True) if small])
+    names = join_names([name for name, small in zip(found.clients, found.small, strict=True) if small])
     if not found.ahead:
         yield f"The small clients ({names}) never counted more than the large ones, per client on average."
         return
-    when = rounds(found.ahead)
+    when = rounds_in_words(found.ahead)
     yield f"The small clients ({names}) counted more than the large ones, per client on average, in {when}."
     start = found.ahead[0][0]
     if start:
@@ -199,9 +204,9 @@ def _small(found: Explanation) -> Iterator[str]:
         yield f"They overtook in round {start}: {small:.4f} vs {large:.4f} per client."
 
 
-def _equal(found: Explanation) -> Iterator[str]:
+def _equal_weights_in_words(found: WeightExplanation) -> Iterator[str]:
     fair, last = 1 / len(found.clients), len(found.shares) - 1
-    near, exact = found.equal(NEAR), found.equal(EXACT)
+    near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
     if not near:
         gap = np.abs(found.shares - fair).max(axis=1)
         off = percent(gap.min() / fair)
@@ -209,13 +214,13 @@ def _equal(found: Explanation) -> Iterator[str]:
         yield f"The weights never became equal; {nearest}."
         return
     settled = near[-1][1] == last
-    when = f"from round {near[-1][0]} to the end" if settled and len(near) == 1 else f"in {rounds(near)}"
-    yield f"All weights were within {percent(NEAR)} of an equal share ({fair:.4f}) {when}" + (
-        f", and exactly equal in {rounds(exact)}." if exact else "."
+    when = f"from round {near[-1][0]} to the end" if settled and len(near) == 1 else f"in {rounds_in_words(near)}"
+    yield f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f}) {when}" + (
+        f", and exactly equal in {rounds_in_words(exact)}." if exact else "."
     )
 
 
-def _why(found: Explanation) -> Iterator[str]:
+def _size_or_similarity_in_words(found: WeightExplanation) -> Iterator[str]:
     if found.from_size is None or found.from_similarity is None:
         mean = found.shares.mean(axis=0) - found.image_shares
         place = int(np.abs(mean).argmax())
@@ -226,18 +231,18 @@ def _why(found: Explanation) -> Iterator[str]:
             yield f"Compared with its share of the images, {found.clients[place]} {gained}."
         return
     size, similarity = (np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity))
-    by_size = spans(size > similarity + EXACT)
+    by_size = spans_of_rounds(size > similarity + EXACTLY_EQUAL)
     total = size.sum() + similarity.sum()
-    if total > EXACT:
+    if total > EXACTLY_EQUAL:
         yield f"Size made {percent(size.sum() / total)} of all differences between weights, similarity the rest."
     if by_size:
-        yield f"Size made more of the differences than similarity in {rounds(by_size)}."
-    by_similarity = spans(similarity > size + EXACT)
+        yield f"Size made more of the differences than similarity in {rounds_in_words(by_size)}."
+    by_similarity = spans_of_rounds(similarity > size + EXACTLY_EQUAL)
     if by_similarity:
-        yield f"Similarity made more of the differences than size in {rounds(by_similarity)}."
+        yield f"Similarity made more of the differences than size in {rounds_in_words(by_similarity)}."
 
 
-def _policy(found: Explanation) -> Iterator[str]:
+def _policy_in_words(found: WeightExplanation) -> Iterator[str]:
     """Where a policy decided, and its largest change."""
     ledger = found.run.ledger
     clauses = np.array(ledger.clauses, dtype=object).reshape(found.shares.shape)
@@ -249,11 +254,11 @@ def _policy(found: Explanation) -> Iterator[str]:
             change = np.where(here, ledger["allowed"][:, place] - ledger["proposed"][:, place], 0.0)
             most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
             before, after = (percent(ledger[name][most, place]) for name in ("proposed", "allowed"))
-            when = rounds(spans(here)) + (f", most in round {most}" if here.sum() > 1 else "")
-            yield f"{_decided(clause, client, change[most])} in {when}: from {before} to {after}."
+            when = rounds_in_words(spans_of_rounds(here)) + (f", most in round {most}" if here.sum() > 1 else "")
+            yield f"{_policy_decision(clause, client, change[most])} in {when}: from {before} to {after}."
 
 
-def _decided(clause: str, client: str, change: float) -> str:
+def _policy_decision(clause: str, client: str, change: float) -> str:
     """What a setting of the policy did to a client."""
     if clause == "fixed":
         return f"policy.fixed set the weight of {client}"
@@ -262,7 +267,7 @@ def _decided(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
 
 
-def _learnt_from(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _whose_labels_taught(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     """Whose labels a finding was learnt from, where not all clients label it."""
     for finding, shares in weights.items():
         taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
@@ -271,16 +276,16 @@ def _learnt_from(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[
             yield f"No client labels {finding}: its row of the classifier is as it was in the initial model."
         elif (counted & ~taught).any():
             teachers = [client for client, does in zip(found.clients, taught, strict=True) if does]
-            yield f"{finding} was learnt from the labels of {listed(teachers)}."
+            yield f"{finding} was learnt from the labels of {join_names(teachers)}."
 
 
-def _by_finding(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _weights_by_finding_in_words(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     if not weights:
         return
     findings, stack = list(weights), np.stack(list(weights.values()))
     apart = np.nan_to_num(stack.max(axis=0) - stack.min(axis=0))
     round, client = np.unravel_index(apart.argmax(), apart.shape)
-    if apart.max() < EXACT:
+    if apart.max() < EXACTLY_EQUAL:
         yield "Each finding's weights are those of the whole model."
         return
     here = stack[:, round, client]
@@ -289,11 +294,11 @@ def _by_finding(found: Explanation, weights: Mapping[str, Floats]) -> Iterator[s
     yield f"By finding, weights differed most in round {round}: {who} counted {said[0]} and {said[1]}."
 
 
-def _measured(found: Explanation) -> Iterator[str]:
+def _measured_distances_in_words(found: WeightExplanation) -> Iterator[str]:
     """How much the clients differed, where the method has measured it."""
-    measured = from_ledger(found.run.ledger, len(found.shares))
+    measured = heterogeneity_in_ledger(found.run.ledger, len(found.shares))
     for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():
-        yield f"Measured in round {measured[place].round}: {verdict(measured[place].overall)}."
+        yield f"Measured in round {measured[place].round}: {heterogeneity_in_words(measured[place].overall)}."
     if len(measured) > 1:
         above = sum(one.overall.q > one.overall.expected for one in measured)
         yield f"Q was above its expectation in {above} of {len(measured)} measurements."
@@ -302,7 +307,7 @@ def _measured(found: Explanation) -> Iterator[str]:
         yield f"In the last measurement {far.site} was farthest from the others."
 
 
-def _absent(found: Explanation) -> Iterator[str]:
+def _not_counted_in_words(found: WeightExplanation) -> Iterator[str]:
     events = found.events
     for round, client, status in events[:5]:
         yield f"{client} did not count in round {round}: {status}."
@@ -310,18 +315,11 @@ def _absent(found: Explanation) -> Iterator[str]:
         yield f"In {len(events) - 5} more cases a client did not count; the ledger has them."
 
 
-def rounds(found: Sequence[Span]) -> str:
+def rounds_in_words(found: Sequence[RoundSpan]) -> str:
     """Spans as words: rounds 3 to 7 and 9."""
     said = [str(first) if first == last else f"{first} to {last}" for first, last in found]
     single = len(found) == 1 and found[0][0] == found[0][1]
-    return ("round " if single else "rounds ") + listed(said)
-
-
-def listed(names: Sequence[str]) -> str:
-    """a, b and c; long lists are cut."""
-    if len(names) > 8:
-        names = [*names[:6], f"{len(names) - 6} more"]
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    return ("round " if single else "rounds ") + join_names(said)
 
 
 def percent(value: float) -> str:
@@ -331,11 +329,11 @@ def percent(value: float) -> str:
 # ---------------------------------------------------------------------------------------------------- as a document
 
 
-def document(found: Explanation) -> dict[str, Any]:
+def explanation_document(found: WeightExplanation) -> dict[str, Any]:
     """The explanation as JSON holds it; null where there is nothing to say."""
     run = found.run
     small = [name for name, small in zip(found.clients, found.small, strict=True) if small]
-    near, exact = found.equal(NEAR), found.equal(EXACT)
+    near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
     table = {
         "run": str(run.path),
         "method": run.name,
@@ -343,22 +341,22 @@ def document(found: Explanation) -> dict[str, Any]:
         "seed": run.settings["seed"],
         "rounds": len(found.shares),
         "finished": run.finished,
-        "words": list(sentences(found)),
-        "clients": list(_clients(found)),
+        "words": list(weights_in_sentences(found)),
+        "clients": list(_client_explanations(found)),
         "small": {
             "clients": small,
             "overtook": found.ahead[0][0] if found.ahead else None,
             "ahead": [list(span) for span in found.ahead],
         },
-        "equal": {"within": NEAR, "rounds": [list(s) for s in near], "exactly": [list(s) for s in exact]},
-        "split": None if found.from_size is None else SPLIT,
-        "by_round": [_round(found, t) for t in range(len(found.shares))],
+        "equal": {"within": NEARLY_EQUAL, "rounds": [list(s) for s in near], "exactly": [list(s) for s in exact]},
+        "split": None if found.from_size is None else HOW_WEIGHTS_SPLIT,
+        "by_round": [_round_explanation(found, t) for t in range(len(found.shares))],
         "not_counted": [{"round": t, "client": client, "status": status} for t, client, status in found.events],
     }
     return dict(json_values(table))
 
 
-def _clients(found: Explanation) -> Iterator[dict[str, Any]]:
+def _client_explanations(found: WeightExplanation) -> Iterator[dict[str, Any]]:
     sizes = found.run.ledger.sizes
     for i, client in enumerate(found.clients):
         column = found.shares[:, i]
@@ -376,7 +374,7 @@ def _clients(found: Explanation) -> Iterator[dict[str, Any]]:
         }
 
 
-def _round(found: Explanation, round: int) -> dict[str, Any]:
+def _round_explanation(found: WeightExplanation, round: int) -> dict[str, Any]:
     parts = {"share": found.shares, **found.parts}
     clients = [
         {"client": client} | {name: None if part is None else float(part[round, i]) for name, part in parts.items()}

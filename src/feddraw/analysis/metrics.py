@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.floating[Any]]  # (images,) or (images, findings)
 Truth = NDArray[np.integer[Any]]  # 1, 0, and below zero where a label is not known
+ROC_GRID = np.linspace(0, 1, 101)  # of false alarms
 
 
 def of_known(scores: Scores, truth: Truth) -> tuple[Scores, Truth]:
@@ -130,3 +131,16 @@ def macro(values: Any) -> float:
     """The mean over the findings for which there is a value."""
     defined = [value for value in values if not math.isnan(value)]
     return float(np.mean(defined)) if defined else math.nan
+
+
+def roc_curve(scores: Scores, truth: Truth) -> NDArray[np.float64] | None:
+    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of image."""
+    scores, truth = of_known(scores, truth)
+    positive = truth == 1
+    if positive.all() or not positive.any():
+        return None
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)  # equal scores are called together
+    sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
+    alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
+    return np.asarray(np.interp(ROC_GRID, alarms, sensitivity))

@@ -72,32 +72,32 @@ def against(
     found = []
     for method in (name for name in methods if name != reference):
         both = {s: (cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
-        by_scenario = {s: _paired(*pair, steps) for s, pair in both.items()}
+        by_scenario = {s: _differences_by_repeat(*pair, steps) for s, pair in both.items()}
         shared = set.intersection(*(set(pairs) for pairs in by_scenario.values())) if len(scenarios) > 1 else ()
         means = {repeat: mean_of_repeats([by_scenario[s][repeat] for s in scenarios], steps) for repeat in shared}
         for scenario, pairs in {**by_scenario, "": means}.items():
             if pairs:
                 values = np.array(list(pairs.values()))
-                found.append(_difference(scenario, method, values, alpha, 1 / (folds - 1) if folds else 0.0))
+                found.append(_mean_difference(scenario, method, values, alpha, 1 / (folds - 1) if folds else 0.0))
     overall, single = ([one for one in found if bool(one.scenario) == kind] for kind in (False, True))
-    corrected = {(one.scenario, one.method): one for family in (single, overall) for one in _corrected(family)}
+    corrected = {(one.scenario, one.method): one for family in (single, overall) for one in _holm_corrected(family)}
     return [corrected[one.scenario, one.method] for one in found]
 
 
-def _corrected(family: Sequence[Difference]) -> Iterator[Difference]:
+def _holm_corrected(family: Sequence[Difference]) -> Iterator[Difference]:
     tested = [one for one in family if one.repeats > 1]
     for one, p in zip(tested, holm([one.p for one in tested]).tolist(), strict=True):
         yield replace(one, holm_p=p)
     yield from (one for one in family if one.repeats == 1)
 
 
-def _paired(first: Mapping[str, float], second: Mapping[str, float], steps: float) -> dict[str, float]:
+def _differences_by_repeat(first: Mapping[str, float], second: Mapping[str, float], steps: float) -> dict[str, float]:
     shared = [repeat for repeat in first if repeat in second]
     differences = rounded(np.array([first[repeat] - second[repeat] for repeat in shared]), steps)
     return dict(zip(shared, differences.tolist(), strict=True))
 
 
-def _difference(scenario: str, method: str, values: Floats, alpha: float, overlap: float) -> Difference:
+def _mean_difference(scenario: str, method: str, values: Floats, alpha: float, overlap: float) -> Difference:
     mean, repeats, wins = float(values.mean()), len(values), int((values > 0).sum())
     if repeats == 1:
         return Difference(scenario, method, mean, -math.inf, math.inf, wins, 1, math.nan, math.nan)

@@ -28,23 +28,25 @@ COLOURS = {  # in the light, in the dark
 LIGHT, DARK = ({name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1))
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 SERIES = tuple(colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit())
-GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
-DRAWN = {LIGHT[name]: name for name in ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")} | GREYS
+MATPLOTLIB_GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
+COLOUR_NAMES = {
+    LIGHT[name]: name for name in ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")
+} | MATPLOTLIB_GREYS
 FONTS = {
     "sans": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif',
     "serif": '"STIX Two Text", Cambria, Georgia, "DejaVu Serif", serif',
 }
 
 
-def variables() -> str:
+def css_variables() -> str:
     """The colours as CSS variables of a page; on paper it stays light."""
     return (
-        f":root {{ {_variables(LIGHT | FONTS)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}\n"
+        f":root {{ {_css_declarations(LIGHT | FONTS)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_css_declarations(DARK)} }} }}\n"
     )
 
 
-def _variables(colours: Mapping[str, str]) -> str:
+def _css_declarations(colours: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
@@ -52,7 +54,7 @@ def dark_drawing() -> str:
     """A style for an SVG that is shown as a picture: in the dark its light colours give way to the dark ones."""
     rules = [
         f'[style*="{kind}: {colour}"] {{ {kind}: {DARK[name]} !important; }}'
-        for colour, name in DRAWN.items()
+        for colour, name in COLOUR_NAMES.items()
         for kind in ("fill", "stroke")
     ]
     ground = f'[style*="fill: {LIGHT["card"]}"] {{ fill: {DARK["card"]} !important; }} text {{ fill: {DARK["ink"]}; }}'

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from feddraw.analysis.statistics import Comparison
 
 
-STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
+LINE_STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-STYLE: dict[Any, Any] = {
+FIGURE_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "feddraw",
     "text.parse_math": False,  # a client may be called $x$
@@ -60,23 +60,23 @@ STYLE: dict[Any, Any] = {
 Floats = NDArray[np.float64]
 Series = Mapping[str, Sequence[float]]  # name to one value per round
 Spread = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # name to the lowest and highest of its repeats
-CROWD = 5  # more lines than this, with their shades, cannot be distinguished in one panel
-MANY = 30  # rows from which on names and numbers cannot be read
-PANEL = (4.2, 3.1)  # inches: one panel, wide enough for a phone
+MOST_LINES_IN_PANEL = 5  # more lines than this, with their shades, cannot be distinguished in one panel
+MOST_NAMED_ROWS = 30  # rows from which on names and numbers cannot be read
+PANEL_INCHES = (4.2, 3.1)  # inches: one panel, wide enough for a phone
 
 
-def styled() -> AbstractContextManager[None]:
+def figure_style() -> AbstractContextManager[None]:
     """Figures that are made and saved within have our look; a user's own settings of matplotlib stay as they are."""
-    return mpl.rc_context(STYLE)
+    return mpl.rc_context(FIGURE_STYLE)
 
 
-def panel(width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Axes]:
+def panel_figure(width: float = PANEL_INCHES[0], height: float = PANEL_INCHES[1]) -> tuple[Figure, Axes]:
     """A figure of one panel."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
-def lay_out(figure: Figure) -> None:
+def lay_out_figure(figure: Figure) -> None:
     """Put the parts in their places for good: saving does not reckon them again, nor draw once more for that."""
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -85,17 +85,17 @@ def lay_out(figure: Figure) -> None:
         figure.set_layout_engine(None)
 
 
-def short(name: str, length: int = 22) -> str:
+def short_label(name: str, length: int = 22) -> str:
     """A name that does not push the drawing off its panel."""
     name = naming.safe_line(" ".join(name.split()))
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def look(place: int) -> dict[str, Any]:
+def line_look(place: int) -> dict[str, Any]:
     """Colour, line and marker of the place-th series: no two of the first fifty-six are alike."""
     return {
         "color": SERIES[place % len(SERIES)],
-        "linestyle": STYLES[place % len(STYLES)],
+        "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
         "marker": MARKERS[place % len(MARKERS)],
     }
 
@@ -107,8 +107,8 @@ def draw_lines(axes: Axes, series: Series, *, order: Sequence[str] = (), spread:
     """One line per series over the rounds; `order` gives each name the look it has in other figures."""
     places = list(order) or list(series)
     for name, values in series.items():
-        looks = look(places.index(name))
-        axes.plot(range(len(values)), values, label=short(name), linewidth=1.4, markersize=3.5, **looks)
+        looks = line_look(places.index(name))
+        axes.plot(range(len(values)), values, label=short_label(name), linewidth=1.4, markersize=3.5, **looks)
         if spread and name in spread:
             axes.fill_between(range(len(values)), *spread[name], color=looks["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
@@ -160,8 +160,8 @@ def draw_deviation(axes: Axes, weights: Series, sizes: Mapping[str, float], *, t
 
 def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Spread, label: str) -> Figure:
     """A metric over the rounds: one panel for a few methods; for many one each, with the mean of the one in focus."""
-    if len(series) <= CROWD:
-        figure, axes = panel(6.4, 3.6)
+    if len(series) <= MOST_LINES_IN_PANEL:
+        figure, axes = panel_figure(6.4, 3.6)
         draw_lines(axes, series, order=order, spread=spread)
         axes.set_ylabel(label)
         draw_legend(axes)
@@ -171,21 +171,21 @@ def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Sp
     grid = list(figure.subplots(rows, 3, sharex=True, sharey=True).flat)
     for (name, values), axes in zip(series.items(), grid, strict=False):
         if name != focus and focus in series:
-            axes.plot(range(len(series[focus])), series[focus], color=INK, linewidth=1.0, label=short(focus))
+            axes.plot(range(len(series[focus])), series[focus], color=INK, linewidth=1.0, label=short_label(focus))
         draw_lines(axes, {name: values}, order=order, spread=spread)
-        axes.set_title(short(name), fontsize=9)
+        axes.set_title(short_label(name), fontsize=9)
         axes.label_outer()
     for axes in grid[len(series) :]:
         axes.set_visible(False)
     for axes in grid[len(series) - 3 : len(series)]:  # the lowest of each column, where the last row is short
         axes.xaxis.set_tick_params(labelbottom=True)
         axes.set_xlabel("round")
-    grid[0].set_ylim(*_frame(series, spread))
+    grid[0].set_ylim(*_range_of_late_rounds(series, spread))
     figure.supylabel(label, fontsize="medium")
     return figure
 
 
-def _frame(series: Series, spread: Spread) -> tuple[float, float]:
+def _range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, float]:
     """The range of all but the first fifth of the rounds, which rise from chance and would press the rest together."""
     lines = [*series.values(), *(end for ends in spread.values() for end in ends)]
     late = np.concatenate([np.asarray(line)[len(line) // 5 :] for line in lines])
@@ -203,14 +203,14 @@ def draw_schedules(axes: Axes, gamma: Sequence[float], beta: Sequence[float]) ->
     axes.set_ylabel("gamma")
     right = axes.twinx()
     right.spines["right"].set_visible(True)
-    right.plot(range(len(beta)), beta, label="beta: sharpness", linewidth=1.4, markersize=3.5, **look(1))
+    right.plot(range(len(beta)), beta, label="beta: sharpness", linewidth=1.4, markersize=3.5, **line_look(1))
     right.set_ylim(bottom=0)
     right.set_ylabel("beta")
     draw_legend(axes, [*axes.lines, *right.lines])
     axes.set_title("the two schedules")
 
 
-def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def schedule_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """The two schedules, the reputations and the weights of `feddraw weights`."""
     names = [client["client"] for client in rows[0]["clients"]]
 
@@ -218,7 +218,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]]) -> Figure:
         return {name: [row["clients"][i][part] for row in rows] for i, name in enumerate(names)}
 
     beta = [float("nan") if row["beta"] is None else row["beta"] for row in rows]
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(10, 3.2), layout="constrained")
         schedules, reputations, weights = figure.subplots(1, 3)
         draw_schedules(schedules, [row["gamma"] for row in rows], beta)
@@ -235,15 +235,15 @@ def draw_sizes(axes: Axes, sizes: Mapping[str, float]) -> None:
     """Images at each client, the first on top."""
     names = list(sizes)
     bars = axes.barh(range(len(names)), list(sizes.values()), color=SERIES[0], height=0.7)
-    if len(names) <= MANY:
+    if len(names) <= MOST_NAMED_ROWS:
         axes.bar_label(bars, labels=[f"{size:,.0f}" for size in sizes.values()], padding=3, fontsize=7)
-        axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+        axes.set_yticks(range(len(names)), [short_label(name) for name in names], fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlabel("images")
 
 
-def draw_heat(
+def draw_heat_map(
     axes: Axes, values: Floats, rows: Sequence[str], columns: Sequence[str], *, percent: bool = False
 ) -> None:
     """A number in every cell, darker where it is larger; a dash where it is undefined."""
@@ -252,11 +252,11 @@ def draw_heat(
     shades = np.ma.masked_invalid(values)
     margin = high - low or 1.0
     mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin)
-    if len(rows) <= MANY:
-        _draw_numbers(axes, mesh, values, percent)
-        axes.set_yticks(np.arange(len(rows)) + 0.5, [short(name) for name in rows], fontsize=8)
+    if len(rows) <= MOST_NAMED_ROWS:
+        _draw_heat_map_numbers(axes, mesh, values, percent)
+        axes.set_yticks(np.arange(len(rows)) + 0.5, [short_label(name) for name in rows], fontsize=8)
     axes.set_xticks(
-        np.arange(len(columns)) + 0.5, [short(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
+        np.arange(len(columns)) + 0.5, [short_label(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
     )
     axes.invert_yaxis()
     axes.tick_params(length=0)
@@ -264,7 +264,7 @@ def draw_heat(
         axes.spines[side].set_visible(False)
 
 
-def _draw_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
+def _draw_heat_map_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: bool) -> None:
     for (row, column), value in np.ndenumerate(values):
         text = "–" if not np.isfinite(value) else f"{value:.0%}" if percent else f"{value:.3f}".lstrip("0")
         # near black or near white, whichever is seen better; both stay as they are where a page turns ink light
@@ -287,10 +287,12 @@ def draw_roc(
 ) -> None:
     """Sensitivity over false alarms; a large marker where the threshold chosen on validation data lands."""
     for name, (alarms, sensitivity) in curves.items():
-        looks = look(order.index(name))
+        looks = line_look(order.index(name))
         marker = looks.pop("marker")
         axes.plot(alarms, sensitivity, linewidth=1.2, **looks)
-        axes.plot(*points[name], marker=marker, color=looks["color"], markersize=7, linestyle="none", label=short(name))
+        axes.plot(
+            *points[name], marker=marker, color=looks["color"], markersize=7, linestyle="none", label=short_label(name)
+        )
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
     axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     axes.set_aspect("equal")
@@ -303,7 +305,7 @@ def draw_gains(axes: Axes, gains: Mapping[str, tuple[float, float, float]], labe
         axes.plot([low, high], [row, row], color=SERIES[0], linewidth=1.6)
         axes.plot(estimate, row, marker="o", color=SERIES[0], markersize=5)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    axes.set_yticks(range(len(gains)), [short(name) for name in gains], fontsize=8)
+    axes.set_yticks(range(len(gains)), [short_label(name) for name in gains], fontsize=8)
     axes.set_ylim(len(gains) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel(label)
@@ -315,13 +317,13 @@ def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str
     scenarios = sorted(dict.fromkeys(one.scenario for one in everything), key=lambda name: not name)  # "" comes last
     methods = list(dict.fromkeys(one.method for one in everything))
     size = 1.4 + 1.8 * len(scenarios), (0.7 + 0.22 * len(methods)) * len(found)
-    with styled():
+    with figure_style():
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(len(found), len(scenarios), squeeze=False, sharex="row", sharey=True)
         for row, of in zip(grid, found.values(), strict=True):
             for axes, scenario in zip(row, scenarios, strict=True):
                 by_method = {one.method: one for one in of if one.scenario == scenario}
-                draw_gains(axes, {m: _ends(by_method.get(m)) for m in methods}, "")
+                draw_gains(axes, {m: _difference_with_ends(by_method.get(m)) for m in methods}, "")
                 axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
                 axes.tick_params(axis="x", labelsize=7)
                 axes.set_title(scenario.replace(",", "\n") or "all", fontsize=8)
@@ -329,7 +331,7 @@ def differences_figure(found: Mapping[str, Sequence[Difference]], reference: str
     return figure
 
 
-def _ends(one: Difference | None) -> tuple[float, float, float]:
+def _difference_with_ends(one: Difference | None) -> tuple[float, float, float]:
     """Estimate and interval; nothing is drawn of what is not there."""
     return (one.mean, one.low, one.high) if one is not None and math.isfinite(one.low) else (math.nan,) * 3
 
@@ -344,7 +346,7 @@ def draw_critical_difference(
     methods = sorted(average_ranks, key=lambda name: average_ranks[name])
     right = max(float(len(methods)), 1 + cd)
     _draw_rank_axis(axes, len(methods), right, cd)
-    bars = _levels([(average_ranks[group[0]], average_ranks[group[-1]]) for group in groups])
+    bars = _bar_levels([(average_ranks[group[0]], average_ranks[group[-1]]) for group in groups])
     for low, high, level in bars:
         axes.plot([low - 0.04, high + 0.04], [0.7 + 0.5 * level] * 2, color="black", linewidth=4, solid_capstyle="butt")
     top = 1.6 + 0.5 * max((level for *_, level in bars), default=-1)
@@ -371,7 +373,7 @@ def _draw_rank_axis(axes: Axes, methods: int, right: float, cd: float) -> None:
     axes.text(1 + cd + 0.12, -1.65, f"critical difference {cd:.2f}", ha="left", va="center", fontsize=8)
 
 
-def _levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, int]]:
+def _bar_levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, int]]:
     """Each bar on the first level where it touches no other."""
     ends: list[float] = []
     placed = []
@@ -385,7 +387,7 @@ def _levels(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
 def critical_difference_figure(found: Mapping[str, Comparison]) -> Figure:
     """One diagram below another: average ranks, groups and critical difference of each comparison, by its name."""
     lines = max(len(one.average_ranks) / 2 + 0.5 * len(one.groups) for one in found.values())
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(7, (1.5 + 0.27 * lines) * len(found)), layout="constrained")
         rows = figure.subplots(len(found), squeeze=False)[:, 0]
         for axes, (name, one) in zip(rows, found.items(), strict=True):
@@ -395,7 +397,7 @@ def critical_difference_figure(found: Mapping[str, Comparison]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """To a file, in the format of its ending; no time in it, so that equal figures are equal files."""
     undated: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     kind = path.suffix.lower()
@@ -404,7 +406,7 @@ def save(figure: Figure, path: Path) -> None:
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"cannot write {path}: {path.parent} is not a folder that you may write to")
     drawn = io.BytesIO()
-    with styled():
+    with figure_style():
         figure.savefig(drawn, format=kind[1:], dpi=150, metadata=undated[kind])
     content = drawn.getvalue()
     if kind == ".svg":  # one with a control character in it is no SVG
@@ -417,16 +419,16 @@ HATCHES = ("", "///", "", "...", "", "\\\\\\")
 
 def partition_figure(partition: Partition, labels: Labels) -> Figure:
     """Client sizes, and beside them label mixes as stacked bars."""
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(9, 1.6 + 0.35 * len(partition.shards)), layout="constrained")
         sizes, mix = figure.subplots(1, 2, sharey=True, width_ratios=(2, 3))
         draw_sizes(sizes, {shard.client: len(shard) for shard in partition.shards})
-        _draw_mix(partition, labels, mix)
+        _draw_label_mixes(partition, labels, mix)
         figure.suptitle(f"{partition.scenario}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
     return figure
 
 
-def _draw_mix(partition: Partition, labels: Labels, axes: Axes) -> None:
+def _draw_label_mixes(partition: Partition, labels: Labels, axes: Axes) -> None:
     """Colours of one scale from dark to light, and hatches, so that neighbours differ in grey and to every eye."""
     mixes = label_mixes(partition, labels)
     parts = (*labels.findings, "none")

@@ -22,24 +22,24 @@ from feddraw.methods.random_effects import (
     squared_distances,
     weights_by_rho,
 )
-from feddraw.results.ledger_table import Ledger
+from feddraw.results.ledger_table import LedgerTable
 from feddraw.schedules import schedule
 
 Floats = NDArray[np.float64]
-Numbers = tuple[Floats, Floats, Floats]  # by site: images measured, scalar products of mean gradients, variances
+SiteNumbers = tuple[Floats, Floats, Floats]  # by site: images measured, scalar products of mean gradients, variances
 
 RULES = ("fedavg", "random_effects", "feddraw", "uniform")
 
 
 @dataclass(frozen=True, eq=False)
-class Batches:
+class BatchGradients:
     """Batch gradients of the sites that have measured, as scalar products, site after site."""
 
     counts: tuple[int, ...]  # batches of each site
     batch_size: int
     products: Mapping[str, Floats]  # by group of parameters, (batches, batches)
 
-    def numbers(self, group: str, order: NDArray[np.intp] | None = None) -> Numbers:
+    def numbers(self, group: str, order: NDArray[np.intp] | None = None) -> SiteNumbers:
         """What the sites would send, with the batches in another order if one is given."""
         products = self.products[group]
         chosen = products if order is None else products[np.ix_(order, order)]
@@ -52,7 +52,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupHeterogeneity:
     """How much sites differ in some of the parameters."""
 
     name: str
@@ -81,18 +81,18 @@ class Heterogeneity:
     """What was found at one model; numbers that do not exist are None."""
 
     round: int  # rounds of training before
-    overall: Group
+    overall: GroupHeterogeneity
     sites: tuple[SiteDistance, ...]
-    layers: tuple[Group, ...] = ()
-    findings: tuple[Group, ...] = ()
+    layers: tuple[GroupHeterogeneity, ...] = ()
+    findings: tuple[GroupHeterogeneity, ...] = ()
 
 
-def compared(batches: Batches, group: str, permutations: int, seed: int) -> Group:
+def compare_sites(batches: BatchGradients, group: str, permutations: int, seed: int) -> GroupHeterogeneity:
     """Q over all sites for one group of parameters, with its p."""
     found = estimate_effects(EffectSums.of(*batches.numbers(group)))
     if found is None:
-        return Group(group, 0.0, 0.0, 0.0, 0.0)
-    whole = Group(group, found.q, found.expected, found.i_squared, found.rho)
+        return GroupHeterogeneity(group, 0.0, 0.0, 0.0, 0.0)
+    whole = GroupHeterogeneity(group, found.q, found.expected, found.i_squared, found.rho)
     if not permutations:
         return whole
     rng, places = np.random.default_rng([seed, permutations]), np.arange(sum(batches.counts))
@@ -103,7 +103,7 @@ def compared(batches: Batches, group: str, permutations: int, seed: int) -> Grou
     return replace(whole, p=(1 + larger) / (1 + permutations))
 
 
-def intervals(batches: Batches, group: str, replicates: int, seed: int) -> Floats:
+def distance_intervals(batches: BatchGradients, group: str, replicates: int, seed: int) -> Floats:
     """(sites, 3): each site's distance and the ends of its 95 % interval.
 
     In a resample the true distance is the one between the measured means, so its deviations from that are subtracted
@@ -137,7 +137,7 @@ def weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str
     return {rule: column.tolist() for rule, column in zip(RULES, columns, strict=True)}
 
 
-def from_ledger(ledger: Ledger, rounds: int) -> list[Heterogeneity]:
+def heterogeneity_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogeneity]:
     """Of a run whose method has measured: one for each round with a measurement, without intervals and p."""
     found = []
     for t in range(len(ledger.status)):
@@ -157,7 +157,7 @@ def from_ledger(ledger: Ledger, rounds: int) -> list[Heterogeneity]:
             )
             for number, place in enumerate(np.flatnonzero(there).tolist())
         )
-        overall = Group("measured", q, expected, max(0.0, 1 - expected / q) if q else 0.0, rho)
+        overall = GroupHeterogeneity("measured", q, expected, max(0.0, 1 - expected / q) if q else 0.0, rho)
         found.append(Heterogeneity(t, overall, sites))
     return found
 
@@ -166,7 +166,7 @@ def number_or_none(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def verdict(group: Group) -> str:
+def heterogeneity_in_words(group: GroupHeterogeneity) -> str:
     """Q in a sentence."""
     said = f"Q = {group.q:.1f}; {group.expected:.1f} is expected if the sites are alike"
     p = "" if group.p is None else f", p = {group.p:.3g} by permutation"

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 __getattr__ = names_moved_from(__name__)
 
-_PRINTED = 12  # digits: a number with more was computed, not printed
+_PRINTED_DIGITS = 12  # digits: a number with more was computed, not printed
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -61,11 +61,11 @@ def steps_in_one(values: ArrayLike) -> float:
     decimals = 0
     for number in numbers.tolist():
         _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
-        if not isinstance(exponent, int) or len(digits) > _PRINTED:
+        if not isinstance(exponent, int) or len(digits) > _PRINTED_DIGITS:
             return 0.0
         decimals = max(decimals, -exponent)
     steps = 10.0**decimals
-    return steps if np.abs(numbers).max(initial=0.0) * steps < 10.0**_PRINTED else 0.0
+    return steps if np.abs(numbers).max(initial=0.0) * steps < 10.0**_PRINTED_DIGITS else 0.0
 
 
 def to_digits(table: Table, digits: int) -> Table:
@@ -85,10 +85,12 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     scenarios = tuple(dict.fromkeys(scenario for scenario, _ in cells))
     methods = tuple(dict.fromkeys(method for _, method in cells))
     twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
-    _refuse("more than one row for", twice, "give one, such as the mean over seeds")
-    _refuse("no row for", [(s, m) for s in scenarios for m in methods if (s, m) not in cells], "complete the table")
+    _refuse_cells("more than one row for", twice, "give one, such as the mean over seeds")
+    _refuse_cells(
+        "no row for", [(s, m) for s in scenarios for m in methods if (s, m) not in cells], "complete the table"
+    )
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
-    _refuse("no finite number for", broken, "correct these")
+    _refuse_cells("no finite number for", broken, "correct these")
     at_least_two("method", methods)
     at_least_two("scenario", scenarios)
     values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)
@@ -100,7 +102,7 @@ def tabulate_repeats(rows: Iterable[tuple[str, str, str, float]]) -> Table:
     cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
     missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
-    _refuse("no row for", missing, "complete the table")
+    _refuse_cells("no row for", missing, "complete the table")
     steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
     means = [(*names, mean_of_repeats(list(cell.values()), steps)) for names, cell in cells.items()]
     return tabulate(means, steps=steps * len(repeats))
@@ -120,7 +122,7 @@ def by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, st
     return cells
 
 
-def _refuse(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
+def _refuse_cells(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
     if cells:
         some = ", ".join(" ".join(cell) for cell in cells[:5])
         more = f" and {len(cells) - 5} more" if len(cells) > 5 else ""
@@ -170,7 +172,7 @@ def nemenyi(ranks: Floats) -> Floats:
     """p of every pair (methods × methods) for the difference of average ranks."""
     scenarios, methods = ranks.shape
     average = ranks.mean(axis=0)
-    gaps = np.abs(average[:, None] - average) / _unit(methods, scenarios)
+    gaps = np.abs(average[:, None] - average) / _rank_gap_unit(methods, scenarios)
     p = np.ones_like(gaps)
     upper = np.triu_indices(methods, 1)
     p[upper] = np.clip(stats.studentized_range.sf(gaps[upper] * math.sqrt(2), methods, np.inf), 0.0, 1.0)
@@ -179,7 +181,7 @@ def nemenyi(ranks: Floats) -> Floats:
 
 def critical_difference(methods: int, scenarios: int, alpha: float) -> float:
     """The gap of average ranks above which Nemenyi's test calls two methods different."""
-    return critical_value(methods, alpha) * _unit(methods, scenarios)
+    return critical_value(methods, alpha) * _rank_gap_unit(methods, scenarios)
 
 
 def critical_value(methods: int, alpha: float) -> float:
@@ -187,7 +189,7 @@ def critical_value(methods: int, alpha: float) -> float:
     return float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
 
 
-def _unit(methods: int, scenarios: int) -> float:
+def _rank_gap_unit(methods: int, scenarios: int) -> float:
     return math.sqrt(methods * (methods + 1) / (6 * scenarios))
 
 

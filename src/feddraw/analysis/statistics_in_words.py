@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics import Comparison, Table, to_digits
 
 
-def summary(comparison: Comparison) -> str:
+def comparison_in_words(comparison: Comparison) -> str:
     """What a reader should take home, in one or two sentences."""
     best, *others = comparison.average_ranks
     if comparison.friedman.p >= comparison.alpha:
@@ -22,7 +23,7 @@ def summary(comparison: Comparison) -> str:
     return said + (f" Not significant: the difference to {', '.join(open_)}." if open_ else "")
 
 
-def tests(comparison: Comparison) -> list[str]:
+def rank_tests_in_words(comparison: Comparison) -> list[str]:
     """Friedman, Iman and Davenport, the critical difference and the groups, one line each."""
     test = comparison.friedman
     finite = math.isfinite(test.f_statistic)
@@ -35,7 +36,7 @@ def tests(comparison: Comparison) -> list[str]:
     return lines + [f"Not significantly different: {', '.join(group)}" for group in comparison.groups]
 
 
-def near_ties(table: Table, digits: int = 4) -> Iterator[str]:
+def near_ties_in_words(table: Table, digits: int = 4) -> Iterator[str]:
     """That values which would be printed alike have different ranks."""
     shown = to_digits(table, digits).values
     apart = sum(
@@ -50,7 +51,7 @@ def near_ties(table: Table, digits: int = 4) -> Iterator[str]:
         )
 
 
-def reach(comparison: Comparison) -> list[str]:
+def what_tests_can_show(comparison: Comparison) -> list[str]:
     """What so few scenarios can show at all."""
     scenarios, methods = comparison.ranks.shape
     hopeless = " So no difference of ranks can be." if comparison.difference >= methods - 1 else ""
@@ -71,7 +72,7 @@ def reach(comparison: Comparison) -> list[str]:
     return lines
 
 
-def more_repeats(one: Difference) -> str:
+def more_repeats_in_words(one: Difference) -> str:
     """How many more repeats a difference would need; a dash where it needs none."""
     if math.isnan(one.more_repeats):
         return "unknown"
@@ -80,7 +81,7 @@ def more_repeats(one: Difference) -> str:
     return f"{one.more_repeats:.0f}" if one.more_repeats else "–"
 
 
-def about_differences(found: Sequence[Difference], alpha: float, folds: int, *, last: bool) -> str:
+def differences_note(found: Sequence[Difference], alpha: float, folds: int, *, last: bool) -> str:
     """What the columns of a table of differences over trainings mean."""
     if all(one.repeats == 1 for one in found):
         said = "One repeat per method: it cannot show whether a difference is more than noise between trainings."
@@ -105,3 +106,11 @@ def p_text(p: float) -> str:
 
 def p_equals(p: float) -> str:
     return f"= {p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def interval_in_brackets(found: Interval | Difference) -> str:
+    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def interval_from_to(found: Interval | Difference) -> str:
+    return f"{found.low:+.4f} to {found.high:+.4f}"

@@ -10,12 +10,12 @@ import hashlib
 from importlib import resources
 
 
-def read(room: str, name: str) -> str:
+def read_page_file(room: str, name: str) -> str:
     """A file of a room, such as its script or its style."""
     return (resources.files(f"feddraw.{room}") / name).read_text(encoding="utf-8")
 
 
-def digest(text: str) -> str:
+def policy_digest(text: str) -> str:
     """As a content security policy names a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -23,6 +23,6 @@ def digest(text: str) -> str:
 def offline_policy(script: str) -> str:
     """Of a page that runs this script and asks no network for anything."""
     return (
-        f"default-src 'none'; script-src {digest(script)}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-        "form-action 'none'"
+        f"default-src 'none'; script-src {policy_digest(script)}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )

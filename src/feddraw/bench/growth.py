@@ -73,10 +73,10 @@ def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """growth.svg and growth.png: time above, memory below."""
     from matplotlib.figure import Figure
 
-    from feddraw.analysis.plots import draw_legend, save, styled
+    from feddraw.analysis.plots import draw_legend, figure_style, save_figure
 
     paths = [folder / "growth.svg", folder / "growth.png"]
-    with styled():
+    with figure_style():
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         grid = figure.subplots(2, len(found), squeeze=False)
         for column, (name, ways) in enumerate(found.items()):
@@ -84,18 +84,18 @@ def draw_growth(found: Mapping[str, Any], folder: Path) -> list[Path]:
                 _growth_panel(grid[row][column], name, ways, key, label if column == 0 else "")
         draw_legend(grid[0][0])
         for path in paths:
-            save(figure, path)
+            save_figure(figure, path)
     return paths
 
 
 def _growth_panel(axes: Axes, name: str, ways: Mapping[str, Any], key: str, label: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
 
-    from feddraw.analysis.plots import look
+    from feddraw.analysis.plots import line_look
 
     for place, (way, points) in enumerate(ways.items()):
         values = [point["parameters"] / 1e6 if name == "hidden" else point["value"] for point in points]
-        axes.plot(values, [point[key] for point in points], label=way, markersize=4, **look(place))
+        axes.plot(values, [point[key] for point in points], label=way, markersize=4, **line_look(place))
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(values))
     if key == "seconds":

@@ -96,7 +96,7 @@ def show_contact_sheet(
     dataset = open_dataset_with_bar(
         name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings
     )
-    from feddraw.analysis.plots import save
+    from feddraw.analysis.plots import save_figure
     from feddraw.data.contact_sheet import contact_sheet, varied_examples
 
     of_split = {str(name): found for name, found in dataset.rows.items()}[split]
@@ -105,7 +105,7 @@ def show_contact_sheet(
     figure = contact_sheet(
         replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns
     )
-    save(figure, out)
+    save_figure(figure, out)
     print_line(f"written to {out}")
 
 

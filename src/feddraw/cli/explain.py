@@ -13,7 +13,7 @@ from feddraw.cli.terminal import console, print_json, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.analysis.explain_weights import Explanation
+    from feddraw.analysis.explain_weights import WeightExplanation
 
 
 def explain(
@@ -30,14 +30,14 @@ def explain(
         read = read_run(run)
     except UserError as mistake:
         raise UserError(f"{run}: {mistake}") from None
-    found = explain_weights.explain(read)
+    found = explain_weights.explain_run_weights(read)
     if json:
-        print_json(explain_weights.document(found))
+        print_json(explain_weights.explanation_document(found))
     else:
         show_explanation(found)
 
 
-def show_explanation(found: Explanation) -> None:
+def show_explanation(found: WeightExplanation) -> None:
     """The sentences, the clients, and where their weights came from."""
     from feddraw.analysis import explain_weights
 
@@ -46,23 +46,23 @@ def show_explanation(found: Explanation) -> None:
     state = f"{rounds} round{'s' * (rounds > 1)}, counted from 0" + ("" if found.run.finished else ", not finished")
     out = console()
     out.print(naming.safe_line(f"{facts}; {state}"), "", sep="\n")
-    for sentence in explain_weights.sentences(found):
+    for sentence in explain_weights.weights_in_sentences(found):
         out.print(f"- {naming.safe_line(sentence)}")
-    clients = explain_weights.document(found)["clients"]
+    clients = explain_weights.explanation_document(found)["clients"]
     out.print("\nAggregation weights")
     columns = ["client", "images", "share", "first", "mean", "last", "largest (round)", "influence"]
     out.print(table(columns, [_explained_client(client) for client in clients]))
     out.print("Share: of all images. First, mean, last, largest: aggregation weight over the rounds.")
     out.print("Influence: mean share of the length of all weighted updates.\n")
     if found.from_size is None:
-        out.print(explain_weights.NO_SPLIT)
+        out.print(explain_weights.WHY_NO_SPLIT)
         return
     equal = explain_weights.percent(1 / len(found.clients))
     out.print(f"Where the weights come from, compared with an equal share of {equal}")
     sources = ["size", "similarity", *(["policy"] if found.from_policy is not None else [])]
     parts = [_explained_contributions(client, sources) for client in clients]
     out.print(table(["client", "difference", *(f"from {source}" for source in sources)], parts))
-    out.print(f"In percentage points. {explain_weights.SPLIT}")
+    out.print(f"In percentage points. {explain_weights.HOW_WEIGHTS_SPLIT}")
 
 
 def _explained_client(client: dict[str, float]) -> list[str]:

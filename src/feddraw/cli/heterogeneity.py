@@ -17,7 +17,7 @@ from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import damage_told, read_csv, read_toml
 
 if TYPE_CHECKING:
-    from feddraw.analysis.site_distances import Group, Heterogeneity, SiteDistance
+    from feddraw.analysis.site_distances import GroupHeterogeneity, Heterogeneity, SiteDistance
     from feddraw.experiment.settings import Experiment
 
 
@@ -107,19 +107,19 @@ def _measure_experiment(
 
 
 def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.analysis.site_distances import from_ledger
-    from feddraw.results.ledger_table import Ledger
+    from feddraw.analysis.site_distances import heterogeneity_in_ledger
+    from feddraw.results.ledger_table import LedgerTable
     from feddraw.results.run_folder import RunFolder
 
     files = RunFolder(folder)
     if not files.ledger.is_file():
         raise UserError(f"{folder} has no weights.csv: give an experiment file, or the folder of a run")
     with damage_told(files.ledger):
-        ledger = Ledger.of(read_csv(files.ledger))
+        ledger = LedgerTable.of(read_csv(files.ledger))
     settings = read_toml(files.settings) if files.settings.is_file() else {}
     named = {part: settings[part].get("name") for part in ("data", "scenario", "model", "method") if part in settings}
     rounds = int(settings.get("rounds", len(ledger.status)))
-    found = from_ledger(ledger, rounds)
+    found = heterogeneity_in_ledger(ledger, rounds)
     if not found:
         raise UserError(f"no round of {folder} has a measurement: run it with the method random_effects")
     return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
@@ -129,7 +129,7 @@ def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence
     from json import dumps
 
     from feddraw.analysis.forest_plot import forest_figure
-    from feddraw.analysis.plots import save
+    from feddraw.analysis.plots import save_figure
     from feddraw.system.file_writing import make_folder, write_errors_told, write_whole
 
     with write_errors_told(folder):
@@ -138,14 +138,14 @@ def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence
     write_whole(files[0], (dumps(document, indent=2, allow_nan=False) + "\n").encode())
     figure = forest_figure(found[-2:] if "run" not in document else [found[0], *found[1:][-1:]])
     for file in files[1:]:
-        save(figure, file)
+        save_figure(figure, file)
     return files
 
 
 def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
-    from feddraw.analysis.forest_plot import when
-    from feddraw.analysis.site_distances import verdict
+    from feddraw.analysis.forest_plot import after_rounds
+    from feddraw.analysis.site_distances import heterogeneity_in_words
 
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""
@@ -155,7 +155,7 @@ def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) ->
         rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
-        out.print("", naming.safe_line(f"{when(one.round)}: {verdict(one.overall)}"), sep="\n")
+        out.print("", naming.safe_line(f"{after_rounds(one.round)}: {heterogeneity_in_words(one.overall)}"), sep="\n")
         columns = ["site", "images", "measured", "distance", "95 % interval"]
         rows = [_site_distance_row(site) for site in one.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))
@@ -168,7 +168,7 @@ def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) ->
     )
 
 
-def _heterogeneity_numbers(group: Group) -> list[str]:
+def _heterogeneity_numbers(group: GroupHeterogeneity) -> list[str]:
     p = "" if group.p is None else f"{group.p:.3g}"
     return [f"{group.q:.1f}", f"{group.expected:.1f}", f"{100 * group.i_squared:.0f} %", f"{group.rho:.3g}", p]
 

@@ -16,8 +16,8 @@ from feddraw.grouping import grouped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from feddraw.paper.published_tables import Check, Comparisons
-    from feddraw.paper.weight_claims import Claim, Verdict
+    from feddraw.paper.published_tables import Comparisons, PrintedCheck
+    from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
     from feddraw.schedules import Reading
 
 PAPER_SOURCE = (
@@ -31,9 +31,9 @@ def paper(
     plot: Annotated[Path | None, Option(help="Draw both diagrams into this folder (.png and .svg).")] = None,
 ) -> None:
     """Recompute the paper's statistics from its published tables, and say what they show."""
-    from feddraw.paper.published_tables import comparisons
+    from feddraw.paper.published_tables import published_comparisons
 
-    found = comparisons()
+    found = published_comparisons()
     drawn = draw_critical_differences(found, plot) if plot is not None else []
     if json:
         print_json(paper_document(found))
@@ -45,7 +45,7 @@ def paper(
 
 def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
-    from feddraw.analysis.plots import critical_difference_figure, save
+    from feddraw.analysis.plots import critical_difference_figure, save_figure
     from feddraw.paper.published_tables import METRICS
 
     try:
@@ -56,7 +56,7 @@ def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
     for metric, comparison in found.items():
         for ending in ("png", "svg"):
             path = folder / f"critical-difference-{metric}.{ending}"
-            save(critical_difference_figure({METRICS[metric]: comparison}), path)
+            save_figure(critical_difference_figure({METRICS[metric]: comparison}), path)
             paths.append(path)
     return paths
 
@@ -70,8 +70,8 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
     judged = claims_by_reading()
     return {
         "source": PAPER_SOURCE,
-        "alpha": published_tables.ALPHA,
-        "checks": [asdict(check) | {"agrees": check.agrees} for check in published_tables.checks(found)],
+        "alpha": published_tables.PAPER_ALPHA,
+        "checks": [asdict(check) | {"agrees": check.agrees} for check in published_tables.check_printed_numbers(found)],
         "metrics": {metric: comparison_document(comparison) for metric, comparison in found.items()},
         "printed_ranks": {metric: published_tables.printed_ranks(metric).rows() for metric in found},
         "dynamics": [
@@ -123,7 +123,7 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
 def _show_paper_checks(out: Console, found: Comparisons) -> None:
     from feddraw.paper import published_tables
 
-    checks = published_tables.checks(found)
+    checks = published_tables.check_printed_numbers(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
     by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
@@ -134,7 +134,7 @@ def _show_paper_checks(out: Console, found: Comparisons) -> None:
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
 
 
-def _paper_check_sentence(check: Check) -> str:
+def _paper_check_sentence(check: PrintedCheck) -> str:
     from feddraw.paper.published_tables import METRICS
 
     if check.metric == "both":
@@ -158,7 +158,7 @@ def _show_significant_pairs(out: Console, found: Comparisons) -> None:
     out.print()
 
 
-Judged = Sequence[tuple["Claim", Mapping["Reading", Mapping[str, "Verdict"]]]]
+Judged = Sequence[tuple["WeightClaim", Mapping["Reading", Mapping[str, "ClaimVerdict"]]]]
 
 
 def _show_weight_claims(out: Console, judged: Judged) -> None:
@@ -185,7 +185,7 @@ def _show_weight_claims(out: Console, judged: Judged) -> None:
     out.print()
 
 
-def _printed_claim(claim: Claim) -> str:
+def _printed_claim(claim: WeightClaim) -> str:
     if claim.quantity.startswith("deviation"):
         return "below mean"
     word = next((w for key, w in CLAIM_WORDS.items() if key in claim.quantity), "weight")
@@ -195,7 +195,7 @@ def _printed_claim(claim: Claim) -> str:
 CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
 
 
-def _verdict_cell(claim: Claim, by_scenario: Mapping[str, Verdict]) -> str:
+def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -> str:
     """A verdict in a few letters; the scenarios of one claim never differ in kind."""
     verdict = next(iter(by_scenario.values()))
     if verdict.outcome == "always":

@@ -13,7 +13,7 @@ from feddraw.cli.terminal import console, status_line
 from feddraw.errors import UserError, not_negative, unknown
 
 if TYPE_CHECKING:
-    from feddraw.report import Written
+    from feddraw.report import WrittenReport
 
 
 def report(
@@ -42,7 +42,7 @@ def significance_level(preset: str) -> float:
     """The significance level that goes with a preset; the paper's is 0.10."""
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])
-    from feddraw.paper.published_tables import ALPHA as OF_THE_PAPER
+    from feddraw.paper.published_tables import PAPER_ALPHA as OF_THE_PAPER
     from feddraw.report import ALPHA
 
     return OF_THE_PAPER if preset == "paper" else ALPHA
@@ -57,14 +57,14 @@ def write_and_show_report(folders: Sequence[Path], out: Path | None = None, **op
     show_report(written)
 
 
-def show_report(written: Written) -> None:
+def show_report(written: WrittenReport) -> None:
     """What was left out, the main results, and where the files are."""
-    from feddraw.report.sections.summary import main_results
+    from feddraw.report.sections.summary import summary_sentences
 
     out = console()
     for problem in written.report.collection.problems:
         out.print(naming.safe_line(f"left out: {problem.path}: {problem.reason}"))
-    for sentence in main_results(written.report):
+    for sentence in summary_sentences(written.report):
         out.print(f"- {naming.safe_line(sentence)}")
     out.print(f"report: {written.page}")
     also = [written.markdown.name, written.tables.name, *([written.paper.name] if written.paper else [])]

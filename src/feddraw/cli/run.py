@@ -224,7 +224,7 @@ def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
     from feddraw.data.splits import too_few_for_auc
-    from feddraw.results.recorded_run import number as undefined_as_nan
+    from feddraw.system.file_reading import number_or_nan as undefined_as_nan
 
     found = read_json(folder / "metrics.json")
     test = found["test"]

@@ -72,9 +72,9 @@ def show_scenario(
     table, partition = _deal_labels(name, labels, scale, seed, set_)
     measures = measure_skew(partition, table)
     if plot:
-        from feddraw.analysis.plots import partition_figure, save
+        from feddraw.analysis.plots import partition_figure, save_figure
 
-        save(partition_figure(partition, table), plot)
+        save_figure(partition_figure(partition, table), plot)
     if json:
         print_json(partition_document(partition, table, measures))
     else:

@@ -60,9 +60,9 @@ def stats(
         tables = {column: to_digits(one, digits) for column, one in tables.items()}
     found = {column: compare(values, alpha=alpha, lower_is_better=lower_is_better) for column, values in tables.items()}
     if plot is not None:
-        from feddraw.analysis.plots import critical_difference_figure, save
+        from feddraw.analysis.plots import critical_difference_figure, save_figure
 
-        save(critical_difference_figure(found), plot)
+        save_figure(critical_difference_figure(found), plot)
     if json:
         documents = {column: comparison_document(comparison) for column, comparison in found.items()}
         print_json({"alpha": alpha, "lower_is_better": lower_is_better, "values": documents})
@@ -92,9 +92,9 @@ def compare_against(
     found = {column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()}
     late = {column: last_round_differences(sheet, names, column, reference) for column in columns}
     if plot is not None:
-        from feddraw.analysis.plots import differences_figure, save
+        from feddraw.analysis.plots import differences_figure, save_figure
 
-        save(differences_figure(found, reference), plot)
+        save_figure(differences_figure(found, reference), plot)
     if json:
         documents = {column: [_difference_document(one, late[column]) for one in of] for column, of in found.items()}
         print_json({"alpha": alpha, "against": reference, "folds": folds, "values": documents})
@@ -124,7 +124,7 @@ def show_stats_differences(
     rows = [_stats_difference_row(one, late, alpha) for one in ordered]
     columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
     drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
-    note = words.about_differences(found, alpha, folds, last=bool(late))
+    note = words.differences_note(found, alpha, folds, last=bool(late))
     _print_spaced(f"{column} minus that of {reference}", drawn, note)
 
 
@@ -142,12 +142,12 @@ def _stats_difference_row(one: Difference, late: Mapping[tuple[str, str], float]
     where = (one.scenario, one.method)
     last = [f"{late[where]:+.4f}" if where in late else "—"] if late else []
     numbers = [f"{one.mean:+.4f}{mark}", *ends, words.p_text(one.holm_p), f"{one.wins}/{one.repeats}"]
-    return [one.scenario or "all", one.method, *numbers, words.more_repeats(one), *last]
+    return [one.scenario or "all", one.method, *numbers, words.more_repeats_in_words(one), *last]
 
 
 def show_stats(name: str, comparison: Comparison) -> None:
     """The summary in words, the ranks, the tests, the pairs."""
-    from feddraw.analysis.statistics_in_words import near_ties, summary, tests
+    from feddraw.analysis.statistics_in_words import comparison_in_words, near_ties_in_words, rank_tests_in_words
 
     values = comparison.table.values.mean(axis=0)
     mean = dict(zip(comparison.table.methods, values.tolist(), strict=True))
@@ -156,9 +156,9 @@ def show_stats(name: str, comparison: Comparison) -> None:
     pairs = [_stats_pair_row(pair) for pair in comparison.pairs]
     _print_spaced(
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
-        summary(comparison),
+        comparison_in_words(comparison),
         table(["method", "average rank", "first in", "mean"], rows, compact=True),
-        "\n".join([*tests(comparison), *near_ties(comparison.table)]),
+        "\n".join([*rank_tests_in_words(comparison), *near_ties_in_words(comparison.table)]),
         table(PAIR_COLUMNS, pairs, left=2, compact=True),
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         f"corrected for all pairs ({len(pairs)}). Difference: first minus second, mean over scenarios. Effect: "

@@ -69,9 +69,9 @@ def study(
     from feddraw.study.run_study import FAILURE_PATIENCE, run_study
 
     if pdf:
-        from feddraw.report.paper_tex import engine
+        from feddraw.report.paper_tex import tex_program
 
-        engine()  # that there is none must not be found out when all runs are done
+        tex_program()  # that there is none must not be found out when all runs are done
     if json and not dry_run:
         raise UserError("--json prints what --dry-run finds: give both")
     given = {"chexpert": data_chexpert, "chestmnist": data_chestmnist}

@@ -46,9 +46,9 @@ def weights(
         clients=names,
     )
     if plot is not None:
-        from feddraw.analysis.plots import draw_schedule, save
+        from feddraw.analysis.plots import save_figure, schedule_figure
 
-        save(draw_schedule(rows), plot)
+        save_figure(schedule_figure(rows), plot)
     if json:
         print_json(rows)
     else:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.site_distances import (
-    Batches,
+    BatchGradients,
     Heterogeneity,
     SiteDistance,
-    compared,
-    intervals,
+    compare_sites,
+    distance_intervals,
     number_or_none,
     weights_by_rule,
 )
@@ -96,8 +96,8 @@ def _heterogeneity_at(
     seed = prepared.experiment.seed
     layers, findings = compared_parameters(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(prepared, model, round, how, {**layers, **findings}, progress)
-    overall = compared(batches, how.layer, how.permutations, seed)
-    found = intervals(batches, how.layer, how.replicates, seed)
+    overall = compare_sites(batches, how.layer, how.permutations, seed)
+    found = distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
     weights = weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
@@ -105,7 +105,7 @@ def _heterogeneity_at(
         of = {rule: column[number] for rule, column in weights.items()}
         distance, low, high = map(number_or_none, next(distances) if count else [math.nan] * 3)
         sites.append(SiteDistance(client, size, count * how.measurement.batch_size, distance, low, high, of))
-    by = [[compared(batches, name, how.permutations, seed) for name in names] for names in (layers, findings)]
+    by = [[compare_sites(batches, name, how.permutations, seed) for name in names] for names in (layers, findings)]
     return Heterogeneity(round, overall, tuple(sites), tuple(by[0]), tuple(by[1]))
 
 
@@ -116,7 +116,7 @@ def _gathered_gradients(
     how: HeterogeneityOptions,
     groups: Mapping[str, Positions],
     progress: Progress | None,
-) -> tuple[Batches, list[int]]:
+) -> tuple[BatchGradients, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = prepared.clients, prepared.experiment
     _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
@@ -134,7 +134,7 @@ def _gathered_gradients(
     matrix = np.stack(rows)
     origin = np.zeros(matrix.shape[1], np.float32)
     products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
-    return Batches(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
+    return BatchGradients(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
 
 
 def _require_gradient_memory(batches: int, parameters: int) -> None:

@@ -26,9 +26,9 @@ from feddraw.experiment.run_progress import RunProgress
 from feddraw.experiment.settings import Experiment, complete, unnamed_defaults
 from feddraw.federation import federate
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.kept_models import Keep, Keeper, KeptModel
+from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
 from feddraw.results.run_folder import RunFolder
-from feddraw.results.tensorboard import board, check_installed
+from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
 from feddraw.server.ledger import pieces_by_finding
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import read_json
@@ -102,7 +102,7 @@ def iterate(
     experiment = complete(experiment)
     wanted = experiment.table()
     if experiment.tensorboard:
-        check_installed()
+        check_tensorboard()
     finished = partial(_run_is_finished, folder, wanted, resume)
     if finished():  # before the data are opened, which may take long
         return
@@ -127,7 +127,7 @@ def iterate(
             on_setup(setup)
         start = 0 if checkpoint is None else checkpoint.next_round
         shown = folder.path if folder is not None and experiment.tensorboard else None
-        with memory_shortage_told(setup.trainer), opened_engine(setup) as engine, board(shown, start) as show:
+        with memory_shortage_told(setup.trainer), opened_engine(setup) as engine, tensorboard_log(shown, start) as show:
             meter = RunProgress(setup, engine, start, progress)
             meter.tell()
 
@@ -211,14 +211,14 @@ def _secure_rounds(setup: PreparedRun) -> InProcessSecureRounds:
     return InProcessSecureRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
 
 
-def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> Keeper:
+def _model_keeper(setup: PreparedRun, folder: RunFolder | None) -> ModelKeeper:
     """What keeps other models than the last; nothing where each client has a model of its own."""
     keep, local = setup.experiment.keep, setup.method.local
     if keep != Keep() and type(local).personal is not Local.personal:
         name = setup.experiment.section("method")[0]
         warnings.warn(f"{name} has one model per client: only those of the last round are kept", stacklevel=2)
         keep = Keep()
-    return Keeper(keep, setup.experiment.rounds, folder)
+    return ModelKeeper(keep, setup.experiment.rounds, folder)
 
 
 def evaluate_kept_models(

@@ -23,15 +23,15 @@ from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.results.kept_models import KEPT
-from feddraw.results.recorded_run import Run, number, read_run
+from feddraw.results.kept_models import KEPT_MODELS
+from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_collection import require_run
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import damage_told
+from feddraw.system.file_reading import damage_told, number_or_nan
 from feddraw.training.loop import Examples, one_thread, predict
 from feddraw.training.network import Network
 
-TRAINED_MODELS = ("last", *KEPT)
+TRAINED_MODELS = ("last", *KEPT_MODELS)
 MAX_MODEL_BYTES = 1 << 34
 
 
@@ -39,7 +39,7 @@ MAX_MODEL_BYTES = 1 << 34
 class TrainedModel:
     """One of a run's models, with all that is needed to apply it to new images."""
 
-    run: Run  # with this model's metrics
+    run: RecordedRun  # with this model's metrics
     experiment: Experiment
     module: nn.Module
     classifier: Heads
@@ -93,7 +93,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
 
 
-def finished_run(path: Path) -> Run:
+def finished_run(path: Path) -> RecordedRun:
     """A run that has its last files."""
     require_run(path)
     run = read_run(path)
@@ -110,7 +110,7 @@ def _findings_and_thresholds(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...
     if not findings:
         raise ValueError("no findings")
     thresholds = tested.get("thresholds", {})
-    return findings, tuple(number(thresholds.get(name)) for name in findings)
+    return findings, tuple(number_or_nan(thresholds.get(name)) for name in findings)
 
 
 def _load_model_file(module: nn.Module, path: Path) -> None:
@@ -130,7 +130,7 @@ def _load_model_file(module: nn.Module, path: Path) -> None:
         raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
 
 
-def _image_preparation(run: Run, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+def _image_preparation(run: RecordedRun, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:

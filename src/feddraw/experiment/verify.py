@@ -14,8 +14,8 @@ from feddraw.errors import UserError
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
-from feddraw.results.kept_models import KEPT
-from feddraw.results.run_folder import CLOCK, RunFolder
+from feddraw.results.kept_models import KEPT_MODELS
+from feddraw.results.run_folder import CLOCK_FIELDS, RunFolder
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import damage_told, read_csv, read_json, read_jsonl, read_toml, sha256_of
 
@@ -76,9 +76,9 @@ def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: b
         lines = [_lines_by_round(folder, name) for folder in (there, here)]
         for round in range(rounds):
             yield f"{name} of round {round}", _value_hash(lines[0].get(round)), _value_hash(lines[1].get(round))
-    for name in (*COMPARED_FILES, *KEPT) if finished else ():
+    for name in (*COMPARED_FILES, *KEPT_MODELS) if finished else ():
         files = [getattr(folder, name) for folder in (there, here)]
-        if name in KEPT and not any(file.is_file() for file in files):
+        if name in KEPT_MODELS and not any(file.is_file() for file in files):
             continue
         yield files[0].name, *(sha256_of(file)[:16] if file.is_file() else "missing" for file in files)
 
@@ -86,7 +86,9 @@ def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: b
 def _lines_by_round(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
-    said = [{key: value for key, value in entry.items() if key not in CLOCK and value != ""} for entry in entries]
+    said = [
+        {key: value for key, value in entry.items() if key not in CLOCK_FIELDS and value != ""} for entry in entries
+    ]
     with damage_told(folder.path / name):
         return grouped((int(entry["round"]), entry) for entry in said)
 

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from feddraw import __version__
-from feddraw.analysis.palette import variables
-from feddraw.analysis.web_page import offline_policy, read
+from feddraw.analysis.palette import css_variables
+from feddraw.analysis.web_page import offline_policy, read_page_file
 from feddraw.errors import UserError
 from feddraw.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
 from feddraw.schedules import BETA_MAX, ETA, LAM, ROUNDS
@@ -25,11 +25,11 @@ _DATA = re.compile(r'(?<=<script type="application/json" id="data">).*?(?=</scri
 
 def explorer_page() -> str:
     """The whole page as one text."""
-    source = read("explorer", "explorer.html")
+    source = read_page_file("explorer", "explorer.html")
     rooms = {"chart.js": "analysis"}  # the others are this room's own
-    script = "\n" + "\n".join(read(rooms.get(name, "explorer"), name) for name in _SCRIPT.findall(source))
+    script = "\n" + "\n".join(read_page_file(rooms.get(name, "explorer"), name) for name in _SCRIPT.findall(source))
     policy = f'<meta http-equiv="Content-Security-Policy" content="{offline_policy(script)}">'
-    style = variables() + read("analysis", "chart.css") + read("explorer", "explorer.css")
+    style = css_variables() + read_page_file("analysis", "chart.css") + read_page_file("explorer", "explorer.css")
     text = _SCRIPT.sub("", source).replace("<!-- scripts -->", f"<script>{script}</script>")
     text = _DATA.sub(lambda _: _paper_presets(), text)
     text = text.replace(_STYLE, f"<style>\n{style}</style>")

@@ -13,7 +13,8 @@ from feddraw.analysis import metrics
 from feddraw.experiment.run_preparation import PreparedData
 from feddraw.experiment.trained_model import TrainedModel
 from feddraw.naming import safe_line
-from feddraw.results.recorded_run import Predictions, number
+from feddraw.results.predictions import Predictions
+from feddraw.system.file_reading import number_or_nan
 
 CARD_REPLICATES = 500
 KEPT_MODELS = {
@@ -103,10 +104,10 @@ def _findings_section(trained: TrainedModel) -> Iterator[str]:
         for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(_card_interval(number(value), _bootstrap_replicates(test, place, measure)))
+            cells.append(_card_interval(number_or_nan(value), _bootstrap_replicates(test, place, measure)))
         rows.append([name, *cells])
     yield from _card_table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
-    auc, gm = (_card_number(number(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm"))
+    auc, gm = (_card_number(number_or_nan(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm"))
     yield ""
     yield f"Mean over findings: AUC {auc}, GM {gm}. A finding is called if its score is"
     yield "at least the threshold, which was chosen on validation images for the largest geometric mean (GM) of"

@@ -23,8 +23,7 @@ from feddraw.experiment.settings import make_method
 from feddraw.flower import settings
 from feddraw.flower.client_memory import memory_folder
 from feddraw.flower.site import Site, client
-from feddraw.results.run_folder import read_policy
-from feddraw.server.policy import Policy
+from feddraw.server.policy import Policy, read_policy
 
 
 def open_site(context: Context) -> Site:

@@ -40,7 +40,7 @@ from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.roster import read_roster
 from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
-from feddraw.results.kept_models import Keeper
+from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.scenarios.image_deck import Partition
 from feddraw.secure_sums.session import FEWEST_SUMMED
@@ -120,7 +120,7 @@ def _run_strategy(
     grid: Grid, federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None
 ) -> MethodStrategy:
     strategy, experiment = make_strategy(federation, evaluation, folder), evaluation.experiment
-    keeper = Keeper(experiment.keep, experiment.rounds, folder)
+    keeper = ModelKeeper(experiment.keep, experiment.rounds, folder)
     if folder is not None and federation.resume:
         keeper.resume()
     strategy.logs_rounds = False  # a round's line has its evaluation
@@ -177,7 +177,7 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
 
 
 def _conclude_server_round(
-    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: Keeper, done: int
+    strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: ModelKeeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""
     assert strategy.model is not None

@@ -40,13 +40,13 @@ from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import safe_line
 from feddraw.results.checkpoint import Checkpoint
-from feddraw.results.run_folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.secure_sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
-from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy
+from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 

@@ -33,10 +33,11 @@ from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import safe_line
 from feddraw.nvflare.model_meta import pack_meta, unpack_meta
-from feddraw.results.run_folder import RunFolder, policy_of
+from feddraw.results.run_folder import RunFolder
 from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
+from feddraw.server.policy import policy_of
 from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain_arrays
 from feddraw.system.file_writing import make_folder
 

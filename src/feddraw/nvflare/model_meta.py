@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.results.checkpoint import extract_arrays, repack
+from feddraw.results.checkpoint import extract_arrays, restore_arrays
 
 META_KEY = "feddraw"  # in a model's meta
 
@@ -38,7 +38,7 @@ def unpack_meta(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         words, forms = json.loads(carried["words"])
         arrays = {name: _array_in_meta(carried["bits"][name], *form) for name, form in forms.items()}
-        return dict(repack(words, arrays))
+        return dict(restore_arrays(words, arrays))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"what came as '{META_KEY}' in a model's meta cannot be read") from None
 

@@ -9,18 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.statistics import holm, rank
-from feddraw.paper.published_tables import ALPHA, METRICS, OURS, Comparisons, claims, client_sizes, comparisons, results
-from feddraw.paper.weight_claims import Claim, Verdict, judge_all, similarity_gap
+from feddraw.naming import join_names
+from feddraw.paper.published_tables import (
+    METRICS,
+    OURS,
+    PAPER_ALPHA,
+    Comparisons,
+    client_sizes,
+    published_claims,
+    published_comparisons,
+    published_results,
+)
+from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim, judge_claims, similarity_gap
 from feddraw.scenarios.skew_measures import measure_sizes
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
-HOMOGENEOUS = ("CHX-7", "CHM-5")  # clients of equal size
-SAME_THERE = ("FedAvg", "FedNova", "FedDRAW")  # one algorithm, but for small differences of similarity
-FOLLOWED = {"CHX-4": 9, "CHX-1": 0}  # the client whose weights the text follows, counted from 0
-CROSSES = {"CHX-4": 4, "CHX-1": 5}  # the first round in which it is beyond the equal weight
+EQUAL_SIZES = ("CHX-7", "CHM-5")  # clients of equal size
+SAME_ALGORITHM = ("FedAvg", "FedNova", "FedDRAW")  # one algorithm, but for small differences of similarity
+FOLLOWED_CLIENT = {"CHX-4": 9, "CHX-1": 0}  # the client whose weights the text follows, counted from 0
+CROSSING_ROUND = {"CHX-4": 4, "CHX-1": 5}  # the first round in which it is beyond the equal weight
 
 
 @dataclass(frozen=True)
@@ -36,23 +45,23 @@ class Conclusion:
 def conclusions(found: Comparisons) -> list[Conclusion]:
     """What the published numbers show and what they leave open."""
     return [
-        _overall(found),
-        _beaten(found),
-        _signed_rank(found),
-        _against_fedavg(found),
-        _stricter(),
-        _noise_floor(),
-        _near_uniform(),
-        _fednova(),
-        _where_it_helps(),
-        _gm_and_auc(),
-        _severity(),
-        _head_movement(),
-        _same_size(),
+        _conclude_methods_differ(found),
+        _conclude_significant_pairs(found),
+        _conclude_signed_ranks(found),
+        _conclude_against_fedavg(found),
+        _conclude_at_stricter_alpha(),
+        _conclude_noise_floor(),
+        _conclude_near_uniform(),
+        _conclude_fednova(),
+        _conclude_where_it_helps(),
+        _conclude_gm_and_auc(),
+        _conclude_severity(),
+        _conclude_similarity_gaps(),
+        _conclude_same_size(),
     ]
 
 
-def _overall(found: Comparisons) -> Conclusion:
+def _conclude_methods_differ(found: Comparisons) -> Conclusion:
     friedman = {metric: found[metric].friedman for metric in METRICS}
     first = {metric: found[metric].first_places[OURS] for metric in METRICS}
     average = {metric: found[metric].average_ranks[OURS] for metric in METRICS}
@@ -66,18 +75,18 @@ def _overall(found: Comparisons) -> Conclusion:
     return Conclusion("overall", True, text, numbers | {"first_places": first, "average_rank": average})
 
 
-def _beaten(found: Comparisons) -> Conclusion:
+def _conclude_significant_pairs(found: Comparisons) -> Conclusion:
     beaten = {metric: found[metric].beaten_by(OURS) for metric in METRICS}
     text = (
-        f"At the paper's alpha of {ALPHA:.2f} {OURS} is significantly better than {listed(beaten['auc'])} on AUC, and "
-        f"than {listed(beaten['gm'])} on GM (Nemenyi, critical difference {found['auc'].difference:.2f})."
+        f"At the paper's alpha of {PAPER_ALPHA:.2f} {OURS} is significantly better than {join_names(beaten['auc'])} on "
+        f"AUC, and than {join_names(beaten['gm'])} on GM (Nemenyi, critical difference {found['auc'].difference:.2f})."
     )
     return Conclusion(
         "significant pairs", True, text, {"beaten": beaten, "critical_difference": found["auc"].difference}
     )
 
 
-def _signed_rank(found: Comparisons) -> Conclusion:
+def _conclude_signed_ranks(found: Comparisons) -> Conclusion:
     largest, of_all = {}, found["auc"].pair(OURS, "FedAvg").holm_p
     for metric, comparison in found.items():
         raw = [comparison.pair(OURS, method).wilcoxon_p for method in comparison.table.methods if method != OURS]
@@ -93,59 +102,61 @@ def _signed_rank(found: Comparisons) -> Conclusion:
     return Conclusion("signed ranks", True, text, {"largest_holm_p": largest, "fedavg_auc_of_all_pairs": of_all})
 
 
-def _against_fedavg(found: Comparisons) -> Conclusion:
+def _conclude_against_fedavg(found: Comparisons) -> Conclusion:
     gaps = {metric: found[metric].pair(OURS, "FedAvg").rank_gap for metric in METRICS}
     p = {metric: found[metric].pair(OURS, "FedAvg").nemenyi_p for metric in METRICS}
     open_ = {m: [x for x in found[m].average_ranks if x not in (OURS, *found[m].beaten_by(OURS))] for m in METRICS}
     text = (
         f"{OURS} against FedAvg is not significant at the paper's own threshold: average ranks differ by "
         f"{gaps['auc']:.2f} (AUC, p = {p['auc']:.2f}) and {gaps['gm']:.2f} (GM, p = {p['gm']:.2f}), less than "
-        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {listed(open_['auc'])} on AUC, "
-        f"{listed(open_['gm'])} on GM."
+        f"{found['auc'].difference:.2f}. Not significantly different from {OURS}: {join_names(open_['auc'])} on AUC, "
+        f"{join_names(open_['gm'])} on GM."
     )
     return Conclusion("against FedAvg", False, text, {"rank_gap": gaps, "nemenyi_p": p, "not_told_apart": open_})
 
 
-def _stricter() -> Conclusion:
-    strict = comparisons(alpha=0.05)
+def _conclude_at_stricter_alpha() -> Conclusion:
+    strict = published_comparisons(alpha=0.05)
     beaten = {metric: strict[metric].beaten_by(OURS) for metric in METRICS}
     difference = strict["auc"].difference
-    same = "both metrics" if beaten["auc"] == beaten["gm"] else f"AUC, and {listed(beaten['gm'])} on GM"
+    same = "both metrics" if beaten["auc"] == beaten["gm"] else f"AUC, and {join_names(beaten['gm'])} on GM"
     text = (
         f"At the more usual alpha of 0.05 the critical difference is {difference:.2f}, and {OURS} is significantly "
-        f"better than {listed(beaten['auc'])} only, on {same}. The paper says openly that it uses {ALPHA:.2f}."
+        f"better than {join_names(beaten['auc'])} only, on {same}. The paper says openly that it uses "
+        f"{PAPER_ALPHA:.2f}."
     )
     return Conclusion("alpha 0.05", False, text, {"critical_difference": difference, "beaten": beaten})
 
 
-def _noise_floor() -> Conclusion:
-    spans = {metric: [_span(metric, scenario) for scenario in HOMOGENEOUS] for metric in METRICS}
-    within = {metric: int((np.abs(_gains(metric)) <= max(spans[metric])).sum()) for metric in METRICS}
+def _conclude_noise_floor() -> Conclusion:
+    spans = {metric: [_spread_of_same_algorithm(metric, scenario) for scenario in EQUAL_SIZES] for metric in METRICS}
+    gains = {metric: np.abs(_published_gains(metric)) for metric in METRICS}
+    within = {metric: int((gains[metric] <= max(spans[metric])).sum()) for metric in METRICS}
     text = (
         f"With clients of equal size FedAvg and FedNova are one algorithm and {OURS} nearly the same, yet their means "
-        f"differ by up to {spans['auc'][0]:.2f} AUC and {spans['gm'][0]:.2f} GM in {HOMOGENEOUS[0]}, and "
-        f"{spans['auc'][1]:.2f} and {spans['gm'][1]:.2f} in {HOMOGENEOUS[1]}. Differences of this size can be "
-        f"run-to-run noise: {within['auc']} (AUC) and {within['gm']} (GM) of the {len(_gains('auc'))} differences "
+        f"differ by up to {spans['auc'][0]:.2f} AUC and {spans['gm'][0]:.2f} GM in {EQUAL_SIZES[0]}, and "
+        f"{spans['auc'][1]:.2f} and {spans['gm'][1]:.2f} in {EQUAL_SIZES[1]}. Differences of this size can be "
+        f"run-to-run noise: {within['auc']} (AUC) and {within['gm']} (GM) of the {len(gains['auc'])} differences "
         f"between {OURS} and FedAvg are no larger, and the order of these three in the two scenarios says nothing "
         "about them."
     )
     return Conclusion("noise floor", False, text, {"spans": spans, "differences_within": within})
 
 
-def _span(metric: str, scenario: str) -> float:
-    values = results(metric).rows()[scenario]
-    return float(np.ptp([values[name] for name in SAME_THERE]))
+def _spread_of_same_algorithm(metric: str, scenario: str) -> float:
+    values = published_results(metric).rows()[scenario]
+    return float(np.ptp([values[name] for name in SAME_ALGORITHM]))
 
 
-def _gains(metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _published_gains(metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """FedDRAW minus FedAvg, one number per scenario; to the tables' two digits."""
-    table = results(metric)
+    table = published_results(metric)
     difference = table.values[:, table.methods.index(OURS)] - table.values[:, table.methods.index("FedAvg")]
     return np.round(difference, 2)
 
 
-def _near_uniform() -> Conclusion:
-    sizes, weights = client_sizes(), {name: extreme_weight(name) for name in FOLLOWED}
+def _conclude_near_uniform() -> Conclusion:
+    sizes, weights = client_sizes(), {name: printed_extreme_weight(name) for name in FOLLOWED_CLIENT}
     off = {name: abs(weight * len(sizes[name]) - 1) for name, weight in weights.items()}
     text = (
         f"The printed extremes of the weights, {weights['CHX-4']:.4f} in CHX-4 and {weights['CHX-1']:.4f} in CHX-1, "
@@ -156,16 +167,18 @@ def _near_uniform() -> Conclusion:
     return Conclusion("uniform averaging", False, text, {"extreme_weight": weights, "deviation_from_equal": off})
 
 
-def extreme_weight(scenario: str) -> float:
+def printed_extreme_weight(scenario: str) -> float:
     """The printed maximum or minimum over the rounds of the client that the text follows."""
-    return next(float(claim.value) for claim in claims() if claim.scenario == scenario and "imum" in claim.quantity)
+    return next(
+        float(claim.value) for claim in published_claims() if claim.scenario == scenario and "imum" in claim.quantity
+    )
 
 
-def _fednova() -> Conclusion:
+def _conclude_fednova() -> Conclusion:
     large, small = fednova_coefficients(client_sizes()["CHX-4"])[[0, -1]].tolist()
-    printed = extreme_weight("CHX-4")
-    ours, theirs = (results("auc").rows()["CHX-4"][name] for name in (OURS, "FedNova"))
-    std = results("auc", "std").rows()["CHX-4"]["FedNova"]
+    printed = printed_extreme_weight("CHX-4")
+    ours, theirs = (published_results("auc").rows()["CHX-4"][name] for name in (OURS, "FedNova"))
+    std = published_results("auc", "std").rows()["CHX-4"]["FedNova"]
     text = (
         "With equal epochs FedNova is itself nearly uniform averaging: in CHX-4 its coefficients are "
         f"{large:.3f} (large client) and {small:.3f} (small), beside {(1 - printed) / 9:.4f} and {printed:.4f} for "
@@ -182,28 +195,29 @@ def fednova_coefficients(sizes: Sequence[int], epochs: int = 2, batch: int = 64)
     return (share @ steps) * share / steps
 
 
-def _where_it_helps() -> Conclusion:
-    rows = [results("gm").scenarios.index(name) for name in QUANTITY_SKEWED]
-    gains = {metric: _gains(metric)[rows].tolist() for metric in METRICS}
+def _conclude_where_it_helps() -> Conclusion:
+    rows = [published_results("gm").scenarios.index(name) for name in QUANTITY_SKEWED]
+    gains = {metric: _published_gains(metric)[rows].tolist() for metric in METRICS}
     text = (
         "From CHX-1 to CHX-4, as small clients become fewer, the gain over FedAvg falls on AUC "
-        f"({_series(gains['auc'])}), as the paper says; on GM it does not fall all the way ({_series(gains['gm'])})."
+        f"({_decimals(gains['auc'])}), as the paper says; on GM it does not fall all the way "
+        f"({_decimals(gains['gm'])})."
     )
     return Conclusion("where it helps", False, text, {"gains": gains})
 
 
-def _gm_and_auc() -> Conclusion:
-    table = results("auc")
-    auc, gm = _gains("auc"), _gains("gm")
-    less = [name for name, a, g in zip(table.scenarios, auc, gm, strict=True) if g <= a and name not in HOMOGENEOUS]
+def _conclude_gm_and_auc() -> Conclusion:
+    table = published_results("auc")
+    auc, gm = _published_gains("auc"), _published_gains("gm")
+    less = [name for name, a, g in zip(table.scenarios, auc, gm, strict=True) if g <= a and name not in EQUAL_SIZES]
     pairs = [f"{name} ({gm[i]:.2f} GM, {auc[i]:.2f} AUC)" for name in less for i in [table.scenarios.index(name)]]
     chm3 = table.rows()["CHM-3"]
     ours, best = chm3[OURS], max(chm3.values())
-    skewed = [i for i, name in enumerate(table.scenarios) if name not in HOMOGENEOUS]
-    first = int((rank(results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum())
+    skewed = [i for i, name in enumerate(table.scenarios) if name not in EQUAL_SIZES]
+    first = int((rank(published_results("gm").values)[skewed, table.methods.index(OURS)] == 1).sum())
     text = (
-        f"Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in {listed(pairs)}. {OURS} has "
-        f"the highest GM in {first} of the {len(skewed)} scenarios with unlike clients, but not the highest AUC in "
+        f"Gains in GM exceed those in AUC in CHX-1 to CHX-4, as the paper says, but not in {join_names(pairs)}. {OURS} "
+        f"has the highest GM in {first} of the {len(skewed)} scenarios with unlike clients, but not the highest AUC in "
         f"CHM-3 ({ours:.2f}, the best {best:.2f})."
     )
     return Conclusion(
@@ -211,23 +225,26 @@ def _gm_and_auc() -> Conclusion:
     )
 
 
-def _severity() -> Conclusion:
+def _conclude_severity() -> Conclusion:
     sizes = {name: measure_sizes(clients) for name, clients in client_sizes().items()}
     ratios = [sizes[f"CHM-{i}"].size_ratio for i in (1, 2, 3)]
     ginis = [sizes[name].gini for name in QUANTITY_SKEWED]
     smallest = [sizes[name].smallest_share for name in QUANTITY_SKEWED]
     text = (
         "CHX-1 to CHX-4 are increasingly asymmetric in the smallest client's share "
-        f"({_series(smallest, 3)}), while the inequality of sizes falls (Gini {_series(ginis, 3)}); CHM-3, called the "
-        f"most severe, has the smallest share but also the smallest size ratio (CHM-1 to CHM-3: {_series(ratios)})."
+        f"({_decimals(smallest, 3)}), while the inequality of sizes falls (Gini {_decimals(ginis, 3)}); CHM-3, called "
+        "the most severe, has the smallest share but also the smallest size ratio "
+        f"(CHM-1 to CHM-3: {_decimals(ratios)})."
     )
     return Conclusion("severity", False, text, {"gini": ginis, "smallest_share": smallest, "size_ratio_chm": ratios})
 
 
-def _head_movement() -> Conclusion:
+def _conclude_similarity_gaps() -> Conclusion:
     """A coordinate moves about the learning rate a step under Adam: how far can a head turn, and how far must it?"""
-    possible = {"CHX-4": _largest_turn(10_000), "CHX-1": _largest_turn(20_000)}
-    needed = {name: abs(gap_needed(name, 6, extreme_weight(name), "reported")) for name in FOLLOWED}
+    possible = {"CHX-4": _largest_classifier_turn(10_000), "CHX-1": _largest_classifier_turn(20_000)}
+    needed = {
+        name: abs(similarity_gap_needed(name, 6, printed_extreme_weight(name), "reported")) for name in FOLLOWED_CLIENT
+    }
     text = (
         f"The printed weights of round 6 need similarities that differ by {needed['CHX-4']:.4f} (CHX-4) and "
         f"{needed['CHX-1']:.4f} (CHX-1). With Adam at 1e-5 and a classifier initialised as usual, one round can turn "
@@ -238,13 +255,13 @@ def _head_movement() -> Conclusion:
     return Conclusion("similarity gaps", False, text, {"needed": needed, "possible": possible})
 
 
-def gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
+def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
     """How much more similar than the others the followed client must be for this weight."""
-    gap = similarity_gap(round, client_sizes()[scenario], FOLLOWED[scenario], weight, reading)
+    gap = similarity_gap(round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading)
     return math.nan if gap is None else gap
 
 
-def _largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
+def _largest_classifier_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
     """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate in every step."""
     parameters, inputs = 5 * 1024 + 5, 1024
     moved = epochs * math.ceil(images / batch) * rate * math.sqrt(parameters)
@@ -252,8 +269,10 @@ def _largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1
     return 1 - math.sqrt(1 - (moved / norm) ** 2)
 
 
-def _same_size() -> Conclusion:
-    spread = {claim.scenario: float(claim.value) for claim in claims() if claim.quantity.startswith("max-min")}
+def _conclude_same_size() -> Conclusion:
+    spread = {
+        claim.scenario: float(claim.value) for claim in published_claims() if claim.quantity.startswith("max-min")
+    }
     spread.pop("both")
     text = (
         f"Clients of equal size are separated by {spread['CHX-4']:.6f} (CHX-4) and {spread['CHX-1']:.6f} (CHX-1) at "
@@ -262,21 +281,25 @@ def _same_size() -> Conclusion:
     return Conclusion("same-size clients", False, text, {"spread": spread})
 
 
-def _series(values: Sequence[float], digits: int = 2) -> str:
+def _decimals(values: Sequence[float], digits: int = 2) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def claims_by_reading() -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
+def claims_by_reading() -> list[tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]]:
     """Which of the printed statements about weights each reading can give."""
-    return judge_all(claims(), client_sizes())
+    return judge_claims(published_claims(), client_sizes())
 
 
-def readings_in_words(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]]) -> dict[Reading, str]:
+def readings_in_words(
+    judged: Sequence[tuple[WeightClaim, Mapping[Reading, Mapping[str, ClaimVerdict]]]],
+) -> dict[Reading, str]:
     """For each reading, how many of the claims can hold and what they ask for, in words."""
-    return {reading: f"{_tally(judged, reading)} {_path(reading)}" for reading in READINGS}
+    return {reading: f"{_claims_that_can_hold(judged, reading)} {_gap_in_words(reading)}" for reading in READINGS}
 
 
-def _tally(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]]], reading: Reading) -> str:
+def _claims_that_can_hold(
+    judged: Sequence[tuple[WeightClaim, Mapping[Reading, Mapping[str, ClaimVerdict]]]], reading: Reading
+) -> str:
     verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
     possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
     last = beta(ROUNDS - 1, ROUNDS, reading=reading)
@@ -286,13 +309,13 @@ def _tally(judged: Sequence[tuple[Claim, Mapping[Reading, Mapping[str, Verdict]]
     return f"{possible} of {len(judged)} can hold; {end}."
 
 
-def _path(reading: Reading) -> str:
+def _gap_in_words(reading: Reading) -> str:
     """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
     said = []
-    for scenario, crossing in CROSSES.items():
+    for scenario, crossing in CROSSING_ROUND.items():
         equal = 1 / len(client_sizes()[scenario])
-        before = abs(gap_needed(scenario, crossing - 1, equal, reading))
-        extreme = abs(gap_needed(scenario, 6, extreme_weight(scenario), reading))
+        before = abs(similarity_gap_needed(scenario, crossing - 1, equal, reading))
+        extreme = abs(similarity_gap_needed(scenario, 6, printed_extreme_weight(scenario), reading))
         path = "so it must grow" if extreme > before else "so it may shrink"
         said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
     return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."

@@ -16,56 +16,50 @@ import numpy as np
 
 from feddraw.analysis.statistics import Comparison, Table, compare, critical_value, tabulate
 from feddraw.grouping import grouped
-from feddraw.paper.weight_claims import Claim
+from feddraw.paper.weight_claims import WeightClaim
 
 METRICS = {"auc": "AUC", "gm": "GM"}
-ALPHA = 0.10  # the paper's
+PAPER_ALPHA = 0.10  # the paper's
 OURS = "FedDRAW"
 
 Comparisons = Mapping[str, Comparison]  # by metric
 
 
-# ---------------------------------------------------------------------------------------------------- the tables
-
-
 @cache
-def read(name: str) -> tuple[dict[str, str], ...]:
+def read_published(name: str) -> tuple[dict[str, str], ...]:
     """The rows of one of the published tables."""
     text = (files("feddraw") / "paper" / f"{name}.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def results(metric: str, column: str = "mean") -> Table:
+def published_results(metric: str, column: str = "mean") -> Table:
     """Tables 4 and 5: the mean (or "std") over five runs, in percent."""
-    rows = read("results_auc_gm")
+    rows = read_published("results_auc_gm")
     return tabulate((row["scenario"], row["method"], float(row[f"{metric}_{column}"])) for row in rows)
 
 
 def printed_ranks(metric: str) -> Table:
     """Table 6."""
-    return tabulate((row["scenario"], row["method"], float(row[f"{metric}_rank"])) for row in read("ranks"))
+    return tabulate((row["scenario"], row["method"], float(row[f"{metric}_rank"])) for row in read_published("ranks"))
 
 
 def client_sizes() -> dict[str, list[int]]:
     """Tables 2 and 3: images of each client, by scenario."""
-    return grouped((row["scenario"], int(row["n_samples"])) for row in read("scenarios"))
+    return grouped((row["scenario"], int(row["n_samples"])) for row in read_published("scenarios"))
 
 
-def claims() -> list[Claim]:
+def published_claims() -> list[WeightClaim]:
     """What the text says about the weights over the rounds."""
-    return [Claim(**row) for row in read("dynamics_claims")]
+    return [WeightClaim(**row) for row in read_published("dynamics_claims")]
 
 
-def comparisons(alpha: float = ALPHA) -> dict[str, Comparison]:
+def published_comparisons(alpha: float = PAPER_ALPHA) -> dict[str, Comparison]:
     """The paper's analysis of both metrics, from its means."""
-    return {metric: compare(results(metric), alpha=alpha) for metric in METRICS}
-
-
-# ---------------------------------------------------------------------------------------------------- recomputed
+    return {metric: compare(published_results(metric), alpha=alpha) for metric in METRICS}
 
 
 @dataclass(frozen=True)
-class Check:
+class PrintedCheck:
     """A printed statement beside the recomputed one."""
 
     metric: str  # "auc", "gm" or "both"
@@ -78,21 +72,23 @@ class Check:
         return self.printed == self.computed
 
 
-def checks(found: Comparisons) -> list[Check]:
+def check_printed_numbers(found: Comparisons) -> list[PrintedCheck]:
     """All printed statistics, to their printed digits."""
-    return [*_average_ranks(found), *_statistics(found), *_counts(found)]
+    return [*_check_average_ranks(found), *_check_statistics(found), *_check_counts(found)]
 
 
-def _statistics(found: Comparisons) -> list[Check]:
+def _check_statistics(found: Comparisons) -> list[PrintedCheck]:
     found_checks = []
-    for row in read("statistics_printed"):
-        computed = _computed(row["quantity"], found[row["metric"]])
-        text = computed if isinstance(computed, str) else _like(row["value"], computed)
-        found_checks.append(Check(row["metric"], row["quantity"], _in_order(row["value"]), _in_order(text)))
+    for row in read_published("statistics_printed"):
+        computed = _recomputed(row["quantity"], found[row["metric"]])
+        text = computed if isinstance(computed, str) else _with_printed_decimals(row["value"], computed)
+        found_checks.append(
+            PrintedCheck(row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text))
+        )
     return found_checks
 
 
-def _computed(quantity: str, comparison: Comparison) -> float | str:
+def _recomputed(quantity: str, comparison: Comparison) -> float | str:
     average = comparison.average_ranks
     known: dict[str, float | str] = {
         "chi-square": comparison.friedman.statistic,
@@ -106,48 +102,51 @@ def _computed(quantity: str, comparison: Comparison) -> float | str:
     return known[quantity]
 
 
-def _average_ranks(found: Comparisons) -> list[Check]:
+def _check_average_ranks(found: Comparisons) -> list[PrintedCheck]:
     return [
-        Check(
+        PrintedCheck(
             metric,
             f"average rank of {row['method']}",
             f"{float(row[f'{metric}_avg_rank']):.2f}",
             f"{comparison.average_ranks[row['method']]:.2f}",
         )
         for metric, comparison in found.items()
-        for row in read("ranks_average_printed")
+        for row in read_published("ranks_average_printed")
     ]
 
 
-def _counts(found: Comparisons) -> list[Check]:
+def _check_counts(found: Comparisons) -> list[PrintedCheck]:
     """Tables of many numbers, each as one line: how many of them agree."""
     ranks = [found[metric].ranks == printed_ranks(metric).values for metric in METRICS]
     best = [
         (row[f"{metric}_bold"] == "1") == (rank == 1)
         for metric in METRICS
-        for row, rank in zip(read("results_bold_flags"), found[metric].ranks.flat, strict=True)
+        for row, rank in zip(read_published("results_bold_flags"), found[metric].ranks.flat, strict=True)
     ]
-    gains = [_like(row["value"], _difference(row)) == row["value"] for row in read("differences_printed")]
+    gains = [
+        _with_printed_decimals(row["value"], _recomputed_difference(row)) == row["value"]
+        for row in read_published("differences_printed")
+    ]
     counts = {
         "ranks of Table 6": np.array(ranks),
         "values in bold": np.array(best),
         "quoted differences": np.array(gains),
     }
-    return [Check("both", what, str(good.size), str(int(good.sum()))) for what, good in counts.items()]
+    return [PrintedCheck("both", what, str(good.size), str(int(good.sum()))) for what, good in counts.items()]
 
 
-def _difference(row: Mapping[str, str]) -> float:
+def _recomputed_difference(row: Mapping[str, str]) -> float:
     """FedDRAW minus the named method, or the best of the others."""
-    values = results(row["metric"]).rows()[row["scenario"]]
+    values = published_results(row["metric"]).rows()[row["scenario"]]
     ours = values.pop(OURS)
     return float(ours - (max(values.values()) if row["against"] == "best" else values[row["against"]]))
 
 
-def _like(printed: str, value: float) -> str:
+def _with_printed_decimals(printed: str, value: float) -> str:
     """With as many decimals as the printed one."""
     return f"{value:.{len(printed.partition('.')[2])}f}"
 
 
-def _in_order(text: str) -> str:
+def _names_sorted(text: str) -> str:
     """Names in one order, so that lists can be compared."""
     return ", ".join(sorted(text.split()))

@@ -24,7 +24,7 @@ Outcome = Literal["always", "can", "never"]
 
 
 @dataclass(frozen=True)
-class Claim:
+class WeightClaim:
     """A row of `dynamics_claims.csv`: what is printed about some clients in some rounds."""
 
     scenario: str
@@ -55,7 +55,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What one reading makes of a claim, in one scenario."""
 
     outcome: Outcome  # whatever the similarities; for some similarities; for none
@@ -65,43 +65,46 @@ class Verdict:
     needs: Mapping[int, float]  # by round: the difference of similarities that gives the printed value
 
 
-def judge(claim: Claim, sizes: Sizes, reading: Reading) -> Verdict:
+def judge_claim(claim: WeightClaim, sizes: Sizes, reading: Reading) -> ClaimVerdict:
     """Whether the claim can hold under the reading, and what it would take."""
-    ranges = {t: _range(claim, t, sizes, reading) for t in claim.rounds}
+    ranges = {t: _claim_range(claim, t, sizes, reading) for t in claim.rounds}
     value, margin = float(claim.value), claim.tolerance
-    failing = [t for t, reach in ranges.items() if not _possible(reach, claim.relation, value, margin)]
-    for t, relation in _in_other_rounds(claim):
-        failing += [] if _possible(_range(claim, t, sizes, reading), relation, value, margin) else [t]
-    certain = all(_certain(reach, claim.relation, value, margin) for reach in ranges.values())
+    failing = [t for t, reach in ranges.items() if not _claim_possible(reach, claim.relation, value, margin)]
+    for t, relation in _claim_in_other_rounds(claim):
+        failing += [] if _claim_possible(_claim_range(claim, t, sizes, reading), relation, value, margin) else [t]
+    certain = all(_claim_certain(reach, claim.relation, value, margin) for reach in ranges.values())
     low, high = ranges[failing[0] if failing and failing[0] in ranges else claim.rounds[0]]
-    outcome: Outcome = "never" if failing else "always" if certain and not _in_other_rounds(claim) else "can"
-    needs = {t: _needed(claim, t, sizes, reading) for t in claim.rounds} if outcome == "can" else {}
-    return Verdict(outcome, low, high, tuple(sorted(failing)), {t: n for t, n in needs.items() if n is not None})
+    outcome: Outcome = "never" if failing else "always" if certain and not _claim_in_other_rounds(claim) else "can"
+    needs = {t: _similarity_needed(claim, t, sizes, reading) for t in claim.rounds} if outcome == "can" else {}
+    return ClaimVerdict(outcome, low, high, tuple(sorted(failing)), {t: n for t, n in needs.items() if n is not None})
 
 
-def judge_all(
-    claims: Sequence[Claim], sizes: Mapping[str, Sizes]
-) -> list[tuple[Claim, dict[Reading, dict[str, Verdict]]]]:
+def judge_claims(
+    claims: Sequence[WeightClaim], sizes: Mapping[str, Sizes]
+) -> list[tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]]:
     """Each claim under each reading, in each scenario that it is about."""
 
-    def about(claim: Claim) -> list[str]:
+    def about(claim: WeightClaim) -> list[str]:
         named = {other.scenario for other in claims} & set(sizes)
         return sorted(named) if claim.scenario == "both" else [claim.scenario]
 
     return [
-        (claim, {reading: {name: judge(claim, sizes[name], reading) for name in about(claim)} for reading in READINGS})
+        (
+            claim,
+            {
+                reading: {name: judge_claim(claim, sizes[name], reading) for name in about(claim)}
+                for reading in READINGS
+            },
+        )
         for claim in claims
     ]
-
-
-# ---------------------------------------------------------------------------------------------------- ranges
 
 
 def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
     """The least and the most a client can count."""
     alone = np.full(len(sizes), -1.0)
     alone[client] = 1.0
-    return tuple(float(_weights(round, sizes, s, reading)[client]) for s in (-alone, alone))  # type: ignore[return-value]
+    return tuple(float(_feddraw_weights(round, sizes, s, reading)[client]) for s in (-alone, alone))  # type: ignore[return-value]
 
 
 def spread_range(round: int, sizes: Sizes, clients: Sequence[int], reading: Reading) -> Range:
@@ -110,8 +113,8 @@ def spread_range(round: int, sizes: Sizes, clients: Sequence[int], reading: Read
     apart = np.full(len(sizes), -1.0)
     apart[max(clients, key=lambda client: float(prior[client]))] = 1.0
     level = np.zeros(len(sizes)) if trust == 1 else np.clip(-trust / (1 - trust) * (prior - prior.mean()), -1, 1)
-    weights = [_weights(round, sizes, similarity, reading)[list(clients)] for similarity in (level, apart)]
-    return tuple(_snapped(float(np.ptp(some))) for some in weights)  # type: ignore[return-value]
+    weights = [_feddraw_weights(round, sizes, similarity, reading)[list(clients)] for similarity in (level, apart)]
+    return tuple(_without_rounding_error(float(np.ptp(some))) for some in weights)  # type: ignore[return-value]
 
 
 def deviation_range(round: int, sizes: Sizes, members: Sequence[int], group: Sequence[int], reading: Reading) -> Range:
@@ -120,8 +123,8 @@ def deviation_range(round: int, sizes: Sizes, members: Sequence[int], group: Seq
     low[list(members)] = -1.0
     found = []
     for similarity, worst in ((low, np.max), (-low, np.min)):
-        weights = _weights(round, sizes, similarity, reading)
-        found.append(_snapped(float(worst(weights[list(members)] - weights[list(group)].mean()))))
+        weights = _feddraw_weights(round, sizes, similarity, reading)
+        found.append(_without_rounding_error(float(worst(weights[list(members)] - weights[list(group)].mean()))))
     return found[0], found[1]
 
 
@@ -136,18 +139,17 @@ def similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading
     return (lead - trust * float(prior[client] - prior[client - 1])) / (1 - trust)
 
 
-def _weights(round: int, sizes: Sizes, similarity: NDArray[np.float64], reading: Reading) -> NDArray[np.float64]:
+def _feddraw_weights(
+    round: int, sizes: Sizes, similarity: NDArray[np.float64], reading: Reading
+) -> NDArray[np.float64]:
     return weights_and_parts(sizes, similarity, *gamma_and_beta(round, ROUNDS, reading=reading)).weight
 
 
-def _snapped(value: float) -> float:
+def _without_rounding_error(value: float) -> float:
     return 0.0 if abs(value) < 1e-12 else value  # equal weights differ by a rounding error at most
 
 
-# ---------------------------------------------------------------------------------------------------- claims
-
-
-def _range(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> Range:
+def _claim_range(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> Range:
     clients = claim.clients or list(range(len(sizes)))
     if claim.quantity.startswith("max-min"):
         return spread_range(round, sizes, clients, reading)
@@ -157,7 +159,7 @@ def _range(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> Range:
     return weight_range(round, sizes, clients[0], reading)
 
 
-def _in_other_rounds(claim: Claim) -> list[tuple[int, str]]:
+def _claim_in_other_rounds(claim: WeightClaim) -> list[tuple[int, str]]:
     """What a claim says about the other rounds: a maximum is nowhere exceeded, a first time was not before."""
     others = [t for t in range(ROUNDS) if t not in claim.rounds]
     if "maximum over rounds" in claim.quantity:
@@ -169,7 +171,7 @@ def _in_other_rounds(claim: Claim) -> list[tuple[int, str]]:
     return []
 
 
-def _possible(reach: Range, relation: str, value: float, margin: float) -> bool:
+def _claim_possible(reach: Range, relation: str, value: float, margin: float) -> bool:
     low, high = reach
     return {
         "==": low <= value + margin and high >= value - margin,
@@ -180,12 +182,12 @@ def _possible(reach: Range, relation: str, value: float, margin: float) -> bool:
     }[relation]
 
 
-def _certain(reach: Range, relation: str, value: float, margin: float) -> bool:
+def _claim_certain(reach: Range, relation: str, value: float, margin: float) -> bool:
     low, high = reach
     return {"==": low >= value - margin and high <= value + margin, "<": high < value, ">": low > value}[relation]
 
 
-def _needed(claim: Claim, round: int, sizes: Sizes, reading: Reading) -> float | None:
+def _similarity_needed(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> float | None:
     """For a weight, the gap to all others; for a spread, about the range of similarities within the clients."""
     if claim.quantity.startswith("weight"):
         return similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)

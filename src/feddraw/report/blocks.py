@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -20,7 +19,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     text: str
     quiet: bool = False
     lead: bool = False  # the headline, in larger type
@@ -32,7 +31,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     text: str
 
 
@@ -46,7 +45,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows of cells, the first of each its name; references stand below, apart from what is compared."""
 
     caption: str
@@ -67,7 +66,7 @@ class Table:
         longest = max([len(self.header[place]), *(len(cell.text) + 2 * cell.best for cell in cells)])
         return 2 + (longest if any(cell.value is not None for cell in cells) else min(longest, LONG_WORDS))
 
-    def in_blocks(self, width: int) -> list[Table]:
+    def in_blocks(self, width: int) -> list[ReportTable]:
         """The same as several tables below one another, each with the first column, where it is wider than that."""
         if self.width <= width or len(self.header) < 4:
             return [self]
@@ -83,7 +82,7 @@ class Table:
             ends, left = ends + size, left - needed
         return [self._block(part, number, len(parts)) for number, part in enumerate(parts)]
 
-    def _block(self, part: Sequence[tuple[int, int, int]], number: int, count: int) -> Table:
+    def _block(self, part: Sequence[tuple[int, int, int]], number: int, count: int) -> ReportTable:
         columns = [0, *(place for _, start, size in part for place in range(start, start + size))]
 
         def cut(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
@@ -117,7 +116,7 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class Only:
+class OnlyFor:
     """Blocks that are shown for one metric or for one scenario only."""
 
     blocks: Sequence[Block]
@@ -126,7 +125,7 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Columns:
+class SideBySide:
     """Blocks side by side where the page is wide, one below the other where it is not."""
 
     blocks: Sequence[Block]
@@ -140,11 +139,11 @@ class Fold:
     blocks: Sequence[Block]
 
 
-Block: TypeAlias = Heading | Text | Bullets | Code | Table | Gallery | Only | Columns | Fold
+Block: TypeAlias = Heading | Paragraph | Bullets | CodeBlock | ReportTable | Gallery | OnlyFor | SideBySide | Fold
 
 
 @dataclass(frozen=True)
-class Document:
+class ReportDocument:
     title: str
     blocks: Sequence[Block]
     scenarios: Sequence[str]
@@ -154,19 +153,14 @@ class Document:
         """The main headings that can be linked to, each with the scenario that it is shown for ("": always)."""
         found = []
         for block in self.blocks:
-            inside, scenario = (block.blocks, block.scenario) if isinstance(block, Only) else ([block], "")
+            inside, scenario = (block.blocks, block.scenario) if isinstance(block, OnlyFor) else ([block], "")
             found += [(one, scenario) for one in inside if isinstance(one, Heading) and one.anchor and one.level == 2]
         return found
 
 
-def every_block(blocks: Sequence[Block]) -> Iterator[Block]:
+def blocks_and_inner(blocks: Sequence[Block]) -> Iterator[Block]:
     """These blocks and all that are inside them, in the order of the page."""
     for block in blocks:
         yield block
-        if isinstance(block, Only | Columns | Fold):
-            yield from every_block(block.blocks)
-
-
-def numeral(value: float, form: str = ".4f") -> Cell:
-    """A number, or that there is none."""
-    return Cell(format(value, form), value) if math.isfinite(value) else Cell("undefined")
+        if isinstance(block, OnlyFor | SideBySide | Fold):
+            yield from blocks_and_inner(block.blocks)

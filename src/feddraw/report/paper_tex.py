@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddraw.errors import RunFailed, UserError
-from feddraw.report.blocks import Block, Bullets, Document, Gallery, Heading, Only, Picture, Text
-from feddraw.report.latex import escape, tables
+from feddraw.report.blocks import Block, Bullets, Gallery, Heading, OnlyFor, Paragraph, Picture, ReportDocument
+from feddraw.report.latex import escape_latex, latex_tables
 from feddraw.system.file_writing import write_whole
 
-ENGINES = {  # program: its options before the file
+TEX_PROGRAMS = {  # program: its options before the file
     "pdflatex": ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"],
     "lualatex": ["-interaction=nonstopmode", "-halt-on-error", "--no-shell-escape"],
     "xelatex": ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"],
     "tectonic": ["--untrusted"],
 }
-PATIENCE = 300  # seconds
-ANCHOR = "paper"
+TEX_SECONDS = 300  # seconds
+PAPER_ANCHOR = "paper"
 
-HEAD = r"""\documentclass[10pt,a4paper]{article}
+TEX_PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
 \usepackage[T1]{fontenc}
 \usepackage[utf8]{inputenc}
 \usepackage[margin=18mm]{geometry}
@@ -33,35 +33,35 @@ HEAD = r"""\documentclass[10pt,a4paper]{article}
 """
 
 
-def section(document: Document) -> list[Block]:
+def paper_blocks(document: ReportDocument) -> list[Block]:
     """The blocks under the heading of the paper's form; none where the report has no such section."""
     found: list[Block] = []
     inside = False
     for block in document.blocks:
         if isinstance(block, Heading) and block.level == 2:
-            inside = block.anchor == ANCHOR
-        elif inside and not isinstance(block, Only):  # those of one scenario have headings of their own
+            inside = block.anchor == PAPER_ANCHOR
+        elif inside and not isinstance(block, OnlyFor):  # those of one scenario have headings of their own
             found.append(block)
     return found
 
 
-def render(document: Document, figures: str) -> str:
+def render_paper_tex(document: ReportDocument, figures: str) -> str:
     """The whole document; figures are PDF files in the folder of this name."""
-    lines = [HEAD, rf"\section*{{{escape(document.title)}}}", ""]
-    for block in section(document):
+    lines = [TEX_PREAMBLE, rf"\section*{{{escape_latex(document.title)}}}", ""]
+    for block in paper_blocks(document):
         match block:
-            case Text(text):
-                lines += [escape(text), ""]
+            case Paragraph(text):
+                lines += [escape_latex(text), ""]
             case Bullets(items):
-                lines += [r"\begin{itemize}", *(rf"\item {escape(item)}" for item in items), r"\end{itemize}", ""]
-            case Gallery(pictures, note):
-                lines += [_figure(pictures, note, figures), ""]
+                lines += [r"\begin{itemize}", *(rf"\item {escape_latex(item)}" for item in items), r"\end{itemize}", ""]
+            case Gallery(paper_pictures, note):
+                lines += [_latex_figure(paper_pictures, note, figures), ""]
             case _:
-                lines += [tables([block])]
+                lines += [latex_tables([block])]
     return "\n".join([*lines, r"\end{document}", ""])
 
 
-def _figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
+def _latex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
     """Two panels in a row across the page."""
     panels = [rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn]
     rows = [r"\hfill".join(panels[start : start + 2]) for start in range(0, len(panels), 2)]
@@ -71,26 +71,23 @@ def _figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
             r"\begin{figure*}[!htbp]",
             r"\centering",
             "\\\\[1ex]\n".join(rows),
-            rf"\caption{{{escape(caption)}}}",
+            rf"\caption{{{escape_latex(caption)}}}",
             r"\end{figure*}",
         ]
     )
 
 
-def pictures(document: Document) -> list[Picture]:
+def paper_pictures(document: ReportDocument) -> list[Picture]:
     """Those of the document."""
-    return [one for block in section(document) if isinstance(block, Gallery) for one in block.pictures]
+    return [one for block in paper_blocks(document) if isinstance(block, Gallery) for one in block.pictures]
 
 
-# ---------------------------------------------------------------------------------------------------- PDF
-
-
-def engine() -> str:
+def tex_program() -> str:
     """The first TeX program that is installed."""
-    found = next((name for name in ENGINES if shutil.which(name)), None)
+    found = next((name for name in TEX_PROGRAMS if shutil.which(name)), None)
     if found is None:
         raise UserError(
-            f"a PDF needs TeX ({', '.join(ENGINES)}), and none is installed: on Debian, apt install "
+            f"a PDF needs TeX ({', '.join(TEX_PROGRAMS)}), and none is installed: on Debian, apt install "
             "texlive-latex-recommended; or compile paper.tex elsewhere"
         )
     return found
@@ -98,13 +95,13 @@ def engine() -> str:
 
 def compile_pdf(source: Path) -> Path:
     """The document's PDF beside it; TeX works in a folder of its own, and its words are kept only if it fails."""
-    program, target = engine(), source.with_suffix(".pdf")
+    program, target = tex_program(), source.with_suffix(".pdf")
     with tempfile.TemporaryDirectory() as place:
         room = Path(place)
         shutil.copy(source, room)
         shutil.copytree(source.parent / "figures", room / "figures", ignore=shutil.ignore_patterns("*.svg", "*.png"))
         for _ in range(1 if program == "tectonic" else 2):  # the second time all references are known
-            done = _run([program, *ENGINES[program], source.name], room)
+            done = _run_tex([program, *TEX_PROGRAMS[program], source.name], room)
         found = room / target.name
         if done.returncode or not found.is_file():
             write_whole(source.with_suffix(".log"), done.stdout)
@@ -115,10 +112,10 @@ def compile_pdf(source: Path) -> Path:
     return target
 
 
-def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
+def _run_tex(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TEX_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{command[0]} did not end within {PATIENCE} s: compile paper.tex yourself") from None
+        raise RunFailed(f"{command[0]} did not end within {TEX_SECONDS} s: compile paper.tex yourself") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,164 +10,162 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
-from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.forest_plot import draw_distances
-from feddraw.analysis.site_distances import from_ledger
+from feddraw.analysis.metrics import ROC_GRID, roc_curve
+from feddraw.analysis.site_distances import heterogeneity_in_ledger
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
-from feddraw.naming import slug
+from feddraw.naming import join_names, slug
 from feddraw.report.blocks import Picture
-from feddraw.results.recorded_run import METRICS, Run
+from feddraw.results.recorded_run import METRICS, RecordedRun
+from feddraw.system.file_reading import number_or_nan
 
 Floats = NDArray[np.float64]
-SHOWN_ROC = 4  # curves in a panel; more cannot be distinguished
+MOST_ROC_CURVES = 4  # curves in a panel; more cannot be distinguished
 
 
-def ranks(comparison: Comparison, metric: str, label: str, *, prefix: str = "") -> Picture:
+def ranks_picture(comparison: Comparison, metric: str, label: str, *, prefix: str = "") -> Picture:
     figure = plots.critical_difference_figure({label: comparison})
     said = ", ".join(f"{method} {rank:.2f}" for method, rank in comparison.average_ranks.items())
     return Picture(f"{prefix}ranks-{metric}", figure, f"Average ranks by {label}, best first: {said}")
 
 
-def clients(runs: Sequence[Run], scenario: str) -> Iterator[Picture]:
+def client_pictures(runs: Sequence[RecordedRun], scenario: str) -> Iterator[Picture]:
     """Client sizes, and the share of each finding at each client."""
     run = next((run for run in runs if "sizes" in run.partition), None)
     weighed = [one for one in runs if len(one.ledger.clients) > 1]
-    sizes = dict(run.partition["sizes"]) if run else _sizes(weighed[0]) if weighed else {}
+    sizes = dict(run.partition["sizes"]) if run else _client_sizes(weighed[0]) if weighed else {}
     if not sizes:
         return
-    figure, axes = plots.panel(height=_height(len(sizes)))
+    figure, axes = plots.panel_figure(height=_panel_height(len(sizes)))
     plots.draw_sizes(axes, sizes)
     yield Picture(
-        f"{scenario}-sizes", figure, f"Images at each client: {listed([f'{n} {s:,.0f}' for n, s in sizes.items()])}"
+        f"{scenario}-sizes", figure, f"Images at each client: {join_names([f'{n} {s:,.0f}' for n, s in sizes.items()])}"
     )
     if run is None:
         return
-    shares = np.array([_shares(run.partition, name, size) for name, size in sizes.items()])
-    figure, axes = plots.panel(height=_height(len(sizes)) + 0.5)
-    plots.draw_heat(axes, shares, list(sizes), run.partition["findings"], percent=True)
-    yield Picture(f"{scenario}-findings", figure, SHARES)
+    shares = np.array([_finding_shares(run.partition, name, size) for name, size in sizes.items()])
+    figure, axes = plots.panel_figure(height=_panel_height(len(sizes)) + 0.5)
+    plots.draw_heat_map(axes, shares, list(sizes), run.partition["findings"], percent=True)
+    yield Picture(f"{scenario}-findings", figure, FINDING_SHARES)
 
 
-SHARES = "Share of each client's images that show each finding, of those whose label is known; a dash where none is"
+FINDING_SHARES = (
+    "Share of each client's images that show each finding, of those whose label is known; a dash where none is"
+)
 
 
-def _shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
+def _finding_shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
     """Of a client's images with a known label, those that show each finding; NaN where it labels none."""
     known = np.array(partition.get("known", {}).get(client, [size] * len(partition["findings"])), dtype=np.float64)
     positives = np.array(partition["positives"][client], dtype=np.float64)
     return np.asarray(np.divide(positives, known, out=np.full(len(known), np.nan), where=known > 0))
 
 
-def _sizes(run: Run) -> dict[str, float]:
+def _client_sizes(run: RecordedRun) -> dict[str, float]:
     return dict(zip(run.ledger.clients, run.ledger.sizes.tolist(), strict=True))
 
 
-def _height(rows: int) -> float:
+def _panel_height(rows: int) -> float:
     return min(max(1.6, 0.9 + 0.24 * rows), 8.5)
 
 
-# ---------------------------------------------------------------------------------------------------- weights
-
-
-def weights(runs: Mapping[str, Sequence[Run]], scenario: str, *, title: str = "") -> list[Picture]:
+def weight_pictures(runs: Mapping[str, Sequence[RecordedRun]], scenario: str, *, title: str = "") -> list[Picture]:
     """One panel per method, all on one scale."""
     found = []
     top = max(float(np.nanmax(run.ledger["weight"])) for members in runs.values() for run in members)
     for method, members in runs.items():
-        series, spread = _over_repeats(members, "weight")
-        figure, axes = plots.panel()
-        plots.draw_weights(axes, series, title=plots.short(title or method, 60), spread=spread)
+        series, spread = _mean_ledger_column(members, "weight")
+        figure, axes = plots.panel_figure()
+        plots.draw_weights(axes, series, title=plots.short_label(title or method, 60), spread=spread)
         axes.set_ylim(top=1.05 * top)
         words = f"Weight of each client in every round under {method}"
         found.append(Picture(f"{scenario}-{slug(method)}-weights", figure, words))
     return found
 
 
-def deviation(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def deviation_picture(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Only where clients of one size differ by more than a hundredth of the equal weight."""
-    series, _ = _over_repeats(runs, "weight")
-    figure, axes = plots.panel()
-    title = f"{plots.short(method, 30)}: clients of one size"
-    if plots.draw_deviation(axes, series, _sizes(runs[0]), title=title) and any(
+    series, _ = _mean_ledger_column(runs, "weight")
+    figure, axes = plots.panel_figure()
+    title = f"{plots.short_label(method, 30)}: clients of one size"
+    if plots.draw_deviation(axes, series, _client_sizes(runs[0]), title=title) and any(
         np.ptp(line.get_ydata()) > 0.01 / len(series) for line in axes.lines
     ):
         words = f"How far the weight of each client is from the mean weight of the clients of its size, under {method}"
         yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
 
 
-def weights_and_deviation(runs: Sequence[Run], scenario: str, letters: Iterator[str]) -> Iterator[Picture]:
+def paper_weight_pictures(runs: Sequence[RecordedRun], scenario: str, letters: Iterator[str]) -> Iterator[Picture]:
     """Two panels of the paper's figure: weights over rounds, and clients of one size as deviations from their mean."""
-    series, _ = _over_repeats(runs, "weight")
-    figure, axes = plots.panel()
+    series, _ = _mean_ledger_column(runs, "weight")
+    figure, axes = plots.panel_figure()
     letter = next(letters)
     plots.draw_weights(axes, series, title=f"({letter}) {scenario}")
     yield Picture(f"paper-weights-{letter}", figure, f"Weight of each client in every round in {scenario}")
-    figure, axes = plots.panel()
+    figure, axes = plots.panel_figure()
     letter = next(letters)
-    if plots.draw_deviation(axes, series, _sizes(runs[0]), title=f"({letter}) {scenario}, clients of one size"):
+    if plots.draw_deviation(axes, series, _client_sizes(runs[0]), title=f"({letter}) {scenario}, clients of one size"):
         yield Picture(f"paper-weights-{letter}", figure, f"Deviation from the mean weight of a size in {scenario}")
 
 
-def components(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def weight_part_pictures(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Similarity, reputation and schedules, where the method has them."""
     for part, words in (("similarity", "Similarity"), ("reputation", "Reputation")):
         if all(run.ledger.has(part) for run in runs):
-            series, spread = _over_repeats(runs, part)
-            figure, axes = plots.panel()
+            series, spread = _mean_ledger_column(runs, part)
+            figure, axes = plots.panel_figure()
             plots.draw_lines(axes, series, spread=spread)
             axes.set_ylabel(part)
-            axes.set_title(f"{plots.short(method, 30)}: {part}")
+            axes.set_title(f"{plots.short_label(method, 30)}: {part}")
             plots.draw_legend(axes)
             yield Picture(
                 f"{scenario}-{slug(method)}-{part}", figure, f"{words} of each client in every round under {method}"
             )
     if runs[0].ledger.has("gamma", "beta"):
-        figure, axes = plots.panel()
+        figure, axes = plots.panel_figure()
         gamma, beta = (runs[0].ledger.common(name) for name in ("gamma", "beta"))
         plots.draw_schedules(axes, gamma, beta)
         words = f"gamma falls from {gamma[0]:.2f} to {gamma[-1]:.4f}, beta ends at {beta[-1]:.2f}"
         yield Picture(f"{scenario}-{slug(method)}-schedules", figure, f"The two schedules of {method}: {words}")
 
 
-def heterogeneity(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def heterogeneity_pictures(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Cochran's Q over the rounds, and each client's distance at the end, where the method has measured them."""
-    measured = from_ledger(runs[0].ledger, len(runs[0].ledger.status))
+    measured = heterogeneity_in_ledger(runs[0].ledger, len(runs[0].ledger.status))
     if not measured:
         return
-    figure, axes = plots.panel()
+    figure, axes = plots.panel_figure()
     lines = [runs[0].ledger.common(name) for name in ("q", "q_expected")]
     plots.draw_lines(axes, dict(zip(("Q", "expected if alike"), lines, strict=True)))
     axes.set_ylim(bottom=0)
-    axes.set_title(f"{plots.short(method, 30)}: Cochran's Q")
+    axes.set_title(f"{plots.short_label(method, 30)}: Cochran's Q")
     plots.draw_legend(axes)
     first, last = measured[0].overall, measured[-1].overall
     words = f"Q is {first.q:.1f} at first and {last.q:.1f} at the end; {last.expected:.1f} is expected of alike clients"
     name = f"{scenario}-{slug(method)}"
     yield Picture(f"{name}-q", figure, f"Cochran's Q of the clients' gradients under {method}: {words}")
     far = [f"{site.site} {site.distance:.4f}" for site in measured[-1].sites if site.distance is not None]
-    said = (
-        f"Squared distance of each client from the others under {method} in round {measured[-1].round}: {listed(far)}"
-    )
-    figure, axes = plots.panel(height=_height(len(measured[-1].sites)) + 0.5)
+    said = f"Squared distance of each client from the others under {method} in round {measured[-1].round}"
+    figure, axes = plots.panel_figure(height=_panel_height(len(measured[-1].sites)) + 0.5)
     draw_distances(axes, measured[-1:])
-    yield Picture(f"{name}-distances", figure, said)
+    yield Picture(f"{name}-distances", figure, f"{said}: {join_names(far)}")
 
 
-def by_finding(runs: Sequence[Run], method: str, scenario: str) -> Iterator[Picture]:
+def weights_by_finding_picture(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Weights of each finding's row of the classifier, in the round in which they differ most."""
     weights = runs[0].by_class()
     if weights:
         stack = np.stack(list(weights.values()), axis=2)  # rounds, clients, findings
         apart = np.nan_to_num(stack.max(axis=2) - stack.min(axis=2)).max(axis=1)
-        figure, axes = plots.panel(height=_height(stack.shape[1]) + 0.5)
-        plots.draw_heat(axes, stack[apart.argmax()], runs[0].ledger.clients, list(weights))
-        axes.set_title(f"{plots.short(method, 30)}: weight by finding, round {apart.argmax()}")
+        figure, axes = plots.panel_figure(height=_panel_height(stack.shape[1]) + 0.5)
+        plots.draw_heat_map(axes, stack[apart.argmax()], runs[0].ledger.clients, list(weights))
+        axes.set_title(f"{plots.short_label(method, 30)}: weight by finding, round {apart.argmax()}")
         words = f"Weight of each client for each finding under {method} in round {apart.argmax()}"
         yield Picture(f"{scenario}-{slug(method)}-by-finding", figure, words)
 
 
-def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]], plots.Spread]:
+def _mean_ledger_column(runs: Sequence[RecordedRun], part: str) -> tuple[dict[str, list[float]], plots.Spread]:
     """The mean over repeats by client, and least and most; of the first repeat alone where the clients differ."""
     first = runs[0].ledger
     alike = [
@@ -183,10 +180,7 @@ def _over_repeats(runs: Sequence[Run], part: str) -> tuple[dict[str, list[float]
     return series, spread if len(alike) > 1 else {}
 
 
-# ---------------------------------------------------------------------------------------------------- results
-
-
-def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
+def curve_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
     """Each metric on each split that was evaluated in every round."""
     for split in ("validation", "test"):
         for metric, label in METRICS.items():
@@ -206,10 +200,10 @@ def curves(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str)
                 yield Picture(f"{scenario}-{split}-{metric}", figure, f"Macro {split} {label} of each method by round")
 
 
-def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
+def roc_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
     """One panel per finding: the curves of a few methods, and where their thresholds land."""
     scored = [(run, found) for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
-    methods = _worth_showing([run for run, _ in scored], focus)
+    methods = _methods_in_roc([run for run, _ in scored], focus)
     findings = list(dict.fromkeys(finding for run, _ in scored for finding in run.findings))
     for finding in findings:
         lines: dict[str, tuple[Floats, Floats]] = {}
@@ -219,51 +213,35 @@ def operating_points(runs: Sequence[Run], order: Sequence[str], focus: str, scen
             columns = [
                 (found.scores[:, c], found.truth[:, c]) for _, found in members for c in [found.classes.index(finding)]
             ]
-            drawn = [line for scores, truth in columns if (line := roc(scores, truth)) is not None]
-            rates = [_rates(run, finding) for run, _ in members]
+            drawn = [line for scores, truth in columns if (line := roc_curve(scores, truth)) is not None]
+            rates = [_operating_point(run, finding) for run, _ in members]
             if drawn and np.isfinite(rates).all():
-                lines[method] = (GRID, np.mean(drawn, axis=0))
+                lines[method] = (ROC_GRID, np.mean(drawn, axis=0))
                 points[method] = (1 - float(np.mean(rates, axis=0)[1]), float(np.mean(rates, axis=0)[0]))
         if lines:
-            figure, axes = plots.panel(3.6, 3.6)
+            figure, axes = plots.panel_figure(3.6, 3.6)
             plots.draw_roc(axes, lines, points, order)
-            axes.set_title(plots.short(finding, 40))
+            axes.set_title(plots.short_label(finding, 40))
             said = "; ".join(f"{m}: sensitivity {y:.2f}, specificity {1 - x:.2f}" for m, (x, y) in points.items())
             yield Picture(f"{scenario}-roc-{slug(finding)}", figure, f"ROC of {finding}. {said}")
 
 
-GRID = np.linspace(0, 1, 101)
-
-
-def roc(scores: Floats, truth: NDArray[np.integer[Any]]) -> Floats | None:
-    """Sensitivity on a grid of false alarms, over known labels; None without both kinds of image."""
-    scores, truth = scores[truth >= 0], truth[truth >= 0]
-    positive = truth == 1
-    if positive.all() or not positive.any():
-        return None
-    order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(-scores[order])), len(order) - 1)  # equal scores are called together
-    sensitivity = np.concatenate([[0], np.cumsum(positive[order])[ends] / positive.sum()])
-    alarms = np.concatenate([[0], np.cumsum(~positive[order])[ends] / (~positive).sum()])
-    return np.asarray(np.interp(GRID, alarms, sensitivity))
-
-
-def _rates(run: Run, finding: str) -> tuple[float, float]:
+def _operating_point(run: RecordedRun, finding: str) -> tuple[float, float]:
     pair = [run.metrics["test"].get(name, {}).get(finding) for name in ("sensitivity", "specificity")]
-    return tuple(math.nan if rate is None else float(rate) for rate in pair)  # type: ignore[return-value]
+    return tuple(map(number_or_nan, pair))  # type: ignore[return-value]
 
 
-def _worth_showing(runs: Sequence[Run], focus: str) -> list[str]:
+def _methods_in_roc(runs: Sequence[RecordedRun], focus: str) -> list[str]:
     """The method in focus, and the best of the others."""
     areas = grouped((run.method, run.test("auc")) for run in runs)
     best = sorted(areas, key=lambda method: (method != focus, -float(np.mean(areas[method]))))
-    return best[:SHOWN_ROC]
+    return best[:MOST_ROC_CURVES]
 
 
-def gains(found: Mapping[str, Interval], method: str, label: str, name: str) -> Picture:
-    figure, axes = plots.panel(height=_height(len(found)))
+def gains_picture(found: Mapping[str, Interval], method: str, label: str, name: str) -> Picture:
+    figure, axes = plots.panel_figure(height=_panel_height(len(found)))
     plots.draw_gains(
         axes, {client: (one.estimate, one.low, one.high) for client, one in found.items()}, f"gain in {label}"
     )
-    axes.set_title(f"{plots.short(method, 30)} over training alone")
+    axes.set_title(f"{plots.short_label(method, 30)} over training alone")
     return Picture(f"{name}-gains", figure, f"Gain in {label} of {method} over training alone, by client")

@@ -8,37 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from feddraw.report.blocks import Block, Bullets, Document, Heading, Only, Text
-from feddraw.report.evidence import Report, Say
-from feddraw.report.sections.all_scenarios import ranks, results
-from feddraw.report.sections.first_screen import first_screen, population
+from feddraw.report.blocks import Block, Bullets, Heading, OnlyFor, Paragraph, ReportDocument
+from feddraw.report.report_statistics import Report, Say
+from feddraw.report.sections.all_scenarios import all_scenarios_section, ranks_section
+from feddraw.report.sections.first_screen import first_screen, population_note
 from feddraw.report.sections.one_scenario import scenario_sections
-from feddraw.report.sections.paper_form import paper_form
-from feddraw.report.sections.record import record
-from feddraw.report.sections.summary import caveats, main_results
-from feddraw.results.run_collection import Collection
+from feddraw.report.sections.paper_form import paper_form_section
+from feddraw.report.sections.summary import caveats_section, summary_sentences
+from feddraw.report.sections.what_was_run import what_was_run_section
+from feddraw.results.run_collection import RunCollection
 
 
-def compose(report: Report, title: str, say: Say) -> Document:
+def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
     """The whole report as blocks."""
-    headline, *others = main_results(report)
-    blocks: list[Block] = [Text(headline, lead=True)]
-    blocks += [Only(list(first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
-    blocks += [Only(list(population(report, s)), scenario=s) for s in report.collection.scenarios]
-    blocks.append(Text(" ".join(disclaimers(report.collection)), quiet=True))
+    headline, *others = summary_sentences(report)
+    blocks: list[Block] = [Paragraph(headline, lead=True)]
+    blocks += [OnlyFor(list(first_screen(report, s)), scenario=s) for s in report.collection.scenarios]
+    blocks += [OnlyFor(list(population_note(report, s)), scenario=s) for s in report.collection.scenarios]
+    blocks.append(Paragraph(" ".join(disclaimers(report.collection)), quiet=True))
     blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
-    blocks += list(caveats(report))
-    blocks += list(results(report))
-    blocks += list(ranks(report))
-    blocks += list(paper_form(report))
+    blocks += list(caveats_section(report))
+    blocks += list(all_scenarios_section(report))
+    blocks += list(ranks_section(report))
+    blocks += list(paper_form_section(report))
     for scenario in report.collection.scenarios:
         say(f"drawing {scenario}")
-        blocks.append(Only(list(scenario_sections(report, scenario)), scenario=scenario))
-    blocks += list(record(report.collection, report.command, report.folders))
-    return Document(title, blocks, report.collection.scenarios)
+        blocks.append(OnlyFor(list(scenario_sections(report, scenario)), scenario=scenario))
+    blocks += list(what_was_run_section(report.collection, report.command, report.folders))
+    return ReportDocument(title, blocks, report.collection.scenarios)
 
 
-def disclaimers(collection: Collection) -> Iterator[str]:
+def disclaimers(collection: RunCollection) -> Iterator[str]:
     names = {run.settings["data"]["name"] for run in collection.runs}
     if names == {"phantom"}:
         yield "Synthetic phantoms, no patients: they show how the methods behave, not how well they diagnose."

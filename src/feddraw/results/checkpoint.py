@@ -39,12 +39,12 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
         "memory": extract_arrays({str(k): v for k, v in sorted(checkpoint.memory.items())}, "memory", arrays),
     }
     arrays |= {f"model.{name}": getattr(checkpoint.model, name) for name in ("params", "buffers", "counters")}
-    return _signed(document, arrays)
+    return _checkpoint_file(document, arrays)
 
 
 def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `checkpoint_bytes` did not write."""
-    document, arrays = _parts(path)
+    document, arrays = _read_checkpoint_file(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
     for vector, kind, number in zip(
         (model.params, model.buffers, model.counters), ("param", "buffer", "counter"), "ffi", strict=True
@@ -53,45 +53,45 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
             raise ValueError("it is of another network")
     if type(document["next_round"]) is not int or document["next_round"] < 0:
         raise ValueError("it has no round")
-    memory = {int(client): dict(vectors) for client, vectors in repack(document["memory"], arrays).items()}
-    if not _finite([*arrays.values(), document]):
+    memory = {int(client): dict(vectors) for client, vectors in restore_arrays(document["memory"], arrays).items()}
+    if not _all_finite([*arrays.values(), document]):
         raise UserError(
             f"{path} holds numbers that are not finite: the run diverged, or the file was changed; "
             "start again in another folder, with a lower training.lr if it diverged"
         )
-    return Checkpoint(model, dict(repack(document["state"], arrays)), document["next_round"], memory)
+    return Checkpoint(model, dict(restore_arrays(document["state"], arrays)), document["next_round"], memory)
 
 
-def _signed(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+def _checkpoint_file(document: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
     """A safetensors file of the arrays, with the document and a digest of all as its metadata."""
-    document["blake2"] = digest(arrays, document)
+    document["blake2"] = arrays_digest(arrays, document)
     return save(arrays, {"feddraw": json.dumps(document)})
 
 
-def _parts(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The document and the arrays of a file that `_signed` made."""
+def _read_checkpoint_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The document and the arrays of a file that `_checkpoint_file` made."""
     if path.stat().st_size > MAX_CHECKPOINT:
         raise ValueError(f"it is larger than {MAX_CHECKPOINT >> 30} GB")
     with safe_open(path, "np") as file:
         document = json.loads(file.metadata()["feddraw"])
         arrays = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if document.pop("blake2") != digest(arrays, document):
+    if document.pop("blake2") != arrays_digest(arrays, document):
         raise ValueError("it was changed after it was written")
     return document, arrays
 
 
-def tree_bytes(tree: Mapping[str, Any]) -> bytes:
+def array_tree_bytes(tree: Mapping[str, Any]) -> bytes:
     """Nested dicts of arrays, numbers and words as one safetensors file."""
     arrays: dict[str, NDArray[Any]] = {}
-    return _signed({"tree": extract_arrays(tree, "tree", arrays)}, arrays)
+    return _checkpoint_file({"tree": extract_arrays(tree, "tree", arrays)}, arrays)
 
 
-def read_tree(path: Path) -> dict[str, Any]:
-    """What `tree_bytes` wrote; a damaged file is refused in one line."""
+def read_array_tree(path: Path) -> dict[str, Any]:
+    """What `array_tree_bytes` wrote; a damaged file is refused in one line."""
     try:
-        document, arrays = _parts(path)
-        tree = repack(document["tree"], arrays)
-        if not (isinstance(tree, dict) and _finite(tree)):
+        document, arrays = _read_checkpoint_file(path)
+        tree = restore_arrays(document["tree"], arrays)
+        if not (isinstance(tree, dict) and _all_finite(tree)):
             raise ValueError("it holds numbers that are not finite")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -100,12 +100,12 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _finite(tree: Any) -> bool:
+def _all_finite(tree: Any) -> bool:
     """Whether every number in it is one."""
     if isinstance(tree, np.ndarray):
         return tree.dtype.kind != "f" or bool(np.isfinite(tree).all())
     if isinstance(tree, Mapping | list):
-        return all(map(_finite, tree.values() if isinstance(tree, Mapping) else tree))
+        return all(map(_all_finite, tree.values() if isinstance(tree, Mapping) else tree))
     return not isinstance(tree, float) or math.isfinite(tree)
 
 
@@ -119,19 +119,19 @@ def extract_arrays(tree: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any
     return tree
 
 
-def repack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def restore_arrays(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """What `extract_arrays` took apart."""
     if isinstance(tree, dict) and tree.keys() == {"array"} and isinstance(tree["array"], str):
         return arrays[tree["array"]]
-    return {key: repack(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
+    return {key: restore_arrays(value, arrays) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def model_digest(model: Model) -> str:
     """The same for the same bits."""
-    return digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
+    return arrays_digest({"params": model.params, "buffers": model.buffers, "counters": model.counters}, None)
 
 
-def digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
+def arrays_digest(arrays: Mapping[str, NDArray[Any]], document: Any) -> str:
     digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(name.encode())

@@ -16,9 +16,9 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: found for name in packages if (found := installed_version(name))},
-        "commit": _commit(),
+        "commit": _git_commit(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": _processor_name(),
         "cores": os.cpu_count(),
     }
 
@@ -31,7 +31,7 @@ def installed_version(package: str) -> str:
         return ""
 
 
-def _commit() -> str:
+def _git_commit() -> str:
     """The commit of a source checkout, empty elsewhere."""
     here = Path(__file__).parent
     if not (here.parent.parent / ".git").exists():
@@ -40,7 +40,7 @@ def _commit() -> str:
     return git.stdout.strip()
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

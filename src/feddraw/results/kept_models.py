@@ -16,12 +16,12 @@ import numpy as np
 
 from feddraw.core import Layout, Model
 from feddraw.errors import UserError
-from feddraw.results.checkpoint import read_tree, tree_bytes
+from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
 from feddraw.results.run_folder import RunFolder
-from feddraw.system.file_reading import read_jsonl
+from feddraw.system.file_reading import number_or_nan, read_jsonl
 from feddraw.system.file_writing import make_subfolder, write_whole
 
-KEPT = ("best", "tail")
+KEPT_MODELS = ("best", "tail")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KeptModel:
         return {"rounds": list(self.rounds), "chosen_by": self.chosen_by}
 
 
-class Keeper:
+class ModelKeeper:
     """Sees the model of every round, and keeps what is asked for; with a folder, also over a restart."""
 
     def __init__(self, keep: Keep, rounds: int, folder: RunFolder | None = None) -> None:
@@ -64,9 +64,9 @@ class Keeper:
         if not (self._keep.best or self._keep.tail):
             return
         if self._folder.kept.is_file():
-            tree = read_tree(self._folder.kept)
+            tree = read_array_tree(self._folder.kept)
             self._best, self._tail = dict(tree.get("best", {})), dict(tree.get("tail", {}))
-        logged = {line["round"]: _auc(line.get("validation")) for line in read_jsonl(self._folder.rounds)}
+        logged = {line["round"]: _macro_auc(line.get("validation")) for line in read_jsonl(self._folder.rounds)}
         done = len(logged)
         complete = not self._keep.tail or done <= self._rounds - self._keep.tail
         if not (self._has_best_of(logged) and (complete or self._tail.get("last", -1) in (done - 1, done))):
@@ -84,13 +84,15 @@ class Keeper:
 
     def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""
-        changed = self._keep.best and self._take_if_best(round, model, _auc(metrics.get("validation", {}).get("auc")))
+        changed = self._keep.best and self._take_if_best(
+            round, model, _macro_auc(metrics.get("validation", {}).get("auc"))
+        )
         if self._keep.tail and round >= self._rounds - self._keep.tail and round > self._tail.get("last", -1):
             self._add_to_tail(round, model)
             changed = True
         if changed and self._folder is not None:
             make_subfolder(self._folder.kept.parent, private=True)
-            content = tree_bytes({"best": self._best, "tail": self._tail})
+            content = array_tree_bytes({"best": self._best, "tail": self._tail})
             write_whole(self._folder.kept, content, private=True)
 
     def _take_if_best(self, round: int, model: Model, auc: float) -> bool:
@@ -114,19 +116,18 @@ class Keeper:
         found = {}
         if self._best:
             why = "the highest validation AUC; of equal rounds the first"
-            found["best"] = KeptModel(_model(self._best, like.layout), (self._best["round"],), why)
+            found["best"] = KeptModel(_model_of_vectors(self._best, like.layout), (self._best["round"],), why)
         if self._tail:
             rounds = tuple(range(self._tail["first"], self._tail["last"] + 1))
             means = {name: (self._tail[name] / len(rounds)).astype(like.params.dtype) for name in ("params", "buffers")}
             why = f"the settings, before training (keep.tail = {self._keep.tail})"
-            found["tail"] = KeptModel(_model(self._tail | means, like.layout), rounds, why)
+            found["tail"] = KeptModel(_model_of_vectors(self._tail | means, like.layout), rounds, why)
         return found
 
 
-def _model(vectors: Mapping[str, Any], layout: Layout) -> Model:
+def _model_of_vectors(vectors: Mapping[str, Any], layout: Layout) -> Model:
     return Model(vectors["params"], vectors["buffers"], vectors["counters"], layout)
 
 
-def _auc(found: Mapping[str, Any] | None) -> float:
-    value = (found or {}).get("macro")
-    return math.nan if value is None else float(value)
+def _macro_auc(found: Mapping[str, Any] | None) -> float:
+    return number_or_nan((found or {}).get("macro"))

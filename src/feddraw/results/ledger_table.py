@@ -14,13 +14,22 @@ from feddraw.server.policy import POLICY_CLAUSES
 
 Floats = NDArray[np.float64]
 
-HUGE = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
-MOST_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-LATER = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")  # not in early ledgers
+LARGEST_LEDGER_NUMBER = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
+MOST_LEDGER_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
+LATER_COLUMNS = (
+    "proposed",
+    "allowed",
+    "measured",
+    "variance",
+    "distance",
+    "q",
+    "q_expected",
+    "rho",
+)  # not in early ledgers
 
 
 @dataclass(frozen=True, eq=False)
-class Ledger:
+class LedgerTable:
     """Who counted how much: for every column (rounds × clients), not a number where there is nothing."""
 
     clients: tuple[str, ...]
@@ -29,12 +38,12 @@ class Ledger:
     clauses: tuple[tuple[str, ...], ...]  # by round, the policy's setting that decided a client's weight
 
     @staticmethod
-    def of(lines: Sequence[Mapping[str, str]]) -> Ledger:
+    def of(lines: Sequence[Mapping[str, str]]) -> LedgerTable:
         clients = tuple(dict.fromkeys(line["client"] for line in lines))
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
-        if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_CELLS:
+        if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_LEDGER_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER)}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER_COLUMNS)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
@@ -46,9 +55,9 @@ class Ledger:
             for name, column in columns.items():
                 column[t, i] = float((line[name] if name in LEDGER_NUMBERS else line.get(name)) or math.nan)
         for name, column in columns.items():
-            if (np.abs(column) > HUGE).any():
-                raise ValueError(f"{name} beyond {HUGE:g}")
-        return Ledger(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
+            if (np.abs(column) > LARGEST_LEDGER_NUMBER).any():
+                raise ValueError(f"{name} beyond {LARGEST_LEDGER_NUMBER:g}")
+        return LedgerTable(clients, columns, tuple(map(tuple, status)), tuple(map(tuple, clauses)))
 
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]

@@ -16,12 +16,12 @@ from typing import Any
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
 from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
-from feddraw.results.recorded_run import Run, read_run
+from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Problem:
+class UnusedRun:
     """A folder whose results are not in the tables, and why."""
 
     path: Path
@@ -29,11 +29,11 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Collection:
+class RunCollection:
     """Finished runs under labels that tell them apart, what could not be used, and what a reader should know."""
 
-    runs: tuple[Run, ...]
-    problems: tuple[Problem, ...]
+    runs: tuple[RecordedRun, ...]
+    problems: tuple[UnusedRun, ...]
     notes: tuple[str, ...]
 
     @cached_property
@@ -48,11 +48,11 @@ class Collection:
     def references(self) -> list[str]:
         return list(dict.fromkeys(run.method for run in self.runs if run.reference))
 
-    def of(self, scenario: str, method: str = "") -> list[Run]:
+    def of(self, scenario: str, method: str = "") -> list[RecordedRun]:
         return [run for run in self.runs if run.scenario == scenario and method in ("", run.method)]
 
 
-def find(folders: Iterable[Path]) -> list[Path]:
+def find_run_folders(folders: Iterable[Path]) -> list[Path]:
     """Every run's folder at or below these, each once."""
     found: dict[Path, Path] = {}
     for folder in folders:
@@ -68,14 +68,14 @@ def find(folders: Iterable[Path]) -> list[Path]:
 def require_run(path: Path) -> None:
     """Refuse what is not the folder of a run; a study's folder is named as such."""
     if not RunFolder(path).settings.is_file():
-        below = find([path]) if path.is_dir() else []
+        below = find_run_folders([path]) if path.is_dir() else []
         hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
         raise UserError(f"{path} is not the folder of a run{hint}")
 
 
-def collect(folders: Sequence[Path]) -> Collection:
+def collect_runs(folders: Sequence[Path]) -> RunCollection:
     """All runs below the folders; what is broken or not finished is named, never fatal."""
-    paths = find(folders)
+    paths = find_run_folders(folders)
     if not paths:
         raise UserError(f"no run in {', '.join(map(str, folders))}: a run's folder has an experiment.toml")
     runs, problems = [], []
@@ -83,20 +83,20 @@ def collect(folders: Sequence[Path]) -> Collection:
         try:
             run = read_run(path)
         except UserError as mistake:
-            problems.append(Problem(path, f"broken: {mistake}"))
+            problems.append(UnusedRun(path, f"broken: {mistake}"))
             continue
         if run.finished:
             runs.append(run)
         else:
-            problems.append(Problem(path, unfinished(run)))
+            problems.append(UnusedRun(path, unfinished_in_words(run)))
     if not runs:
         raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
-    labelled = _in_order(_label(runs))
-    once, twice = _once(labelled)
-    return Collection(tuple(once), tuple(problems + twice), tuple(_notes(once)))
+    labelled = _runs_in_order(_labelled_runs(runs))
+    once, twice = _without_copies(labelled)
+    return RunCollection(tuple(once), tuple(problems + twice), tuple(_comparability_notes(once)))
 
 
-def unfinished(run: Run) -> str:
+def unfinished_in_words(run: RecordedRun) -> str:
     """How far a run has come, how good it is there, and when it last wrote a round."""
     said = f"not finished: {len(run.rounds)} of {run.settings['rounds']} rounds"
     if not run.rounds:
@@ -109,29 +109,27 @@ def unfinished(run: Run) -> str:
         return said
 
 
-def _in_order(runs: Sequence[Run]) -> list[Run]:
+def _runs_in_order(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     """As they were found, but FedDRAW first, references last, and by seed."""
     return sorted(runs, key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
 
 
-def _once(runs: Sequence[Run]) -> tuple[list[Run], list[Problem]]:
+def _without_copies(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[UnusedRun]]:
     """One run for each scenario, method and repeat: shards and copies of a study may hold it again."""
-    kept: dict[tuple[str, str, str], Run] = {}
+    kept: dict[tuple[str, str, str], RecordedRun] = {}
     again = []
     for run in runs:
         first = kept.setdefault((run.scenario, run.method, run.repeat), run)
         if first is not run:
             same = "the same run as" if first.metrics == run.metrics else "the settings, but not the results, of"
-            again.append(Problem(run.path, f"left out: {same} {first.path}"))
+            again.append(UnusedRun(run.path, f"left out: {same} {first.path}"))
     return list(kept.values()), again
 
 
-# ---------------------------------------------------------------------------------------------------- labels
-
-Key = Callable[[Run], Any]
+Key = Callable[[RecordedRun], Any]
 
 
-def _label(runs: Sequence[Run]) -> list[Run]:
+def _labelled_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     """Names, and in brackets the settings that differ under one name.
 
     Settings of the data and the scenario describe a scenario. The others describe a method, but where all methods of
@@ -140,72 +138,75 @@ def _label(runs: Sequence[Run]) -> list[Run]:
     """
     same = _not_compared_precision(runs)
     named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
-    conditions = _differing(named, lambda run: run.scenario, _describes_scenario, same)
-    others = _differing(named, lambda run: run.scenario, lambda key: not _describes_scenario(key), same)
+    conditions = _differing_settings(named, lambda run: run.scenario, _describes_scenario, same)
+    others = _differing_settings(named, lambda run: run.scenario, lambda key: not _describes_scenario(key), same)
     crossed = {
-        scenario: {key for key in keys if _is_crossed(key, [run for run in named if run.scenario == scenario])}
+        scenario: {key for key in keys if _is_crossed_setting(key, [run for run in named if run.scenario == scenario])}
         for scenario, keys in others.items()
     }
     named = [
-        replace(run, scenario=_bracketed(run.scenario, conditions[run.scenario] | crossed[run.scenario], run))
+        replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario] | crossed[run.scenario], run))
         for run in named
     ]
-    own = _differing(named, lambda run: (run.scenario, run.method), lambda key: not _describes_scenario(key), same)
+    own = _differing_settings(
+        named, lambda run: (run.scenario, run.method), lambda key: not _describes_scenario(key), same
+    )
     by_method = grouped((method, key) for (_, method), keys in own.items() for key in keys)
-    return [replace(run, method=_bracketed(run.method, {*by_method.get(run.method, ())}, run)) for run in named]
+    return [
+        replace(run, method=_name_with_settings(run.method, {*by_method.get(run.method, ())}, run)) for run in named
+    ]
 
 
 def _describes_scenario(key: str) -> bool:
     return key.partition(".")[0] in CONDITIONS
 
 
-def _not_compared_precision(runs: Sequence[Run]) -> tuple[str, ...]:
+def _not_compared_precision(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """The settings of precision that no two runs, alike in all else, differ in."""
 
-    def rest(run: Run) -> str:
+    def rest(run: RecordedRun) -> str:
         chosen = {k: v for k, v in run.flat.items() if k not in (*NOT_COMPARED, *PRECISION_SETTINGS)}
         return json.dumps(chosen, sort_keys=True, default=str)
 
     several = [members for members in grouped((rest(run), run) for run in runs).values() if len(members) > 1]
     return tuple(
-        key for key in PRECISION_SETTINGS if all(len({_text(run, key) for run in group}) == 1 for group in several)
+        key
+        for key in PRECISION_SETTINGS
+        if all(len({_setting_text(run, key) for run in group}) == 1 for group in several)
     )
 
 
-def _differing(
-    runs: Sequence[Run], group: Key, which: Callable[[str], bool], ignored: Sequence[str] = ()
+def _differing_settings(
+    runs: Sequence[RecordedRun], group: Key, which: Callable[[str], bool], ignored: Sequence[str] = ()
 ) -> dict[Any, set[str]]:
     """By group, the settings with more than one value in it; a run of an older version may lack a setting."""
     found = {}
     unseen = {*REPEATS, *NOT_COMPARED, *ignored}
     for name, members in grouped((group(run), run) for run in runs).items():
         keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
-        found[name] = {key for key in keys if len({_text(run, key) for run in members if key in run.flat}) > 1}
+        found[name] = {key for key in keys if len({_setting_text(run, key) for run in members if key in run.flat}) > 1}
     return found
 
 
-def _is_crossed(key: str, runs: Sequence[Run]) -> bool:
-    values = grouped((run.method, _text(run, key)) for run in runs if not run.reference and key in run.flat)
+def _is_crossed_setting(key: str, runs: Sequence[RecordedRun]) -> bool:
+    values = grouped((run.method, _setting_text(run, key)) for run in runs if not run.reference and key in run.flat)
     sets = [set(own) for own in values.values()]
     return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
 
 
-def _bracketed(name: str, keys: Iterable[str], run: Run) -> str:
-    inside = ", ".join(f"{key.partition('.')[2] or key}={_text(run, key)}" for key in sorted(keys))
+def _name_with_settings(name: str, keys: Iterable[str], run: RecordedRun) -> str:
+    inside = ", ".join(f"{key.partition('.')[2] or key}={_setting_text(run, key)}" for key in sorted(keys))
     return f"{name} ({inside})" if inside else name
 
 
-def _text(run: Run, key: str) -> str:
+def _setting_text(run: RecordedRun, key: str) -> str:
     value = run.flat.get(key, "not set")
     if isinstance(value, str) and "/" in value:
         value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# ---------------------------------------------------------------------------------------------------- notes
-
-
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
+def _comparability_notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
     yield from _unequal_settings(runs)
     yield from _unequal_precision(runs)
@@ -220,27 +221,29 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
 
 
-def _unequal_settings(runs: Sequence[Run]) -> Iterator[str]:
+def _unequal_settings(runs: Sequence[RecordedRun]) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
     found: dict[str, list[str]] = {}
     kinds = ("training.", "model.", "rounds")
-    differing = _differing(methods, lambda run: run.scenario, lambda key: key.startswith(kinds), PRECISION_SETTINGS)
+    differing = _differing_settings(
+        methods, lambda run: run.scenario, lambda key: key.startswith(kinds), PRECISION_SETTINGS
+    )
     for scenario, keys in differing.items():
         for key in keys:
             here = [run for run in methods if run.scenario == scenario]
             if not all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
-                values = grouped((_text(run, key), run.method) for run in here)
+                values = grouped((_setting_text(run, key), run.method) for run in here)
                 said = "; ".join(f"{value}: {', '.join(sorted({*names}))}" for value, names in sorted(values.items()))
                 found.setdefault(f"{key} ({said})", []).append(scenario)
     for what, where in sorted(found.items()):
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
-def _unequal_precision(runs: Sequence[Run]) -> Iterator[str]:
+def _unequal_precision(runs: Sequence[RecordedRun]) -> Iterator[str]:
     """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
     found = {"kind of device": {run.path: device_kind(run.flat, run.environment) for run in runs}}
     for key in PRECISION_SETTINGS:
-        found[key] = {run.path: _text(run, key) for run in runs if key in run.flat}
+        found[key] = {run.path: _setting_text(run, key) for run in runs if key in run.flat}
     for what, by_run in found.items():
         counts = Counter(by_run.values())
         if len(counts) > 1:
@@ -248,14 +251,14 @@ def _unequal_precision(runs: Sequence[Run]) -> Iterator[str]:
             yield f"Not all runs were computed with the same {what} ({said}): they differ by rounding, too."
 
 
-def _unequal_partitions(runs: Sequence[Run]) -> Iterator[str]:
+def _unequal_partitions(runs: Sequence[RecordedRun]) -> Iterator[str]:
     hashes = grouped(((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs)
     for (scenario, repeat), found in hashes.items():
         if len({*map(str, found)}) > 1:
             yield f"In {scenario}, seed {repeat}, the methods did not have the same images at the same clients."
 
 
-def _missing_repeats(runs: Sequence[Run]) -> Iterator[str]:
+def _missing_repeats(runs: Sequence[RecordedRun]) -> Iterator[str]:
     for scenario, here in grouped((run.scenario, run) for run in runs).items():
         every = {run.repeat for run in here}
         for method, repeats in grouped((run.method, run.repeat) for run in here).items():

@@ -34,7 +34,6 @@ from feddraw.results.environment import environment
 from feddraw.results.outcome_settings import dotted_settings, without_execution
 from feddraw.scenarios.image_deck import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
-from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
 from feddraw.system.csv_cells import csv_text
@@ -52,10 +51,12 @@ from feddraw.system.file_writing import (
 )
 from feddraw.system.locks import lock_folder
 
-LEDGER = tuple(field.name for field in fields(LedgerEntry))
-PIECES = tuple(field.name for field in fields(PieceEntry))
-NEW_COLUMNS = LEDGER[LEDGER.index("proposed") :]  # of a ledger: those of earlier versions lack some of them
-CLOCK = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
+LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
+PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
+LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[
+    LEDGER_COLUMNS.index("proposed") :
+]  # of a ledger: those of earlier versions lack some of them
+CLOCK_FIELDS = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
 
 
 class RunFolder:
@@ -90,14 +91,14 @@ class RunFolder:
             if any(child.name not in own and not child.name.endswith(".part") for child in self.path.iterdir()):
                 raise UserError(f"{self.path} holds something other than a run: choose another folder with --out")
         if self.settings.is_file():
-            self._compare(table, defaults)
+            self._refuse_other_settings(table, defaults)
         if self.metrics.is_file():
             return False
         self._refuse_links()
-        self._check_writable()
+        self._refuse_unwritable()
         return True
 
-    def _compare(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def _refuse_other_settings(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
         defaults, written, wanted = (
             without_execution(dotted_settings({name: value for name, value in settings.items() if name != "partition"}))
@@ -115,7 +116,7 @@ class RunFolder:
         for path in (self.checkpoint.parent, self.path / "tensorboard", *inside):
             refuse_link(path)
 
-    def _check_writable(self) -> None:
+    def _refuse_unwritable(self) -> None:
         parent = nearest_existing(self.path)
         if not os.access(parent, os.W_OK) or not parent.is_dir():
             raise UserError(f"cannot write to {self.path}: {parent} is not a folder that you may write to")
@@ -146,26 +147,26 @@ class RunFolder:
         devices: Mapping[str, Any] | None = None,
     ) -> None:
         """The settings, and the environment: `parameters` are in all updates together, by which they are summed."""
-        document = toml_values({**table, "partition": _described(partition, dataset)})
+        document = toml_values({**table, "partition": _partition_facts(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: use the same images, or choose another folder")
-        about = environment() | dict(devices or {}) | {"sums": summed_by(parameters), "network": _network(layout)}
+        about = environment() | dict(devices or {}) | {"sums": summed_by(parameters), "network": _network_facts(layout)}
         write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
     def forget_from(self, round: int) -> None:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
         try:
             kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
-            ledger = _before(round, self.ledger, LEDGER)
-            pieces = _before(round, self.pieces, PIECES)
+            ledger = _ledger_lines_before(round, self.ledger, LEDGER_COLUMNS)
+            pieces = _ledger_lines_before(round, self.pieces, PIECE_COLUMNS)
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder and start again") from None
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        write_whole(self.ledger, csv_text([LEDGER, *ledger]).encode())
+        write_whole(self.ledger, csv_text([LEDGER_COLUMNS, *ledger]).encode())
         if self.pieces.is_file():
-            write_whole(self.pieces, csv_text([PIECES, *pieces]).encode())
+            write_whole(self.pieces, csv_text([PIECE_COLUMNS, *pieces]).encode())
 
     def add_round(self, result: RoundResult) -> None:
         outcome = (result.round, result.loss, result.metrics, result.seconds, result.client_seconds)
@@ -185,7 +186,7 @@ class RunFolder:
         rounds: int = 0,
     ) -> None:
         """A round's line of the log; `rounds` is T, for a folder that has no settings to say it."""
-        splits = {split: _of_split(metrics[split]) for split in ("validation", "test") if split in metrics}
+        splits = {split: _split_in_log(metrics[split]) for split in ("validation", "test") if split in metrics}
         line = {"round": round, "loss": loss, **splits, "model": digest, "seconds": dict(seconds)}
         line |= {"diverged": diverged} if diverged else {}
         line |= {"rounds": rounds} if rounds else {}
@@ -193,10 +194,10 @@ class RunFolder:
         append_to_log(self.rounds, json.dumps(json_values(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
-        append_to_log(self.ledger, csv_text(_rows(entries)))
+        append_to_log(self.ledger, csv_text(_ledger_rows(entries)))
         if pieces:
-            header = [] if self.pieces.is_file() else [PIECES]
-            append_to_log(self.pieces, csv_text([*header, *_rows(pieces)]))
+            header = [] if self.pieces.is_file() else [PIECE_COLUMNS]
+            append_to_log(self.pieces, csv_text([*header, *_ledger_rows(pieces)]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with write_errors_told(self.checkpoint):
@@ -240,7 +241,7 @@ class RunFolder:
         if dataset is not None:
             self._write_predictions(predictions, dataset)
         diverged = first_divergence(read_jsonl(self.rounds))
-        document = _without_nothing({**scores, "diverged": diverged})
+        document = _without_empty_warnings({**scores, "diverged": diverged})
         write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
@@ -266,28 +267,28 @@ def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return next(found, {})
 
 
-def _without_nothing(scores: Any) -> Any:
+def _without_empty_warnings(scores: Any) -> Any:
     """Without the words that only a diverged run needs, where they would be empty."""
     if not isinstance(scores, Mapping):
         return scores
     kept = {name: value for name, value in scores.items() if value or name not in ("not_finite", "diverged")}
-    return {name: _without_nothing(value) for name, value in kept.items()}
+    return {name: _without_empty_warnings(value) for name, value in kept.items()}
 
 
-def _of_split(found: Mapping[str, Any]) -> dict[str, Any]:
+def _split_in_log(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a round's line has of one split: the AUC, also by site, the GM where there is one, what is undefined."""
     more = {name: found[name] for name in ("gm", "sites", "undefined") if found.get(name)}
     return {**found["auc"], **more}
 
 
-def _network(layout: Layout) -> dict[str, Any]:
+def _network_facts(layout: Layout) -> dict[str, Any]:
     """What of the network follows from no setting: above all which layer was taken as the classifier."""
     frozen = sum(array.size for array in layout.frozen.values())
     about = {"classifier": classifier_in_words(layout.classifier, layout.outputs), "parameters": layout.length("param")}
     return about | ({"frozen": frozen} if frozen else {})
 
 
-def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
+def _partition_facts(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding every client has."""
     found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
     if dataset is not None:
@@ -303,32 +304,15 @@ def _described(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     return found
 
 
-def read_policy(path: Path) -> Policy:
-    """The `[policy]` of a TOML file, such as one that all sites of a federation have."""
-    table = read_toml(path).get("policy")
-    if not isinstance(table, dict):
-        raise UserError(f"{path} has no section [policy]")
-    return policy_of(table)
-
-
-def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
-    """A policy as code may give it: itself, its settings, a file with a section [policy], or nothing."""
-    if isinstance(given, Path | str) and str(given):
-        return read_policy(Path(given))
-    policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
-    policy.check()
-    return policy
-
-
-def _before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
+def _ledger_lines_before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
     """In today's columns, of which ledgers of earlier versions lack some."""
-    lines = [dict.fromkeys(NEW_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    lines = [dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
     return [[line[name] for name in columns] for line in lines]
 
 
-def _rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
-    return [[_cell(value) for value in asdict(entry).values()] for entry in entries]
+def _ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    return [[_ledger_cell(value) for value in asdict(entry).values()] for entry in entries]
 
 
-def _cell(value: Any) -> Any:
+def _ledger_cell(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value

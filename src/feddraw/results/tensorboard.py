@@ -13,13 +13,13 @@ from feddraw.server.round import RoundResult
 from feddraw.system.file_writing import make_subfolder
 
 
-def check_installed() -> None:
+def check_tensorboard() -> None:
     if not installed("tensorboard"):
         raise UserError("tensorboard = true needs TensorBoard: pip install 'feddraw[tensorboard]'")
 
 
 @contextmanager
-def board(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], None]]:
+def tensorboard_log(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], None]]:
     """Where to show each round; what an earlier try wrote from round `start` on is forgotten."""
     if folder is None:
         yield lambda result: None
@@ -30,14 +30,14 @@ def board(folder: Path | None, start: int) -> Iterator[Callable[[RoundResult], N
     with SummaryWriter(str(folder / "tensorboard"), purge_step=start or None) as writer:
 
         def show(result: RoundResult) -> None:
-            for name, value in scalars(result).items():
+            for name, value in tensorboard_scalars(result).items():
                 writer.add_scalar(name, value, result.round)
             writer.flush()
 
         yield show
 
 
-def scalars(result: RoundResult) -> dict[str, float]:
+def tensorboard_scalars(result: RoundResult) -> dict[str, float]:
     """Loss, AUC of each split and finding, and every client's weight and similarity."""
     found = {"loss": result.loss}
     for split, metrics in result.metrics.items():

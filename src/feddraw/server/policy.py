@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from feddraw import catalog
 from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Weights
 from feddraw.errors import UserError, not_negative, unknown
+from feddraw.system.file_reading import read_toml
 
 Floats = NDArray[np.float64]
 
@@ -252,3 +254,20 @@ def _check_proportional_server(server: Server, cohort: Cohort, weights: Weights)
 
 def size_as_int_if_whole(size: float) -> float:
     return int(size) if size == int(size) else size
+
+
+def read_policy(path: Path) -> Policy:
+    """The `[policy]` of a TOML file, such as one that all sites of a federation have."""
+    table = read_toml(path).get("policy")
+    if not isinstance(table, dict):
+        raise UserError(f"{path} has no section [policy]")
+    return policy_of(table)
+
+
+def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
+    """A policy as code may give it: itself, its settings, a file with a section [policy], or nothing."""
+    if isinstance(given, Path | str) and str(given):
+        return read_policy(Path(given))
+    policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
+    policy.check()
+    return policy

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -127,3 +128,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def number_or_nan(value: Any) -> float:
+    """A number that `json_values` wrote: null is undefined, and infinity is a word."""
+    return math.nan if value is None else float(value)

@@ -5,21 +5,23 @@ from __future__ import annotations
 from functools import cache
 
 from feddraw import __version__
-from feddraw.analysis.palette import variables
-from feddraw.analysis.web_page import digest, read
+from feddraw.analysis.palette import css_variables
+from feddraw.analysis.web_page import policy_digest, read_page_file
 
 
 @cache
 def _watch_style_and_script() -> tuple[str, str]:
     """Style and script, each as one text."""
-    script = "\n" + read("analysis", "chart.js") + "\n" + read("watch", "watch.js")
-    return "\n" + variables() + read("analysis", "chart.css") + read("watch", "watch.css"), script
+    script = "\n" + read_page_file("analysis", "chart.js") + "\n" + read_page_file("watch", "watch.js")
+    return "\n" + css_variables() + read_page_file("analysis", "chart.css") + read_page_file(
+        "watch", "watch.css"
+    ), script
 
 
 def watch_page() -> str:
     """The whole page as one text."""
     style, script = _watch_style_and_script()
-    text = read("watch", "watch.html").replace("VERSION", __version__)
+    text = read_page_file("watch", "watch.html").replace("VERSION", __version__)
     text = text.replace('<link rel="stylesheet" href="watch.css">', f"<style>{style}</style>")
     return text.replace('<script src="watch.js"></script>', f"<script>{script}</script>")
 
@@ -28,6 +30,6 @@ def watch_policy() -> str:
     """What the page may do: run its own script, and ask its own server."""
     style, script = _watch_style_and_script()
     return (
-        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; img-src data:; "
+        f"default-src 'none'; script-src {policy_digest(script)}; style-src {policy_digest(style)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.naming import slug
-from feddraw.report.blocks import Block, Bullets, Cell, Heading, Table, Text, numeral
-from feddraw.report.evidence import Draws
-from feddraw.results.recorded_run import Holdout, Run, read_holdout
+from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
+from feddraw.report.bootstrap_over_patients import PatientBootstrap
+from feddraw.report.table_cells import number_cell
+from feddraw.results.predictions import HoldoutPredictions, read_holdout_predictions
+from feddraw.results.recorded_run import RecordedRun
 
 Floats = NDArray[np.float64]
 ALONE, FEDAVG = "alone", "fedavg"
-OVER = {ALONE: "over training alone", FEDAVG: "over FedAvg"}
+COMPARED_WITH = {ALONE: "over training alone", FEDAVG: "over FedAvg"}
 
 
 @dataclass(frozen=True)
-class View:
+class ClientView:
     """How a method does for one client: differences in AUC by population and by what it is compared with."""
 
     client: str
@@ -36,61 +38,74 @@ class View:
     common: Mapping[str, Interval]  # the same on the common test split
 
 
-def section(runs: Sequence[Run], scenario: str, focus: str, draws: Draws | str, replicates: int) -> Iterator[Block]:
+def client_views_section(
+    runs: Sequence[RecordedRun], scenario: str, focus: str, draws: PatientBootstrap, replicates: int
+) -> Iterator[Block]:
     """One row per client and method, and the answer for the method in focus in words."""
-    found = views(runs, draws, replicates)
+    found = client_views(runs, draws, replicates)
     if not found:
         return
     yield Heading(f"Each client's view in {scenario}", 3, f"clients-{slug(scenario)}")
-    yield Text(
+    yield Paragraph(
         "Does a client gain? Its own patients are the images that it kept back (holdout); all patients are the common "
         "test split, which the headline is about. A gain is shown where the 95 % CI of the paired difference in AUC "
         "lies above 0."
     )
-    yield Bullets([_in_words(view) for view in found if view.method == focus] or [_in_words(view) for view in found])
+    yield Bullets(
+        [_view_in_words(view) for view in found if view.method == focus] or [_view_in_words(view) for view in found]
+    )
     rows = [
         [
             Cell(view.client),
             Cell(view.method),
             Cell(f"{view.images:,}", view.images),
-            numeral(view.area),
-            *(_cell(table.get(other)) for table in (view.own, view.common) for other in (ALONE, FEDAVG)),
+            number_cell(view.area),
+            *(_difference_cell(table.get(other)) for table in (view.own, view.common) for other in (ALONE, FEDAVG)),
         ]
         for view in found
     ]
     header = ["client", "method", "images", "own AUC", "own: − alone", "own: − fedavg"]
     header += ["all: − alone", "all: − fedavg"]
     note = "95 % bootstrap CI over patients in brackets; noise between trainings is not included. Means over seeds."
-    yield Table(f"Differences in AUC for each client, {scenario}", header, rows, (), note, f"clients-{slug(scenario)}")
+    yield ReportTable(
+        f"Differences in AUC for each client, {scenario}", header, rows, (), note, f"clients-{slug(scenario)}"
+    )
 
 
-def views(runs: Sequence[Run], draws: Draws | str, replicates: int) -> list[View]:
+def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicates: int) -> list[ClientView]:
     """Of every client that kept images back, for every method that is no reference."""
-    kept = {run: own for run in runs if (own := read_holdout(run)) is not None and len(run.ledger.clients) > 0}
+    weighed = [run for run in runs if run.ledger.clients]
+    kept = {run: own for run in weighed if (own := read_holdout_predictions(run.path)) is not None}
     methods = list(dict.fromkeys(run.method for run in kept if run.name != "centralised"))
     compared = [method for method in methods if method != ALONE]
     if (ALONE not in methods and FEDAVG not in methods) or not compared or not replicates:
         return []
-    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_images(kept, r, methods)]
+    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_holdout_images(kept, r, methods)]
     if not repeats:
         return []
     by = {(run.method, run.repeat): found for run, found in kept.items()}
     clients = next(run for run in kept if run.method == methods[0] and run.repeat == repeats[0]).ledger.clients
-    found: list[View] = []
+    found: list[ClientView] = []
     for number, client in enumerate(clients):
-        drawn, images = _drawn([[by[method, repeat] for repeat in repeats] for method in methods], number, replicates)
+        drawn, images = _holdout_bootstrap(
+            [[by[method, repeat] for repeat in repeats] for method in methods], number, replicates
+        )
         areas = dict(zip(methods, drawn, strict=True))
         for method in compared:
             others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
             differences = {other: interval(areas[method] - areas[other]) for other in others}
             area = float(areas[method][0])
-            found.append(View(client, method, images, area, differences, _on_all(draws, method, client)))
+            found.append(
+                ClientView(
+                    client, method, images, area, differences, _differences_on_all_patients(draws, method, client)
+                )
+            )
     return found
 
 
-def _on_all(draws: Draws | str, method: str, client: str) -> dict[str, Interval]:
+def _differences_on_all_patients(draws: PatientBootstrap, method: str, client: str) -> dict[str, Interval]:
     """Differences on the common test split: with the model that the client trained alone, and with FedAvg's."""
-    if isinstance(draws, str) or method not in draws.methods["auc"]:
+    if method not in draws.methods["auc"]:
         return {}
     used, alone = draws.used_by("auc", method, client), draws.clients["auc"]
     found = {ALONE: interval(used - alone[client])} if client in alone else {}
@@ -99,7 +114,7 @@ def _on_all(draws: Draws | str, method: str, client: str) -> dict[str, Interval]
     return found
 
 
-def _same_images(kept: Mapping[Run, Holdout], repeat: str, methods: Sequence[str]) -> bool:
+def _same_holdout_images(kept: Mapping[RecordedRun, HoldoutPredictions], repeat: str, methods: Sequence[str]) -> bool:
     """Every method kept the same images back in this repeat."""
     there = {run.method: found for run, found in kept.items() if run.repeat == repeat}
     if not set(methods) <= set(there):
@@ -111,7 +126,9 @@ def _same_images(kept: Mapping[Run, Holdout], repeat: str, methods: Sequence[str
     )
 
 
-def _drawn(kept: Sequence[Sequence[Holdout]], client: int, replicates: int) -> tuple[Floats, int]:
+def _holdout_bootstrap(
+    kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int
+) -> tuple[Floats, int]:
     """The macro AUC of every method on one client's own images and its replicates; and how many images those are."""
     first = kept[0]
     rows = [found.clients == client for found in first]
@@ -129,28 +146,31 @@ def _drawn(kept: Sequence[Sequence[Holdout]], client: int, replicates: int) -> t
     return bootstrap(outputs, truth, rng, patients=owners, folds=folds, replicates=replicates), len(truth)
 
 
-def _in_words(view: View) -> str:
+def _view_in_words(view: ClientView) -> str:
     said = []
     for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
-        answers = [f"{_answer(found)} {OVER[other]} {_span(found)}" for other, found in table.items()]
+        answers = [
+            f"{_gain_or_loss(found)} {COMPARED_WITH[other]} {_interval_in_words(found)}"
+            for other, found in table.items()
+        ]
         if answers:
             said.append(f"{where}: {'; '.join(answers)}")
     return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
 
 
-def _answer(found: Interval) -> str:
+def _gain_or_loss(found: Interval) -> str:
     if math.isnan(found.estimate):
         return "no AUC to compare"
     return "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
 
 
-def _span(found: Interval) -> str:
+def _interval_in_words(found: Interval) -> str:
     if math.isnan(found.estimate):
         return ""
     return f"({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
 
 
-def _cell(found: Interval | None) -> Cell:
+def _difference_cell(found: Interval | None) -> Cell:
     if found is None:
         return Cell("")
     if math.isnan(found.estimate):

@@ -4,52 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from feddraw.analysis.explain_weights import listed
-from feddraw.naming import slug
+from feddraw.naming import join_names, slug
 from feddraw.report import pictures
-from feddraw.report.blocks import Block, Cell, Columns, Gallery, Only, Table, Text
-from feddraw.report.cells import column_cells, difference_cells, patients_note, table_note, trainings_note
-from feddraw.report.evidence import Draws, Report, mean
+from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
+from feddraw.report.bootstrap_over_patients import PatientBootstrap
+from feddraw.report.report_statistics import Report, mean_over_repeats
 from feddraw.report.sections import images_by_finding
-from feddraw.report.sections.weights import weighed_methods
+from feddraw.report.sections.aggregation_weights import methods_with_weights
+from feddraw.report.table_cells import column_cells, difference_cells, patients_note, table_note, trainings_note
 from feddraw.results.recorded_run import METRICS
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:
     """The weights of the method in focus beside the table of one scenario."""
-    tables: list[Block] = [Only([first_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
-    weighed = weighed_methods(report.collection, scenario)
+    tables: list[Block] = [
+        OnlyFor([first_screen_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()
+    ]
+    weighed = methods_with_weights(report.collection, scenario)
     focus = report.focus if report.focus in weighed else next(iter(weighed), "")
     if not focus:
         yield from tables
         return
-    drawn = pictures.weights({focus: weighed[focus]}, slug(scenario), title=f"{focus} in {scenario}: weight by round")
-    yield Columns([Gallery(drawn), Only(tables)])
+    drawn = pictures.weight_pictures(
+        {focus: weighed[focus]}, slug(scenario), title=f"{focus} in {scenario}: weight by round"
+    )
+    yield SideBySide([Gallery(drawn), OnlyFor(tables)])
 
 
-def population(report: Report, scenario: str) -> Iterator[Block]:
-    if said := images_by_finding.population(report.collection.of(scenario)):
-        yield Text(said, quiet=True)
+def population_note(report: Report, scenario: str) -> Iterator[Block]:
+    if said := images_by_finding.population_in_words(report.collection.of(scenario)):
+        yield Paragraph(said, quiet=True)
 
 
-def first_table(report: Report, scenario: str, metric: str, label: str) -> Table:
+def first_screen_table(report: Report, scenario: str, metric: str, label: str) -> ReportTable:
     """One row per method: its mean, and the difference of the method in focus to it, with intervals."""
     collection, draws = report.collection, report.draws[scenario]
     there = [method for method in report.shown if collection.of(scenario, method)]
-    means = column_cells({m: mean(collection.of(scenario, m), metric) for m in there}, collection.methods)
-    drawn = draws.methods[metric] if isinstance(draws, Draws) and report.focus in draws.methods[metric] else {}
+    means = column_cells({m: mean_over_repeats(collection.of(scenario, m), metric) for m in there}, collection.methods)
+    drawn = draws.methods[metric] if report.focus in draws.methods[metric] else {}
     trained = {method: report.over_repeats(scenario, metric, method) for method in there}
     repeated = any(trained.values())
     columns = {
         "difference": bool(drawn) or repeated,
-        f"95 % CI, {draws.unit}" if isinstance(draws, Draws) else "": bool(drawn),
+        f"95 % CI, {draws.unit}": bool(drawn),
         "95 % CI, trainings": repeated,
         f"no worse by {report.margin:g}": bool(drawn) and bool(report.margin),
     }
 
     def row(method: str) -> list[Cell]:
         over = None
-        if method in drawn and method != report.focus and isinstance(draws, Draws):
+        if method in drawn and method != report.focus:
             over = draws.difference(metric, report.focus, method)
         cells = difference_cells(over, trained[method], report.margin)
         return [
@@ -59,7 +63,7 @@ def first_table(report: Report, scenario: str, metric: str, label: str) -> Table
         ]
 
     one = len(collection.scenarios) == 1
-    return Table(
+    return ReportTable(
         f"Test {label} in {scenario}" + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
         ["method", label, *(name for name, shown in columns.items() if shown)],
         [row(method) for method in there if method in collection.methods],
@@ -69,14 +73,14 @@ def first_table(report: Report, scenario: str, metric: str, label: str) -> Table
     )
 
 
-def _interval_note(report: Report, draws: Draws | str, metric: str) -> str:
+def _interval_note(report: Report, draws: PatientBootstrap, metric: str) -> str:
     """What the intervals are made of, and what is not in them."""
     trainings = report.trainings[metric]
-    if isinstance(draws, str):
-        return " ".join([draws, *([trainings_note(trainings)] if trainings.repeats > 1 else [])])
+    if draws.why_none:
+        return " ".join([draws.why_none, *([trainings_note(trainings)] if trainings.repeats > 1 else [])])
     said = f"{patients_note(draws)} {trainings_note(trainings) if trainings.repeats > 1 else ''}"
     if draws.left_out:
-        said += f" Not compared, because scores of the same images are missing: {listed(draws.left_out)}."
+        said += f" Not compared, because scores of the same images are missing: {join_names(draws.left_out)}."
     if report.margin:
         said += f" No worse: both intervals lie above -{report.margin:g}; one training cannot show it."
     return said

@@ -13,23 +13,25 @@ from feddraw.data.dataset import SPLITS
 from feddraw.data.splits import FEW_FOR_AUC, finding_counts_in_words, images_of_rarer_label, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
-from feddraw.report.blocks import Block, Cell, Heading, Table, Text
-from feddraw.report.evidence import owners_of
-from feddraw.results.recorded_run import Run
+from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
+from feddraw.report.bootstrap_over_patients import patients_of_images
+from feddraw.results.recorded_run import RecordedRun
 
-COMPARED = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
+METHODS_BESIDE_FOCUS = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 
 
-def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> Iterator[Block]:
+def images_by_finding_section(
+    runs: Sequence[RecordedRun], scenario: str, focus: str, replicates: int
+) -> Iterator[Block]:
     """One row per finding: its images in every split, and the AUC of the method in focus with its interval."""
-    splits = counts_of(runs)
+    splits = images_by_split(runs)
     if not splits:
         return
-    findings = findings_of(runs)
+    findings = findings_of_runs(runs)
     marked = marked_findings(runs)
     methods = grouped((run.method, run) for run in runs)
-    shown = [name for name in methods if name == focus or name in COMPARED]
-    areas = {name: dict(intervals(methods[name], findings, replicates)) for name in shown}
+    shown = [name for name in methods if name == focus or name in METHODS_BESIDE_FOCUS]
+    areas = {name: dict(auc_intervals(methods[name], findings, replicates)) for name in shown}
     rows = [
         [
             Cell(f"{name} †" if name in marked else name),
@@ -37,21 +39,21 @@ def section(runs: Sequence[Run], scenario: str, focus: str, replicates: int) -> 
                 Cell(finding_counts_in_words(splits[split], place), splits[split]["positives"][place])
                 for split in SPLITS
             ),
-            *(_area(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
+            *(_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
         ]
         for place, name in enumerate(findings)
     ]
     header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
-    yield Text(population(runs))
+    yield Paragraph(population_in_words(runs))
     note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
     note += f"95 % bootstrap CI over patients (images where patients are not known). † {few_in_words()}."
-    yield Table(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
+    yield ReportTable(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
 
 
-def population(runs: Sequence[Run]) -> str:
+def population_in_words(runs: Sequence[RecordedRun]) -> str:
     """Whom the test numbers are about."""
-    test = counts_of(runs).get("test")
+    test = images_by_split(runs).get("test")
     if not test:
         return ""
     patients = f" of {test['patients']:,} patients" if "patients" in test else ""
@@ -61,7 +63,7 @@ def population(runs: Sequence[Run]) -> str:
     )
     from_sites = f" from all sites together ({where})" if sites else " that all clients share"
     tested = next(run for run in runs if run.finished)
-    defined = [name for name in findings_of(runs) if math.isfinite(tested.test("auc", name))]
+    defined = [name for name in findings_of_runs(runs) if math.isfinite(tested.test("auc", name))]
     marked = [name for name in marked_findings(runs) if name in defined]
     few_of = (
         f", of which {', '.join(marked)} {'has' if len(marked) == 1 else 'have'} few test images (†)" if marked else ""
@@ -76,16 +78,20 @@ def few_in_words() -> str:
     return f"fewer than {few} positive or {few} negative test images: one image moves the AUC by {1 / few:g} or more"
 
 
-def counts_of(runs: Sequence[Run]) -> Mapping[str, Any]:
+def images_by_split(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
     """What each split holds, as the first run that says so wrote it."""
     for run in runs:
         splits = run.partition.get("splits")
-        if isinstance(splits, Mapping) and run.finished and all(_whole(splits.get(one), run) for one in SPLITS):
+        if (
+            isinstance(splits, Mapping)
+            and run.finished
+            and all(_is_split_as_written(splits.get(one), run) for one in SPLITS)
+        ):
             return splits
     return {}
 
 
-def _whole(split: Any, run: Run) -> bool:
+def _is_split_as_written(split: Any, run: RecordedRun) -> bool:
     """Whether this is one split as a run writes it."""
     if not isinstance(split, Mapping) or not isinstance(split.get("images"), int):
         return False
@@ -97,23 +103,25 @@ def _whole(split: Any, run: Run) -> bool:
     return isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
 
 
-def findings_of(runs: Sequence[Run]) -> tuple[str, ...]:
+def findings_of_runs(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     return next((run.findings for run in runs if run.finished), ())
 
 
-def marked_findings(runs: Sequence[Run]) -> list[str]:
+def marked_findings(runs: Sequence[RecordedRun]) -> list[str]:
     """Findings whose AUC rests on few test images."""
-    test = counts_of(runs).get("test")
-    return [name for place, name in enumerate(findings_of(runs)) if too_few_for_auc(test, place)] if test else []
+    test = images_by_split(runs).get("test")
+    return [name for place, name in enumerate(findings_of_runs(runs)) if too_few_for_auc(test, place)] if test else []
 
 
-def unmarked_findings(runs: Sequence[Run]) -> list[str]:
+def unmarked_findings(runs: Sequence[RecordedRun]) -> list[str]:
     """The other findings, where there are both kinds: a mean over them rests on enough test images."""
     marked = marked_findings(runs)
-    return [name for name in findings_of(runs) if name not in marked] if marked else []
+    return [name for name in findings_of_runs(runs) if name not in marked] if marked else []
 
 
-def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> Iterator[tuple[str, Interval]]:
+def auc_intervals(
+    runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
+) -> Iterator[tuple[str, Interval]]:
     """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
     tested = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
     tested = [found for found in tested if found.classes == tuple(findings)]
@@ -124,11 +132,13 @@ def intervals(runs: Sequence[Run], findings: Sequence[str], replicates: int) -> 
         scores = np.concatenate([found.scores[:, [place]] for found in tested])
         truth = np.concatenate([found.truth[:, [place]] for found in tested])
         rng = np.random.default_rng(0)
-        drawn = bootstrap([scores], truth, rng, patients=owners_of(tested)[0], folds=folds, replicates=replicates)
+        drawn = bootstrap(
+            [scores], truth, rng, patients=patients_of_images(tested)[0], folds=folds, replicates=replicates
+        )
         yield name, interval(drawn[0])
 
 
-def _area(found: Interval | None, images: int) -> Cell:
+def _auc_cell(found: Interval | None, images: int) -> Cell:
     """Resampling cannot say how much a single image matters, so one positive or negative image has no interval."""
     if found is None or not math.isfinite(found.estimate):
         return Cell("undefined")

@@ -12,51 +12,52 @@ from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
 from feddraw.paper import published_tables
 from feddraw.report import pictures
-from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Picture, Table, Text, numeral
-from feddraw.report.evidence import Report, mean
-from feddraw.report.sections.weights import weighed_methods
+from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Paragraph, Picture, ReportTable
+from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.sections.aggregation_weights import methods_with_weights
+from feddraw.report.table_cells import number_cell
 from feddraw.results.recorded_run import METRICS
 from feddraw.scenarios.paper_scenarios import PAPER_DATASET_TITLES, PAPER_SCENARIOS
 
-IN_A_ROW = {7: 4}  # scenarios beside one another, where the paper breaks a table; else up to six
-PANELS = ("CHX-4", "CHX-1")  # whose weights the paper draws
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+SCENARIOS_IN_A_ROW = {7: 4}  # scenarios beside one another, where the paper breaks a table; else up to six
+PAPER_PANELS = ("CHX-4", "CHX-1")  # whose weights the paper draws
+NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
-def paper_form(report: Report) -> Iterator[Block]:
+def paper_form_section(report: Report) -> Iterator[Block]:
     """Performance by data set, ranks, tests, diagrams, weights, and the published numbers."""
     if len(report.collection.scenarios) < 2 or len(report.collection.methods) < 2:
         return
     yield Heading("In the paper's form", anchor="paper")
-    for title, scenarios in _families(report).items():
-        yield from _performance(report, title, scenarios)
-    yield from _ranks(report)
-    drawn = list(weight_panels(report))
+    for title, scenarios in _scenarios_by_data_set(report).items():
+        yield from _performance_tables(report, title, scenarios)
+    yield from _paper_ranks(report)
+    drawn = list(paper_weight_panels(report))
     if drawn:
-        yield Gallery(drawn, weight_words(report))
-    yield from _beside(report)
+        yield Gallery(drawn, paper_weight_caption(report))
+    yield from _beside_published(report)
 
 
-def printed(method: str) -> str:
+def name_in_paper(method: str) -> str:
     """As the paper spells it."""
-    known = {name.lower(): name for name in published_tables.results("auc").methods}
+    known = {name.lower(): name for name in published_tables.published_results("auc").methods}
     return known.get(method, method)
 
 
-def in_order(report: Report) -> list[str]:
+def methods_in_paper_order(report: Report) -> list[str]:
     """The paper's methods in its order, then the others."""
-    order = [name.lower() for name in published_tables.results("auc").methods]
+    order = [name.lower() for name in published_tables.published_results("auc").methods]
     return sorted(report.collection.methods, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def _families(report: Report) -> dict[str, list[str]]:
+def _scenarios_by_data_set(report: Report) -> dict[str, list[str]]:
     """Scenarios by the data set that they are made of; the paper's in its order."""
     order = [scenario.name for scenario in PAPER_SCENARIOS.values()]
     scenarios = sorted(report.collection.scenarios, key=lambda s: order.index(s) if s in order else len(order))
-    return grouped((_data_title(report, scenario), scenario) for scenario in scenarios)
+    return grouped((_data_set_title(report, scenario), scenario) for scenario in scenarios)
 
 
-def _data_title(report: Report, scenario: str) -> str:
+def _data_set_title(report: Report, scenario: str) -> str:
     name = str(report.collection.of(scenario)[0].settings["data"]["name"])
     titles = {"phantom": "phantoms", "nih": "ChestX-ray14"} | {
         str(key): title for key, title in PAPER_DATASET_TITLES.items()
@@ -64,19 +65,21 @@ def _data_title(report: Report, scenario: str) -> str:
     return titles.get(name, name.rpartition("/")[2])
 
 
-def _performance(report: Report, title: str, scenarios: Sequence[str]) -> Iterator[Table]:
+def _performance_tables(report: Report, title: str, scenarios: Sequence[str]) -> Iterator[ReportTable]:
     """Tables 4 and 5: AUC and GM of each scenario side by side, in percent."""
-    size = IN_A_ROW.get(len(scenarios), 6)
+    size = SCENARIOS_IN_A_ROW.get(len(scenarios), 6)
     parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
     runs = {len(report.collection.of(s, m)) for s in scenarios for m in report.collection.methods}
     over = (
-        f" (mean ± standard deviation over {_number(runs.pop())} runs)" if len(runs) == 1 else " (mean ± sd over runs)"
+        f" (mean ± standard deviation over {_number_word(runs.pop())} runs)"
+        if len(runs) == 1
+        else " (mean ± sd over runs)"
     )
-    caption = f"Performance (%) on {title} across {_number(len(scenarios))} client-partition scenarios{over}"
+    caption = f"Performance (%) on {title} across {_number_word(len(scenarios))} client-partition scenarios{over}"
     for number, part in enumerate(parts, 1):
-        columns = [_column(report, scenario, metric) for scenario in part for metric in METRICS]
-        rows = [[Cell(printed(m)), *(column[m] for column in columns)] for m in in_order(report)]
-        yield Table(
+        columns = [_performance_column(report, scenario, metric) for scenario in part for metric in METRICS]
+        rows = [[Cell(name_in_paper(m)), *(column[m] for column in columns)] for m in methods_in_paper_order(report)]
+        yield ReportTable(
             caption + (f" ({number} of {len(parts)})" if parts[1:] else ""),
             ["Algorithm", *(label for _ in part for label in METRICS.values())],
             rows,
@@ -86,12 +89,12 @@ def _performance(report: Report, title: str, scenarios: Sequence[str]) -> Iterat
         )
 
 
-def _number(count: int) -> str:
-    return NUMBERS[count] if count < len(NUMBERS) else str(count)
+def _number_word(count: int) -> str:
+    return NUMBER_WORDS[count] if count < len(NUMBER_WORDS) else str(count)
 
 
-def _column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
-    means = {m: mean(report.collection.of(scenario, m), metric) for m in report.collection.methods}
+def _performance_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
+    means = {m: mean_over_repeats(report.collection.of(scenario, m), metric) for m in report.collection.methods}
     shown = {m: round(100 * one.value, 2) for m, one in means.items() if math.isfinite(one.value)}
     best = max(shown.values(), default=math.nan)
     cells = {}
@@ -104,28 +107,33 @@ def _column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
     return cells
 
 
-# ---------------------------------------------------------------------------------------------------- ranks
-
-
-def _ranks(report: Report) -> Iterator[Block]:
+def _paper_ranks(report: Report) -> Iterator[Block]:
     """Table 6 and the tests on it."""
     found = {metric: ranking.comparison for metric, ranking in report.rankings.items() if ranking.comparison}
     if set(found) != set(METRICS) or len({one.table.scenarios for one in found.values()}) > 1:
         return
-    yield _rank_table(report, found)
+    yield _paper_rank_table(report, found)
     for metric, comparison in found.items():
-        yield Text(f"{METRICS[metric]}: {words.summary(comparison)}")
-    yield Bullets([f"{METRICS[m]}: {line}" for m, comparison in found.items() for line in words.tests(comparison)[::2]])
-    yield Gallery([pictures.ranks(one, metric, METRICS[metric], prefix="paper-") for metric, one in found.items()])
+        yield Paragraph(f"{METRICS[metric]}: {words.comparison_in_words(comparison)}")
+    yield Bullets(
+        [
+            f"{METRICS[m]}: {line}"
+            for m, comparison in found.items()
+            for line in words.rank_tests_in_words(comparison)[::2]
+        ]
+    )
+    yield Gallery(
+        [pictures.ranks_picture(one, metric, METRICS[metric], prefix="paper-") for metric, one in found.items()]
+    )
 
 
-def _rank_table(report: Report, found: dict[str, Comparison]) -> Table:
+def _paper_rank_table(report: Report, found: dict[str, Comparison]) -> ReportTable:
     first = next(iter(found.values()))
-    methods = [method for method in in_order(report) if method in first.table.methods]
+    methods = [method for method in methods_in_paper_order(report) if method in first.table.methods]
     places = [first.table.methods.index(method) for method in methods]
-    order = [scenario for scenarios in _families(report).values() for scenario in scenarios]
+    order = [scenario for scenarios in _scenarios_by_data_set(report).values() for scenario in scenarios]
     rows = [
-        [Cell(scenario), *(_both_ranks(found, first.table.scenarios.index(scenario), place) for place in places)]
+        [Cell(scenario), *(_rank_pair_cell(found, first.table.scenarios.index(scenario), place) for place in places)]
         for scenario in order
         if scenario in first.table.scenarios
     ]
@@ -134,30 +142,28 @@ def _rank_table(report: Report, found: dict[str, Comparison]) -> Table:
         best = min(round(value, 2) for value in average.values())
         cells = [Cell(f"{average[m]:.2f}", average[m], round(average[m], 2) == best) for m in methods]
         rows.append([Cell(f"Average rank ({METRICS[metric]})"), *cells])
-    return Table(
+    scenarios = _number_word(len(rows) - len(found))
+    return ReportTable(
         "Per-scenario ranks of every method used in the Friedman test "
         "(AUC / GM; rank 1 = best, tied methods receive the average of the tied ranks)",
-        ["Scenario", *map(printed, methods)],
+        ["Scenario", *map(name_in_paper, methods)],
         rows,
-        note=f"The last two rows report the average AUC and GM ranks across the {_number(len(rows) - 2)} scenarios.",
+        note=f"The last two rows report the average AUC and GM ranks across the {scenarios} scenarios.",
         label="paper-ranks",
     )
 
 
-def _both_ranks(found: dict[str, Comparison], row: int, column: int) -> Cell:
+def _rank_pair_cell(found: dict[str, Comparison], row: int, column: int) -> Cell:
     ranks = [float(comparison.ranks[row, column]) for comparison in found.values()]
     return Cell(" / ".join(f"{rank:g}" for rank in ranks), sum(ranks))
 
 
-# ---------------------------------------------------------------------------------------------------- weights
-
-
-def weight_panels(report: Report) -> Iterator[Picture]:
+def paper_weight_panels(report: Report) -> Iterator[Picture]:
     """Panels (a) to (d): the weights of the method in focus, and how clients of one size differ, in two scenarios."""
     letters = iter("abcd")
     for scenario in _shown_scenarios(report):
-        runs = weighed_methods(report.collection, scenario)[report.focus]
-        yield from pictures.weights_and_deviation(runs, scenario, letters)
+        runs = methods_with_weights(report.collection, scenario)[report.focus]
+        yield from pictures.paper_weight_pictures(runs, scenario, letters)
 
 
 def _shown_scenarios(report: Report) -> list[str]:
@@ -165,9 +171,9 @@ def _shown_scenarios(report: Report) -> list[str]:
     there = [
         scenario
         for scenario in report.collection.scenarios
-        if report.focus in weighed_methods(report.collection, scenario)
+        if report.focus in methods_with_weights(report.collection, scenario)
     ]
-    named = [scenario for scenario in PANELS if scenario in there]
+    named = [scenario for scenario in PAPER_PANELS if scenario in there]
     if named:
         return named
 
@@ -178,50 +184,51 @@ def _shown_scenarios(report: Report) -> list[str]:
     return sorted(there, key=unequal, reverse=True)[:2]
 
 
-def weight_words(report: Report) -> str:
+def paper_weight_caption(report: Report) -> str:
     """What the panels show."""
     said = []
     for pair, scenario in zip(("(a), (b)", "(c), (d)"), _shown_scenarios(report), strict=False):
         ledger = report.collection.of(scenario, report.focus)[0].ledger
         alike = grouped((int(size), client) for client, size in zip(ledger.clients, ledger.sizes, strict=True))
         sizes = ", ".join(
-            f"{_range(names)} with {size:,} images{' each' * (len(names) > 1)}" for size, names in alike.items()
+            f"{_client_range(names)} with {size:,} images{' each' * (len(names) > 1)}" for size, names in alike.items()
         )
         said.append(f"{pair} {scenario}, {sizes}")
     return (
-        f"Evolution of {printed(report.focus)} aggregation weights across communication rounds, mean over runs: "
+        f"Evolution of {name_in_paper(report.focus)} aggregation weights across communication rounds, mean over runs: "
         f"{'; '.join(said)}. The panel on the right has the deviation from the mean weight of clients of one size."
     )
 
 
-def _range(names: Sequence[str]) -> str:
+def _client_range(names: Sequence[str]) -> str:
     return f"{names[0]}–{names[-1]}" if len(names) > 2 else " and ".join(names)
 
 
-# ---------------------------------------------------------------------------------------------------- the paper's
-
-
-def _beside(report: Report) -> Iterator[Block]:
+def _beside_published(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks."""
     for metric, label in METRICS.items():
-        table = published_tables.results(metric)
+        table = published_tables.published_results(metric)
         scenarios = [s for s in table.scenarios if s in report.collection.scenarios]
         methods = [m for m in table.methods if m.lower() in report.collection.methods]
         if len(scenarios) < 2 or len(methods) < 2:
             return
-        yield _beside_table(report, metric, label, scenarios, methods)
-    yield from _beside_tests(report)
+        yield _beside_published_table(report, metric, label, scenarios, methods)
+    yield from _beside_published_tests(report)
 
 
-def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]) -> Table:
-    published, rows = published_tables.results(metric).rows(), []
+def _beside_published_table(
+    report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]
+) -> ReportTable:
+    published, rows = published_tables.published_results(metric).rows(), []
     for method in methods:
-        ours = [mean(report.collection.of(s, method.lower()), metric).value for s in scenarios]
+        ours = [mean_over_repeats(report.collection.of(s, method.lower()), metric).value for s in scenarios]
         theirs = [published[s][method] for s in scenarios]
-        rows.append([Cell(method), *(_percent(100 * value) for value in ours)])
-        rows.append([Cell(f"{method}, paper"), *map(_percent, theirs)])
-        rows.append([Cell(f"{method}, difference"), *(_signed(100 * a - b) for a, b in zip(ours, theirs, strict=True))])
-    return Table(
+        rows.append([Cell(method), *(_percent_cell(100 * value) for value in ours)])
+        rows.append([Cell(f"{method}, paper"), *map(_percent_cell, theirs)])
+        rows.append(
+            [Cell(f"{method}, difference"), *(_signed_cell(100 * a - b) for a, b in zip(ours, theirs, strict=True))]
+        )
+    return ReportTable(
         f"{label} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild, preprint), and ours minus the paper's",
         ["", *scenarios],
         rows,
@@ -229,28 +236,30 @@ def _beside_table(report: Report, metric: str, label: str, scenarios: Sequence[s
     )
 
 
-def _percent(value: float) -> Cell:
+def _percent_cell(value: float) -> Cell:
     return Cell(f"{value:.2f}", value) if math.isfinite(value) else Cell("–")
 
 
-def _signed(value: float) -> Cell:
+def _signed_cell(value: float) -> Cell:
     return Cell(f"{value:+.2f}".replace("-", "−"), value) if math.isfinite(value) else Cell("–")
 
 
-def _beside_tests(report: Report) -> Iterator[Block]:
+def _beside_published_tests(report: Report) -> Iterator[Block]:
     """Average ranks, Friedman's chi-square and the critical difference, here and in the paper."""
     rows = []
     for metric, label in METRICS.items():
         ours = report.rankings[metric].comparison
         if ours is None:
             continue
-        theirs = published_tables.comparisons(ours.alpha)[metric]
-        named = {printed(method): rank for method, rank in ours.average_ranks.items()}
-        both = [method for method in published_tables.results(metric).methods if method in named]
+        theirs = published_tables.published_comparisons(ours.alpha)[metric]
+        named = {name_in_paper(method): rank for method, rank in ours.average_ranks.items()}
+        both = [method for method in published_tables.published_results(metric).methods if method in named]
         pairs = {f"average rank of {method}": (named[method], theirs.average_ranks[method]) for method in both}
         pairs["Friedman's chi-square"] = ours.friedman.statistic, theirs.friedman.statistic
         pairs["critical difference"] = ours.difference, theirs.difference
-        rows += [[Cell(f"{what} ({label})"), *(numeral(one, ".2f") for one in pair)] for what, pair in pairs.items()]
+        rows += [
+            [Cell(f"{what} ({label})"), *(number_cell(one, ".2f") for one in pair)] for what, pair in pairs.items()
+        ]
     if rows:
         note = "The paper's are recomputed from its tables at the same alpha, over all of its scenarios and methods."
-        yield Table("Ranks and tests beside the paper's", ["", "here", "paper"], rows, (), note, "paper-tests")
+        yield ReportTable("Ranks and tests beside the paper's", ["", "here", "paper"], rows, (), note, "paper-tests")

@@ -10,43 +10,46 @@ import numpy as np
 
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.bootstrap import Interval
-from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.paired_differences import Difference
+from feddraw.analysis.statistics_in_words import interval_from_to
+from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
-from feddraw.report.cells import interval_over, span
-from feddraw.report.evidence import Draws, Report, mean, over_trainings
-from feddraw.report.sections.record import shown_path
-from feddraw.results.recorded_run import METRICS, REFERENCES, Run
-from feddraw.results.run_collection import Collection
+from feddraw.report.differences_over_trainings import differences_over_trainings
+from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.sections.client_gains import gains_over_alone
+from feddraw.report.sections.what_was_run import shown_path
+from feddraw.report.table_cells import patients_interval_name
+from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
+from feddraw.results.run_collection import RunCollection
 
 
-def main_results(report: Report) -> Iterator[str]:
+def summary_sentences(report: Report) -> Iterator[str]:
     """What a reader should take home; the first sentence is the headline."""
     collection = report.collection
-    yield _result(report, "auc")
-    yield _result(report, "gm")
+    yield _metric_headline(report, "auc")
+    yield _metric_headline(report, "gm")
     runs, seeds = len(collection.runs), len({run.repeat for run in collection.runs})
     chance = "one seed only, so no difference here can be told from the noise between trainings"
     of_seeds = chance if seeds == 1 else f"{seeds} seeds"
-    what = f"{listed(report.shown)}; in {listed(collection.scenarios)}; {of_seeds}"
+    what = f"{join_names(report.shown)}; in {join_names(collection.scenarios)}; {of_seeds}"
     yield f"{runs} finished run{'s' * (runs > 1)}: {what}."
     yield from _summary_of_pairs(report)
     yield from _summary_of_references(report)
     yield from _summary_of_gains(report)
 
 
-def _result(report: Report, metric: str) -> str:
+def _metric_headline(report: Report, metric: str) -> str:
     """What a metric says in one sentence."""
     scenarios, label, ranking = report.collection.scenarios, METRICS[metric], report.rankings[metric]
     if (comparison := ranking.comparison) is not None:
-        return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.summary(comparison)}"
+        return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.comparison_in_words(comparison)}"
     if len(scenarios) == 1:
-        return _result_in(report, scenarios[0], metric)
+        return _scenario_headline(report, scenarios[0], metric)
     return f"Test {label}: {ranking.reason}"
 
 
-def _result_in(report: Report, scenario: str, metric: str) -> str:
-    means = {m: mean(report.collection.of(scenario, m), metric).value for m in report.collection.methods}
+def _scenario_headline(report: Report, scenario: str, metric: str) -> str:
+    means = {m: mean_over_repeats(report.collection.of(scenario, m), metric).value for m in report.collection.methods}
     means = {method: value for method, value in means.items() if math.isfinite(value)}
     if not means:
         return f"Test {METRICS[metric]} is undefined in every run."
@@ -58,36 +61,42 @@ def _result_in(report: Report, scenario: str, metric: str) -> str:
     second = max(others, key=lambda method: means[method])
     said += f", {means[best] - means[second]:+.4f} vs {second}"
     draws = report.draws[scenario]
-    if not (isinstance(draws, Draws) and {best, second} <= draws.methods[metric].keys()):
+    if not {best, second} <= draws.methods[metric].keys():
         return f"{said}."
-    intervals: dict[str, Interval | Difference] = {interval_over(draws): draws.difference(metric, best, second)}
-    trainings = over_trainings(report.collection.of(scenario), metric, best)
+    intervals: dict[str, Interval | Difference] = {
+        patients_interval_name(draws): draws.difference(metric, best, second)
+    }
+    trainings = differences_over_trainings(report.collection.of(scenario), metric, best)
     repeated = trainings.found.get((scenario, second))
     if repeated is not None and repeated.repeats > 1:
         intervals[f"over {repeated.repeats} trainings"] = repeated
-    said += f" ({'; '.join(f'{name}: {span(one)}' for name, one in intervals.items())})."
+    said += f" ({'; '.join(f'{name}: {interval_from_to(one)}' for name, one in intervals.items())})."
     if any(one.low <= 0 <= one.high for one in intervals.values()):
         which = "An" if len(intervals) > 1 else "The"
         return f"{said} {which} interval includes 0: no difference between the two is shown."
     return said if len(intervals) > 1 else f"{said} One training each: noise between trainings is not in the interval."
 
 
-Both = tuple[Interval, Difference]  # over patients, over trainings
+BothIntervals = tuple[Interval, Difference]  # over patients, over trainings
 
 
 def _summary_of_pairs(report: Report) -> Iterator[str]:
     """In how many scenarios the method in focus differs from each other, over patients and over trainings."""
-    found = _paired(report)
+    found = _paired_auc_differences(report)
     if not found:
         return
-    units = {one.unit for one in report.draws.values() if isinstance(one, Draws)}
+    units = {one.unit for one in report.draws.values() if one.unit}
     both = f"over the same test {' or '.join(sorted(units))} and over trainings"
     if len(report.collection.scenarios) > 1:
         said = []
         for other, pairs in found.items():
             won = sum(all(one.low > 0 for one in pair) for pair in pairs)
             lost = sum(all(one.high < 0 for one in pair) for pair in pairs)
-            counts = [_count(won, "win"), _count(lost, "loss"), f"{len(pairs) - won - lost} undecided"]
+            counts = [
+                _wins_or_losses(won, "win"),
+                _wins_or_losses(lost, "loss"),
+                f"{len(pairs) - won - lost} undecided",
+            ]
             said.append(f"vs {other}: {', '.join(counts)}")
         how = f"both 95 % CIs, {both}, exclude 0; without correction"
         yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
@@ -97,22 +106,21 @@ def _summary_of_pairs(report: Report) -> Iterator[str]:
             for other, pairs in found.items()
         ]
         how = f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {both}, lie above -{report.margin:g})"
-        yield f"{how}, {report.focus} is shown to be no worse than {listed(said)} scenarios."
+        yield f"{how}, {report.focus} is shown to be no worse than {join_names(said)} scenarios."
 
 
-def _count(number: int, word: str) -> str:
+def _wins_or_losses(number: int, word: str) -> str:
     plural = f"{word}es" if word.endswith("s") else f"{word}s"
     return f"{number} {word if number == 1 else plural}"
 
 
-def _paired(report: Report) -> dict[str, list[Both]]:
+def _paired_auc_differences(report: Report) -> dict[str, list[BothIntervals]]:
     """By other method, the differences in AUC of the method in focus in each scenario with more than one training."""
-    found: dict[str, list[Both]] = {}
+    found: dict[str, list[BothIntervals]] = {}
     for scenario, draws in report.draws.items():
-        drawn = draws.methods["auc"] if isinstance(draws, Draws) else {}
         for other in report.collection.methods:
             over = report.over_repeats(scenario, "auc", other)
-            if over is not None and isinstance(draws, Draws) and {report.focus, other} <= drawn.keys():
+            if over is not None and {report.focus, other} <= draws.methods["auc"].keys():
                 found.setdefault(other, []).append((draws.difference("auc", report.focus, other), over))
     return found
 
@@ -122,8 +130,8 @@ def _summary_of_references(report: Report) -> Iterator[str]:
     for name in collection.references:
         both = [s for s in collection.scenarios if collection.of(s, name) and collection.of(s, report.focus)]
         if both and collection.methods:
-            theirs = np.mean([mean(collection.of(s, name), "auc").value for s in both])
-            ours = np.mean([mean(collection.of(s, report.focus), "auc").value for s in both])
+            theirs = np.mean([mean_over_repeats(collection.of(s, name), "auc").value for s in both])
+            ours = np.mean([mean_over_repeats(collection.of(s, report.focus), "auc").value for s in both])
             what = REFERENCES[name.split(" ")[0]]
             yield f"Reference {name} ({what}) has a mean AUC of {theirs:.4f}, {report.focus} of {ours:.4f}."
 
@@ -133,7 +141,7 @@ def _summary_of_gains(report: Report) -> Iterator[str]:
     found = {
         f"{gain.client} in {scenario}" if scenarios[1:] else gain.client: gain.gain.value
         for scenario in scenarios
-        for gain in report.gains(scenario, "auc")
+        for gain in gains_over_alone(report, scenario, "auc")
         if gain.method == report.focus and math.isfinite(gain.gain.value)
     }
     if found:
@@ -144,15 +152,17 @@ def _summary_of_gains(report: Report) -> Iterator[str]:
         yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
 
 
-def caveats(report: Report) -> Iterator[Block]:
+def caveats_section(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
-        places = {str(one): shown_path(one, report.folders) for one in _paths(collection)}
-        yield Bullets([_without(places, f"{problem.path}: {problem.reason}") for problem in collection.problems])
+        places = {str(one): shown_path(one, report.folders) for one in _paths_in_sentences(collection)}
+        yield Bullets(
+            [_with_shown_paths(places, f"{problem.path}: {problem.reason}") for problem in collection.problems]
+        )
     undefined = sorted(
         {
-            f"{finding} has no {_lacking(run, finding)}, left out of the mean."
+            f"{finding} has no {_why_undefined(run, finding)}, left out of the mean."
             for run in collection.runs
             for finding in run.metrics["test"].get("undefined", [])
             if finding not in run.metrics["test"].get("not_finite", [])
@@ -175,20 +185,20 @@ def caveats(report: Report) -> Iterator[Block]:
         yield Bullets(notes)
 
 
-def _lacking(run: Run, finding: str) -> str:
+def _why_undefined(run: RecordedRun, finding: str) -> str:
     """Which metrics a finding does not have in a run, and why."""
     if math.isnan(run.test("auc", finding)):
         return f"AUC or GM in {run.scenario}: one label only in the test data"
     return f"GM in {run.scenario}: one label only in the validation data, so there is no threshold"
 
 
-def _paths(collection: Collection) -> list[Path]:
+def _paths_in_sentences(collection: RunCollection) -> list[Path]:
     """All that a sentence may name, the longest first."""
     found = [run.path for run in collection.runs] + [problem.path for problem in collection.problems]
     return sorted(set(found), key=lambda path: -len(str(path)))
 
 
-def _without(places: Mapping[str, str], words: str) -> str:
+def _with_shown_paths(places: Mapping[str, str], words: str) -> str:
     for path, shown in places.items():
         words = words.replace(path, shown)
     return words

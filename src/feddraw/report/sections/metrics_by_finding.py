@@ -6,30 +6,34 @@ import math
 from collections.abc import Iterator, Sequence
 
 from feddraw.naming import slug
-from feddraw.report.blocks import Block, Cell, Heading, Table
-from feddraw.report.cells import column_cells
-from feddraw.report.evidence import Report, mean, mean_over
+from feddraw.report.blocks import Block, Cell, Heading, ReportTable
+from feddraw.report.report_statistics import Report, mean_over_findings, mean_over_repeats
 from feddraw.report.sections import images_by_finding
-from feddraw.results.recorded_run import Run
+from feddraw.report.table_cells import column_cells
+from feddraw.results.recorded_run import RecordedRun
 
 
-def by_finding(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
+def metrics_by_finding_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:
     """The means come first, the second of them over findings with enough test images; the other findings have a †."""
     collection, runs = report.collection, report.collection.of(scenario)
     findings = list(dict.fromkeys(finding for run in runs for finding in run.findings))
     there = [method for method in report.shown if collection.of(scenario, method)]
-    columns = {_mean_of(findings, runs, metric): {m: mean(collection.of(scenario, m), metric) for m in there}}
+    columns = {
+        _mean_column_name(findings, runs, metric): {
+            m: mean_over_repeats(collection.of(scenario, m), metric) for m in there
+        }
+    }
     if trusted := images_by_finding.unmarked_findings(runs):
-        name = f"{_mean_of(trusted, runs, metric)}, without †"
-        columns[name] = {m: mean_over(collection.of(scenario, m), metric, trusted) for m in there}
+        name = f"{_mean_column_name(trusted, runs, metric)}, without †"
+        columns[name] = {m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there}
     marked = images_by_finding.marked_findings(runs)
     for finding in findings:
         name = f"{finding} †" if finding in marked else finding
-        columns[name] = {m: mean(collection.of(scenario, m), metric, finding) for m in there}
+        columns[name] = {m: mean_over_repeats(collection.of(scenario, m), metric, finding) for m in there}
     cells = [column_cells(column, collection.methods) for column in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in there}
     yield Heading(f"{label} by finding in {scenario}", 3)
-    yield Table(
+    yield ReportTable(
         f"Test {label} in {scenario} by finding",
         ["method", *columns],
         [rows[method] for method in there if method in collection.methods],
@@ -39,7 +43,7 @@ def by_finding(report: Report, scenario: str, metric: str, label: str) -> Iterat
     )
 
 
-def _mean_of(findings: Sequence[str], runs: Sequence[Run], metric: str) -> str:
+def _mean_column_name(findings: Sequence[str], runs: Sequence[RecordedRun], metric: str) -> str:
     """Over how many of the findings a mean is: those with a value."""
     defined = [sum(math.isfinite(run.test(metric, finding)) for finding in findings) for run in runs]
     return f"mean of {max(defined, default=0)}"

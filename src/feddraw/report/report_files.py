@@ -13,28 +13,28 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from feddraw import naming
-from feddraw.analysis.plots import lay_out, save, styled
+from feddraw.analysis.plots import figure_style, lay_out_figure, save_figure
 from feddraw.errors import UserError
 from feddraw.naming import distinct_slugs
 from feddraw.report import html, latex, markdown, paper_tex
-from feddraw.report.blocks import Block, Columns, Document, Fold, Gallery, Only, Picture, every_block
-from feddraw.report.evidence import Report, Say, examine
-from feddraw.report.section_order import compose
-from feddraw.report.sections.record import command_line
-from feddraw.results.run_collection import Collection, collect
+from feddraw.report.blocks import Block, Fold, Gallery, OnlyFor, Picture, ReportDocument, SideBySide, blocks_and_inner
+from feddraw.report.report_statistics import Report, Say, compute_report
+from feddraw.report.section_order import compose_report
+from feddraw.report.sections.what_was_run import report_command
+from feddraw.results.run_collection import RunCollection, collect_runs
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
 from feddraw.system.file_writing import make_folder, make_subfolder, refuse_link, write_whole
 
 ALPHA = 0.05
 REPLICATES = 1000
-FIGURES = "figures"
-MANIFEST = "figures.json"  # which figures a report wrote, with their SHA-256
-PAGES = ("report.md", "tables.tex", "report.csv", "report.html", "paper.tex", "paper.pdf")
+FIGURES_FOLDER = "figures"
+FIGURES_MANIFEST = "figures.json"  # which figures a report wrote, with their SHA-256
+REPORT_FILES = ("report.md", "tables.tex", "report.csv", "report.html", "paper.tex", "paper.pdf")
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class WrittenReport:
     """What was found, and where it was written."""
 
     report: Report
@@ -57,43 +57,45 @@ def write_report(
     margin: float = 0.0,
     pdf: bool = False,
     say: Say = lambda _: None,
-) -> Written:
+) -> WrittenReport:
     """Read every run below the folders and write about them, to the first folder unless told otherwise."""
     if pdf:
-        paper_tex.engine()  # before anything takes time
+        paper_tex.tex_program()  # before anything takes time
     target = folders[0] if out is None else out
-    collection = collect(folders)
+    collection = collect_runs(folders)
     given = {"out": out, "title": title, "alpha": alpha, "replicates": replicates, "margin": margin}
     usual = {"out": None, "title": "", "alpha": ALPHA, "replicates": REPLICATES, "margin": 0.0}
-    command = command or command_line(folders, {name: own for name, own in given.items() if own != usual[name]})
-    report = examine(
+    command = command or report_command(folders, {name: own for name, own in given.items() if own != usual[name]})
+    report = compute_report(
         collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin, folders=folders
     )
     heading = title or f"Report on {', '.join(folder.name or str(folder) for folder in folders)}"
-    _make(target / FIGURES)
-    for name in PAGES:
+    _make_figures_folder(target / FIGURES_FOLDER)
+    for name in REPORT_FILES:
         refuse_link(target / name)
-    with styled():
-        document = _with_distinct_figures(compose(report, heading, say))
+    with figure_style():
+        document = _with_distinct_figures(compose_report(report, heading, say))
         say("writing")
-        drawings = _write_figures(document.blocks, target / FIGURES)
-        for picture in (in_paper := paper_tex.pictures(document)):
-            save(picture.figure, target / FIGURES / f"{picture.name}.pdf")
-    files = {"paper.tex": paper_tex.render(document, FIGURES)} if paper_tex.section(document) else {}
+        drawings = _write_figures(document.blocks, target / FIGURES_FOLDER)
+        for picture in (in_paper := paper_tex.paper_pictures(document)):
+            save_figure(picture.figure, target / FIGURES_FOLDER / f"{picture.name}.pdf")
+    files = (
+        {"paper.tex": paper_tex.render_paper_tex(document, FIGURES_FOLDER)} if paper_tex.paper_blocks(document) else {}
+    )
     files |= {
-        "report.md": markdown.render(document, FIGURES),
-        "tables.tex": latex.render(document),
-        "report.csv": _tidy(collection),
-        "report.html": html.render(document, drawings),
+        "report.md": markdown.render_markdown(document, FIGURES_FOLDER),
+        "tables.tex": latex.render_latex(document),
+        "report.csv": _tidy_results_csv(collection),
+        "report.html": html.render_html(document, drawings),
     }
     for name, text in files.items():
         write_whole(target / name, text.encode(errors="backslashreplace"))  # a path need not be text
     own = [f"{name}.{ending}" for name in drawings for ending in ("svg", "png")]
-    _forget_old_figures(target / FIGURES, [*own, *(f"{picture.name}.pdf" for picture in in_paper)])
+    _forget_old_figures(target / FIGURES_FOLDER, [*own, *(f"{picture.name}.pdf" for picture in in_paper)])
     paper = target / "paper.tex" if "paper.tex" in files else None
     if pdf and paper is None:
         raise UserError("the PDF has the paper's tables over scenarios: it needs two scenarios and two methods")
-    return Written(
+    return WrittenReport(
         report,
         target / "report.html",
         target / "report.md",
@@ -104,7 +106,7 @@ def write_report(
     )
 
 
-def _make(folder: Path) -> None:
+def _make_figures_folder(folder: Path) -> None:
     try:
         make_folder(folder.parent)
         make_subfolder(folder)
@@ -114,7 +116,7 @@ def _make(folder: Path) -> None:
 
 def _forget_old_figures(folder: Path, written: Sequence[str]) -> None:
     """Remove the figures of the report before that this one lacks, as far as they are unchanged; note our own."""
-    noted = folder / MANIFEST
+    noted = folder / FIGURES_MANIFEST
     try:
         before = read_json(noted) if noted.is_file() and not noted.is_symlink() else {}
     except UserError:
@@ -132,42 +134,42 @@ def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:
     drawings = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font of PNGs lacks
-        for picture in _pictures(blocks):
-            drawings[picture.name] = svg = _svg(picture.figure)
+        for picture in _all_pictures(blocks):
+            drawings[picture.name] = svg = _figure_as_svg(picture.figure)
             head, opening, rest = svg.partition("\n <metadata>")
             paper = '\n <rect width="100%" height="100%" fill="#ffffff"/>'
             write_whole(folder / f"{picture.name}.svg", f"{head}{paper}{opening}{rest}".encode())
-            save(picture.figure, folder / f"{picture.name}.png")
+            save_figure(picture.figure, folder / f"{picture.name}.png")
     return drawings
 
 
-def _svg(figure: Figure) -> str:
-    lay_out(figure)
+def _figure_as_svg(figure: Figure) -> str:
+    lay_out_figure(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     return naming.safe_text(text.getvalue())  # an SVG with a control character in it is no SVG
 
 
-def _with_distinct_figures(document: Document) -> Document:
+def _with_distinct_figures(document: ReportDocument) -> ReportDocument:
     """No two figures share a file: names that differ may have one slug."""
-    names = distinct_slugs([picture.name for picture in _pictures(document.blocks)])
+    names = distinct_slugs([picture.name for picture in _all_pictures(document.blocks)])
 
     def renamed(block: Block) -> Block:
         match block:
             case Gallery(pictures):
                 return replace(block, pictures=[replace(picture, name=next(names)) for picture in pictures])
-            case Only() | Columns() | Fold():
+            case OnlyFor() | SideBySide() | Fold():
                 return replace(block, blocks=[renamed(one) for one in block.blocks])
         return block
 
     return replace(document, blocks=[renamed(block) for block in document.blocks])
 
 
-def _pictures(blocks: Sequence[Block]) -> list[Picture]:
-    return [one for block in every_block(blocks) if isinstance(block, Gallery) for one in block.pictures]
+def _all_pictures(blocks: Sequence[Block]) -> list[Picture]:
+    return [one for block in blocks_and_inner(blocks) if isinstance(block, Gallery) for one in block.pictures]
 
 
-def _tidy(collection: Collection) -> str:
+def _tidy_results_csv(collection: RunCollection) -> str:
     """One row per run: what `feddraw stats --over seed` reads."""
     rows: list[list[object]] = [["scenario", "method", "seed", "auc", "gm"]]
     for run in collection.runs:

@@ -6,20 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from feddraw.analysis.bootstrap import Interval
-from feddraw.analysis.explain_weights import listed
 from feddraw.analysis.paired_differences import Difference
-from feddraw.report.blocks import Cell, numeral
-from feddraw.report.evidence import Draws, Mean, Trainings
+from feddraw.analysis.statistics_in_words import interval_in_brackets
+from feddraw.naming import join_names
+from feddraw.report.blocks import Cell
+from feddraw.report.bootstrap_over_patients import PatientBootstrap
+from feddraw.report.differences_over_trainings import TrainingDifferences
+from feddraw.report.report_statistics import MeanOverRepeats
 from feddraw.results.recorded_run import REFERENCES
-from feddraw.results.run_collection import Collection
-
-
-def brackets(found: Interval | Difference) -> str:
-    return f"[{found.low:+.4f}, {found.high:+.4f}]"
-
-
-def span(found: Interval | Difference) -> str:
-    return f"{found.low:+.4f} to {found.high:+.4f}"
+from feddraw.results.run_collection import RunCollection
 
 
 def difference_cells(patients: Interval | None, trainings: Difference | None, margin: float) -> list[Cell]:
@@ -28,13 +23,13 @@ def difference_cells(patients: Interval | None, trainings: Difference | None, ma
     known = [one for one in (patients, trainings) if one is not None]
     shown = "yes" if all(one.low > -margin for one in known) else "not shown"
     return [
-        numeral(estimate, "+.4f") if known else Cell(""),
-        *(Cell(brackets(one), one.low) if one else Cell("") for one in (patients, trainings)),
+        number_cell(estimate, "+.4f") if known else Cell(""),
+        *(Cell(interval_in_brackets(one), one.low) if one else Cell("") for one in (patients, trainings)),
         Cell("" if not known else shown if len(known) > 1 else "one training"),
     ]
 
 
-def column_cells(means: Mapping[str, Mean], ranked: Sequence[str]) -> dict[str, Cell]:
+def column_cells(means: Mapping[str, MeanOverRepeats], ranked: Sequence[str]) -> dict[str, Cell]:
     """Means of one column, the best of the methods marked."""
     values = [means[m].value for m in ranked if m in means and math.isfinite(means[m].value)]
     best = max(values, default=math.nan)
@@ -42,7 +37,7 @@ def column_cells(means: Mapping[str, Mean], ranked: Sequence[str]) -> dict[str, 
     return {name: mean_cell(one, most, name in ranked and one.value == best) for name, one in means.items()}
 
 
-def mean_cell(one: Mean, most: int, best: bool) -> Cell:
+def mean_cell(one: MeanOverRepeats, most: int, best: bool) -> Cell:
     if not one.runs:
         return Cell("not run")
     if not one.count:
@@ -55,21 +50,21 @@ def mean_cell(one: Mean, most: int, best: bool) -> Cell:
     return Cell(text, one.value, best)
 
 
-def interval_over(draws: Draws) -> str:
+def patients_interval_name(draws: PatientBootstrap) -> str:
     return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
 
 
-def patients_note(draws: Draws) -> str:
-    seeds = f"averaged over seeds {listed(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
-    return f"{interval_over(draws)}, paired, {seeds}; noise between trainings is not included."
+def patients_note(draws: PatientBootstrap) -> str:
+    seeds = f"averaged over seeds {join_names(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
+    return f"{patients_interval_name(draws)}, paired, {seeds}; noise between trainings is not included."
 
 
-def trainings_note(trainings: Trainings) -> str:
+def trainings_note(trainings: TrainingDifferences) -> str:
     wider = f", widened because {trainings.folds} folds share training images (Nadeau and Bengio)"
     return f"CI over trainings: Student's t over paired seeds{wider if trainings.folds else ''}."
 
 
-def table_note(collection: Collection) -> str:
+def table_note(collection: RunCollection) -> str:
     note = "* best mean of the column. "
     if collection.references:
         named = {name.split(" ")[0] for name in collection.references}
@@ -79,3 +74,8 @@ def table_note(collection: Collection) -> str:
     else:
         note += "Mean ± standard deviation over seeds (ddof 1); n is given where a cell has fewer runs than others."
     return note
+
+
+def number_cell(value: float, form: str = ".4f") -> Cell:
+    """A number, or that there is none."""
+    return Cell(format(value, form), value) if math.isfinite(value) else Cell("undefined")

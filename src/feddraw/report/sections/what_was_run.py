@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from feddraw.grouping import grouped
-from feddraw.report.blocks import Block, Cell, Code, Fold, Heading, Table, Text, numeral
+from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragraph, ReportTable
+from feddraw.report.table_cells import number_cell
 from feddraw.results.outcome_settings import PRECISION_SETTINGS, device_kind
-from feddraw.results.recorded_run import Run
-from feddraw.results.run_collection import Collection
+from feddraw.results.recorded_run import RecordedRun
+from feddraw.results.run_collection import RunCollection
 
 
-def record(collection: Collection, command: str, folders: Sequence[Path]) -> Iterator[Block]:
+def what_was_run_section(collection: RunCollection, command: str, folders: Sequence[Path]) -> Iterator[Block]:
     """How the report and its runs were made."""
     yield Heading("What was run", anchor="record")
-    yield Text(f"This report was made by the command below from {len(collection.runs)} runs.")
-    yield Code(command)
+    yield Paragraph(f"This report was made by the command below from {len(collection.runs)} runs.")
+    yield CodeBlock(command)
     yield Fold(
         "How to run it again",
         [
-            Text("Each run is in a file of settings in its folder; where its data lie is for each machine to say:"),
-            Code(_again(collection.runs, folders)),
+            Paragraph(
+                "Each run is in a file of settings in its folder; where its data lie is for each machine to say:"
+            ),
+            CodeBlock(_commands_to_run_again(collection.runs, folders)),
         ],
     )
     yield Fold("Settings", [_settings_table(collection.runs)])
@@ -40,7 +43,7 @@ def shown_path(path: Path, folders: Sequence[Path]) -> str:
     return path.name
 
 
-def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
+def _commands_to_run_again(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> str:
     first = runs[:20]
     lines = [
         f"feddraw run {shlex.quote(f'{shown_path(run.path, folders)}/experiment.toml')} "
@@ -50,79 +53,86 @@ def _again(runs: Sequence[Run], folders: Sequence[Path]) -> str:
     return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
 
 
-def _settings_table(runs: Sequence[Run]) -> Table:
+def _settings_table(runs: Sequence[RecordedRun]) -> ReportTable:
     """Each setting with its value, or its values and who has them."""
     keys = sorted({key for run in runs for key in run.flat})
     rows = []
     for key in keys:
-        values = grouped((_shown(run.flat[key]), run.method) for run in runs if key in run.flat)
-        rows.append([Cell(key), Cell("; ".join(_whose(value, names, len(values)) for value, names in values.items()))])
-    return Table("Settings of all runs", ["setting", "value"], rows)
+        values = grouped((_setting_without_path(run.flat[key]), run.method) for run in runs if key in run.flat)
+        rows.append(
+            [
+                Cell(key),
+                Cell("; ".join(_value_with_methods(value, names, len(values)) for value, names in values.items())),
+            ]
+        )
+    return ReportTable("Settings of all runs", ["setting", "value"], rows)
 
 
-def _shown(value: object) -> str:
+def _setting_without_path(value: object) -> str:
     """A setting's value; where data or weights lie on somebody's machine is not for the readers of a page."""
     return "(a path on the machine of the run)" if isinstance(value, str) and "/" in value else str(value)
 
 
-def _whose(value: str, methods: Sequence[str], values: int) -> str:
+def _value_with_methods(value: str, methods: Sequence[str], values: int) -> str:
     names = list(dict.fromkeys(methods))
     return value if values == 1 or len(names) > 3 else f"{value} ({', '.join(names)})"
 
 
-def _partition_table(runs: Sequence[Run]) -> Table:
+def _partition_table(runs: Sequence[RecordedRun]) -> ReportTable:
     hashes = {(run.scenario, run.repeat, str(run.partition.get("sha256", "unknown"))): None for run in runs}
     rows = [[Cell(scenario), Cell(repeat), Cell(sha)] for scenario, repeat, sha in hashes]
-    return Table("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
+    return ReportTable("SHA-256 of who was dealt which images", ["scenario", "seed", "partition"], rows)
 
 
-def _version_table(runs: Sequence[Run]) -> Table:
+def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         about = run.environment
         facts = {name: about.get(name) for name in ("python", "system", "processor", "commit")}
-        facts |= {"device": device_kind(run.flat, about), "precision": _precision(run)} | _network(about)
+        facts |= {"device": device_kind(run.flat, about), "precision": _precision_of_run(run)} | _network_of_run(about)
         for name, value in {**facts, **about.get("packages", {})}.items():
             if value:
                 found.setdefault(name, {})[str(value)] = None
-    return Table(
+    return ReportTable(
         "Versions, machines, network", ["what", "version"], [[Cell(n), Cell(", ".join(v))] for n, v in found.items()]
     )
 
 
-def _precision(run: Run) -> str:
+def _precision_of_run(run: RecordedRun) -> str:
     """The settings by which a processor computes less exactly; each is off unless said."""
     said = {key.partition(".")[2]: run.flat[key] for key in PRECISION_SETTINGS if key in run.flat}
     return ", ".join(f"{name} {'on' if value is True else value or 'off'}" for name, value in said.items())
 
 
-def _network(about: Mapping[str, Any]) -> dict[str, str]:
+def _network_of_run(about: Mapping[str, Any]) -> dict[str, str]:
     found = about.get("network")
     numbers = found if isinstance(found, Mapping) else {}
     return {name: str(numbers[name]) for name in ("classifier", "parameters", "frozen") if name in numbers}
 
 
-def _run_table(runs: Sequence[Run], folders: Sequence[Path]) -> Table:
+def _run_table(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> ReportTable:
     rows = [
         [
             Cell(shown_path(run.path, folders)),
             Cell(run.scenario),
             Cell(run.method),
             Cell(run.repeat),
-            numeral(run.test("auc")),
-            numeral(run.test("gm")),
+            number_cell(run.test("auc")),
+            number_cell(run.test("gm")),
         ]
         for run in runs
     ]
-    return Table("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
+    return ReportTable("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
 
 
-def command_line(folders: Sequence[Path], options: Mapping[str, object]) -> str:
+def report_command(folders: Sequence[Path], options: Mapping[str, object]) -> str:
     """The command, with folders by their last name where they are not below the current one."""
-    said = {name: _typed(value) if isinstance(value, Path) else str(value) for name, value in options.items()}
+    said = {
+        name: _folder_in_command(value) if isinstance(value, Path) else str(value) for name, value in options.items()
+    }
     parts = [part for name, value in said.items() for part in (f"--{name}", value)]
-    return shlex.join(["feddraw", "report", *map(_typed, folders), *parts])
+    return shlex.join(["feddraw", "report", *map(_folder_in_command, folders), *parts])
 
 
-def _typed(path: Path) -> str:
+def _folder_in_command(path: Path) -> str:
     return path.absolute().name if path.is_absolute() or ".." in path.parts else str(path)

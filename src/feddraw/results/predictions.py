@@ -1,0 +1,97 @@
+"""The scores of single images that a run keeps in `predictions.safetensors`, read back: of a split, and of holdouts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from feddraw.results.run_folder import RunFolder
+
+Floats = NDArray[np.float64]
+MAX_PREDICTIONS = 2**30  # bytes of a file of predictions, which is read whole
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a run's model said about the test images."""
+
+    scores: Floats  # (images, classes), or (clients, images, classes) where every client has a model of its own
+    truth: NDArray[np.integer[Any]]  # 1, 0, and -1 where a label is not known
+    patients: NDArray[np.int64] | None
+    classes: tuple[str, ...]
+    tested: str  # a hash of what was tested: equal for the same images
+
+    @property
+    def shapes_fit(self) -> bool:
+        """Whether the arrays belong together."""
+        images, classes = self.truth.shape if self.truth.ndim == 2 else (0, 0)
+        owned = self.patients is None or (self.patients.shape == (images,) and self.patients.dtype.kind in "iu")
+        scored = self.scores.ndim in (2, 3) and self.scores.shape[-2:] == (images, classes) and len(self.scores) > 0
+        return scored and owned and classes == len(self.classes) and set(np.unique(self.truth)) <= {-1, 0, 1}
+
+    @property
+    def by_model(self) -> Floats:
+        """(models, images, classes)"""
+        return self.scores if self.scores.ndim == 3 else self.scores[None]
+
+
+@dataclass(frozen=True, eq=False)
+class HoldoutPredictions:
+    """What the model that each client would use said about the images that the client kept back."""
+
+    scores: Floats  # (images, findings)
+    truth: NDArray[np.integer[Any]]  # 1, 0, and -1 where a label is not known
+    clients: NDArray[np.int64]  # (images,), the number of each image's client
+    rows: NDArray[np.int64]  # (images,), where each image is in the data set
+    patients: NDArray[np.int64] | None
+
+    @property
+    def shapes_fit(self) -> bool:
+        """Whether the arrays belong together."""
+        images = len(self.rows)
+        columns = [self.clients, self.rows, *([] if self.patients is None else [self.patients])]
+        flat = all(column.shape == (images,) and column.dtype.kind in "iu" for column in columns)
+        return flat and self.truth.ndim == 2 and self.truth.shape == self.scores.shape and len(self.truth) == images
+
+
+# A file of scores that is missing, or not as a run writes it, is as good as none.
+_unless_damaged = suppress(SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
+
+
+def read_predictions(run: Path, split: str, model: str) -> Predictions | None:
+    """The scores of every image of a split by one of a run's models, where the run kept them."""
+    with _unless_damaged:
+        notes, arrays = _read_scores(run, split)
+        about, prefix = json.loads(notes["feddraw"]), "" if model == "last" else f"{model}."
+        scores, truth = arrays[f"{prefix}{split}.scores"].astype(np.float64), arrays[f"{split}.truth"]
+        patients, findings = arrays.get(f"{split}.patients"), tuple(map(str, about["classes"]))
+        found = Predictions(scores, truth, patients, findings, str(about["test"]))
+        return found if found.shapes_fit else None
+    return None
+
+
+def read_holdout_predictions(run: Path) -> HoldoutPredictions | None:
+    """The scores of the images that clients kept back, where the run has such."""
+    with _unless_damaged:
+        _, arrays = _read_scores(run, "holdout")
+        scores, truth, clients, rows = (arrays[f"holdout.{name}"] for name in ("scores", "truth", "client", "rows"))
+        found = HoldoutPredictions(scores.astype(np.float64), truth, clients, rows, arrays.get("holdout.patients"))
+        return found if found.shapes_fit else None
+    return None
+
+
+def _read_scores(run: Path, split: str) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """What a run's file of predictions says about itself, and its arrays of one split."""
+    path = RunFolder(run).predictions
+    if not path.is_file() or path.stat().st_size > MAX_PREDICTIONS:
+        raise ValueError("no file of predictions")
+    with safe_open(path, "np") as file:
+        names = [name for name in file.keys() if f"{split}." in name]  # noqa: SIM118
+        return file.metadata(), {name: file.get_tensor(name) for name in names}
