@@ -883,7 +883,7 @@ def targets(room: Path) -> list[Target]:
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
-            "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric"),
+            "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric_line"),
             TABLE_WORDS, odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
         Target(
