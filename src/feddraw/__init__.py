@@ -27,23 +27,8 @@ if TYPE_CHECKING:
     from feddraw.training.settings import Training
 
 __version__ = "0.1.0"
-__all__ = [
-    "AggregationResult",
-    "AggregationState",
-    "ClientUpdate",
-    "Experiment",
-    "LedgerEntry",
-    "RoundResult",
-    "RunFailed",
-    "RunResult",
-    "Training",
-    "UserError",
-    "aggregate",
-    "iterate",
-    "run",
-    "schedule",
-    "weights",
-]
+__all__ = ["AggregationResult", "AggregationState", "ClientUpdate", "Experiment", "LedgerEntry", "RoundResult"]
+__all__ += ["RunFailed", "RunResult", "Training", "UserError", "aggregate", "iterate", "run", "schedule", "weights"]
 
 _LATER = dict.fromkeys(["RunResult", "iterate", "run"], "experiment.running")
 _LATER |= dict.fromkeys(["AggregationResult", "AggregationState", "ClientUpdate", "aggregate"], "aggregation")

@@ -21,18 +21,11 @@ from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Ve
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
 from feddraw.results.checkpoint import array_tree_bytes, read_array_tree
+from feddraw.server import state_dict
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import Policy, policy_of
 from feddraw.server.round import aggregate_round
-from feddraw.server.state_dict import (
-    as_numpy,
-    flatten_state_dict,
-    layout_of_arrays,
-    looks_at_classifier,
-    plain_arrays,
-    state_dict_like,
-)
 from feddraw.system.file_writing import write_whole
 
 StateDict = Mapping[str, Any]  # name to numpy array or torch tensor
@@ -131,28 +124,22 @@ def aggregate(
     given = [_named_client_update(update, index) for index, update in enumerate(updates)]
     check_updates_suffice(rule, name, given)
     _check_round_follows(round, rounds, name, state)
-    names = _all_client_names(given, state, clients)
-    arrays = plain_arrays(sent)
+    names = _all_client_names({one.client for one in given}, state.clients if state else (), clients)
+    arrays = state_dict.plain_arrays(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
-    looked_at = bool(by_finding) or looks_at_classifier(rule)
-    layout = layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
+    looked_at = bool(by_finding) or state_dict.looks_at_classifier(rule)
+    layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.weighting.check(layout)
-    model = flatten_state_dict(arrays, layout)
+    model = state_dict.flatten_state_dict(arrays, layout)
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
     readable = [update for one in given if (update := _update_of_client(one, names, layout, rule, refused)) is not None]
     result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
-    ledger = tuple(
-        replace(entry, status=f"refused: {refused[entry.client]}") if entry.client in refused else entry
-        for entry in result.ledger
-    )
-    return AggregationResult(
-        state_dict_like(result.model, sent),
-        state_dict_like(result.next_model, sent),
-        ledger,
-        AggregationState(name, names, round + 1, result.state),
-        rule.broadcast(result.state),
-    )
+    statuses = {client: f"refused: {reason}" for client, reason in refused.items()}
+    ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)
+    shown, sent_next = (state_dict.state_dict_like(one, sent) for one in (result.model, result.next_model))
+    after = AggregationState(name, names, round + 1, result.state)
+    return AggregationResult(shown, sent_next, ledger, after, rule.broadcast(result.state))
 
 
 def method_and_label(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
@@ -214,12 +201,8 @@ def _check_round_follows(round: int, rounds: int, name: str, state: AggregationS
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 
-def _all_client_names(
-    updates: Sequence[ClientUpdate], state: AggregationState | None, clients: Sequence[str] | None
-) -> tuple[str, ...]:
-    """All clients in a fixed order, whoever answered first."""
-    known = () if state is None else state.clients
-    answered = {update.client for update in updates}
+def _all_client_names(answered: set[str], known: tuple[str, ...], clients: Sequence[str] | None) -> tuple[str, ...]:
+    """All clients in a fixed order, whoever answered first; `known` are those of the state."""
     if clients is None:
         if not known and not answered:
             raise UserError("no updates: give at least one, or the names of the clients that should have sent one")
@@ -244,7 +227,7 @@ def _update_of_client(
 ) -> Update | None:
     """A client's update as the server sees it, or nothing if it is none, and why."""
     try:
-        model: Model = flatten_state_dict(plain_arrays(given.model), layout)
+        model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]
         extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -261,6 +244,6 @@ def _update_of_client(
 def _extra_vector(value: Any, layout: Layout) -> Vector:
     """What goes up beside a model as one vector, from a number, an array or a state dict of parameters."""
     if isinstance(value, Mapping):
-        arrays = plain_arrays(value)
+        arrays = state_dict.plain_arrays(value)
         value = np.concatenate([arrays[entry.name].ravel() for entry in layout.entries if entry.kind == "param"])
-    return np.ascontiguousarray(as_numpy(value), np.float32).ravel()
+    return np.ascontiguousarray(state_dict.as_numpy(value), np.float32).ravel()

@@ -94,9 +94,8 @@ def call_with_settings(function: Callable[..., Any], settings: Mapping[str, Any]
     try:
         bound = inspect.signature(function).bind(**given, **settings)
     except TypeError as error:
-        raise UserError(
-            f"{what} '{function.__name__}' cannot be called with {', '.join([*given, *settings])}: {error}"
-        ) from None
+        passed = ", ".join([*given, *settings])
+        raise UserError(f"{what} '{function.__name__}' cannot be called with {passed}: {error}") from None
     return function(*bound.args, **bound.kwargs)
 
 

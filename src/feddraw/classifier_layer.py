@@ -14,6 +14,7 @@ from feddraw.core import Entry, Heads, in_layer
 from feddraw.errors import UserError, unknown
 
 MOST_LAYERS_NAMED = 6  # candidates in a message
+HOW_TO_NAME_IT = "that gives the findings' scores: classifier = NAME, or a list of layers in the order of the findings"
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,13 @@ def choose_classifier(params: Sequence[Entry], named: str | Sequence[str] = "", 
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(
-            f"the classifier cannot be told: it may be {_listed_layers(found)}. Name the layer that gives the "
-            "findings' scores: classifier = NAME, or a list of layers in the order of the findings"
-        )
+        may_be = _listed_layers(found)
+        raise UserError(f"the classifier cannot be told: it may be {may_be}. Name the layer {HOW_TO_NAME_IT}")
     if outputs:
-        there = (
-            _listed_layers([f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]) or "no layer at all"
-        )
+        last = [f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]
+        there = f"there is {_listed_layers(last) or 'no layer at all'}"
         raise UserError(
-            f"no layer has {outputs} output(s), one for each finding (there is {there}): name the layer that gives "
-            "the findings' scores: classifier = NAME, or a list of layers in the order of the findings"
+            f"no layer has {outputs} output(s), one for each finding ({there}): name the layer {HOW_TO_NAME_IT}"
         )
     return layer_of(params[-1])  # a network without a matrix
 

@@ -46,17 +46,8 @@ State = dict[str, Any]  # nested dicts of arrays and numbers: whatever can be wr
 Memory = dict[str, Vector]  # what a client remembers from one round to the next; it never leaves the client
 
 # What a weighting or server rule may ask of every client beside its model; a client answers only what is asked.
-Asked = Literal[
-    "loss",
-    "accuracy",
-    "labels",
-    "gradient",
-    "groups",
-    "held",
-    "gradient mean",
-    "classifier gradient mean",
-    "gradient spread",
-]
+Measured = Literal["gradient mean", "classifier gradient mean", "gradient spread"]
+Asked = Literal["loss", "accuracy", "labels", "gradient", "groups", "held"] | Measured
 ASKED: Mapping[Asked, Extent] = {
     "loss": "number",  # of the received model, over the client's images, in evaluation mode
     "accuracy": "number",  # of the trained model: the share of labels that it gets right

@@ -88,8 +88,4 @@ def one_of(name: str, value: T, known: Sequence[T]) -> T:
 
 def is_list_of_numbers(values: object, count: int) -> bool:
     """Whether this is a list of so many numbers."""
-    return (
-        isinstance(values, list | tuple)
-        and len(values) == count
-        and all(isinstance(one, int | float) for one in values)
-    )
+    return isinstance(values, list | tuple) and len(values) == count and all(isinstance(v, int | float) for v in values)

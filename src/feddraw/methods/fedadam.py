@@ -40,12 +40,10 @@ class AdaptiveServer(Server):
         return x + self.lr * mean / (np.sqrt(square) + self.tau), {"mean": mean, "square": square}
 
 
-def with_adaptive_server(
-    rule: type[AdaptiveServer], server_lr: float, beta1: float, beta2: float, tau: float
-) -> Method:
+def with_adaptive_server(rule: type[AdaptiveServer], lr: float, beta1: float, beta2: float, tau: float) -> Method:
     """FedAvg with one of the adaptive servers."""
     betas = below_one("beta1", beta1), below_one("beta2", beta2)
-    return Method(Local(), BySize(), rule(positive("server_lr", server_lr), *betas, positive("tau", tau)))
+    return Method(Local(), BySize(), rule(positive("server_lr", lr), *betas, positive("tau", tau)))
 
 
 def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:

@@ -14,21 +14,11 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import ONE_SUM, Cohort, Facts, Local, Matrix, Method, Parts, Server, State, Weighting, Weights
+from feddraw import schedules
+from feddraw.core import ONE_SUM, Cohort, Column, Facts, Local, Matrix, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import one_of
 from feddraw.flat_model import LayerPart, Layout, Vector
-from feddraw.schedules import (
-    BETA_MAX,
-    ETA,
-    LAM,
-    Reading,
-    check_schedule_settings,
-    cosine,
-    gamma_and_beta,
-    reputation,
-    weights_and_parts,
-)
-from feddraw.sums import Column
+from feddraw.schedules import BETA_MAX, ETA, LAM, Reading, cosine, reputation, weights_and_parts
 
 Elements = slice | NDArray[np.intp]  # of the vector of parameters
 
@@ -48,7 +38,7 @@ class DualReputationAnnealing(Weighting):
     streams = True
 
     def __post_init__(self) -> None:
-        check_schedule_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
+        schedules.check_schedule_settings(eta=self.eta, lam=self.lam, beta_max=self.beta_max, reading=self.reading)
         one_of("part", self.part, get_args(LayerPart))
 
     def check(self, layout: Layout) -> None:
@@ -61,7 +51,7 @@ class DualReputationAnnealing(Weighting):
 
     def schedule(self, round: float, rounds: int) -> tuple[float, float | None]:
         """gamma and beta."""
-        return gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
+        return schedules.gamma_and_beta(round, rounds, self.eta, self.lam, self.beta_max, self.reading)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         found = weights_and_parts(cohort.sizes, self.similarity(cohort), *self.schedule(cohort.round, cohort.rounds))

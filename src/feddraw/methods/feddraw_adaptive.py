@@ -37,9 +37,8 @@ class AdaptiveAnnealing(DualReputationAnnealing):
         both = [client for client in now if client in state["similarity"]]
         rho = similarity_steadiness([state["similarity"][c] for c in both], [now[c] for c in both])
         decay = state["decay"] + (self.eta * rho if cohort.round else 0.0)
-        found = weights_and_parts(
-            cohort.sizes, similarity, math.exp(-decay), self.schedule(cohort.round, cohort.rounds)[1]
-        )
+        _, beta = self.schedule(cohort.round, cohort.rounds)
+        found = weights_and_parts(cohort.sizes, similarity, math.exp(-decay), beta)
         return Weights(found.weight, found.parts), {"similarity": state["similarity"] | now, "decay": decay}
 
 

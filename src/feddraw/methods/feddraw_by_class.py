@@ -46,10 +46,8 @@ class AnnealingByClass(DualReputationAnnealing):
         labelling = np.ones(len(rows), bool) if cohort.labelled is None else cohort.labelled[:, output]
         weight, similarity, reputation = np.zeros(len(rows)), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
         if labelling.any():
-            similarities = cosine(rows[labelling], sent)
-            parts = weights_and_parts(
-                cohort.sizes[labelling], similarities, *self.schedule(cohort.round, cohort.rounds)
-            )
+            gamma_and_beta = self.schedule(cohort.round, cohort.rounds)
+            parts = weights_and_parts(cohort.sizes[labelling], cosine(rows[labelling], sent), *gamma_and_beta)
             weight[labelling], similarity[labelling] = parts.weight, parts.similarity
             reputation[labelling] = parts.reputation
         return Piece(class_row_name(output), spans, weight, {"similarity": similarity, "reputation": reputation})

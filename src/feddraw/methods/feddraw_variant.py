@@ -68,12 +68,10 @@ class AnnealingVariant(DualReputationAnnealing):
     def _rearranged(self, similarity: NDArray[np.float64], round: int) -> NDArray[np.float64]:
         if self.signal == "shuffled":
             return np.random.default_rng([round, len(similarity)]).permutation(similarity)
-        return _standardised_similarity(similarity) if self.signal == "standardised" else similarity
-
-
-def _standardised_similarity(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    spread = values.std()
-    return (values - values.mean()) / spread if spread > 1e-12 else np.zeros_like(values)
+        if self.signal == "standardised":
+            spread = similarity.std()
+            return (similarity - similarity.mean()) / spread if spread > 1e-12 else np.zeros_like(similarity)
+        return similarity
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,6 @@ def feddraw_variant(
     parts: dict[str, Any] = {"inner": inner, "outer": outer, "clock": clock, "signal": signal}
     for (name, value), kind in zip(parts.items(), (Inner, Outer, Clock, Signal), strict=True):
         one_of(name, value, get_args(kind))
-    rules = {
-        "move": MeanMoveVariant,
-        "per_step": PacedVariant,
-        "shuffled": RearrangedVariant,
-        "standardised": RearrangedVariant,
-    }
+    rearranged = dict.fromkeys(("shuffled", "standardised"), RearrangedVariant)
+    rules = {"move": MeanMoveVariant, "per_step": PacedVariant, **rearranged}
     return Method(Local(), rules.get(signal, AnnealingVariant)(eta, lam, beta_max, reading, **parts), Server())

@@ -20,15 +20,10 @@ def shortest_combination(products: Floats, prior: Floats, epsilon: float) -> Flo
     """The lambda of the shortest combination, near the prior."""
     from scipy.optimize import minimize
 
-    found = minimize(
-        lambda v: v @ products @ v,
-        prior,
-        jac=lambda v: 2 * products @ v,
-        bounds=[(max(0.0, p - epsilon), min(1.0, p + epsilon)) for p in prior],
-        constraints={"type": "eq", "fun": lambda v: v.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-12},
-    )
+    sums_to_one = {"type": "eq", "fun": lambda v: v.sum() - 1, "jac": np.ones_like}
+    how = {"constraints": sums_to_one, "method": "SLSQP", "options": {"ftol": 1e-12}}
+    bounds = [(max(0.0, p - epsilon), min(1.0, p + epsilon)) for p in prior]
+    found = minimize(lambda v: v @ products @ v, prior, jac=lambda v: 2 * products @ v, bounds=bounds, **how)
     values = np.maximum(0, found.x)
     return np.asarray(values / values.sum())
 
@@ -60,9 +55,8 @@ class FedMgdaWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior, products = size_prior(cohort.sizes), gram(cohort.params, cohort.model.params)
         lengths = np.sqrt(np.maximum(np.diag(products), 1e-24))
-        return Weights(
-            shortest_combination(products / np.outer(lengths, lengths), prior, self.epsilon), {"prior": prior}
-        ), state
+        values = shortest_combination(products / np.outer(lengths, lengths), prior, self.epsilon)
+        return Weights(values, {"prior": prior}), state
 
 
 def fedmgda(epsilon: float = 0.1, server_lr: float = 0.0) -> Method:

@@ -14,7 +14,7 @@ import numpy as np
 from feddraw.core import Cohort, Local, Method, Model, Server, State, Weighting, Weights, not_secure, weighted_sum
 from feddraw.errors import at_least
 from feddraw.methods.size_power import shares_by_power
-from feddraw.schedules import Floats, size_prior
+from feddraw.schedules import size_prior
 
 POWERS = (1.0, 0.5, 0.0)  # of equal losses the first is taken
 
@@ -34,14 +34,13 @@ class ChosenPower(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         weights = Weights(shares_by_power(cohort.sizes, state["power"]), {"prior": size_prior(cohort.sizes)})
         if (cohort.round + 1) % self.phase == 0 and cohort.round + 1 < cohort.rounds:
-            state = {
-                "power": min(POWERS, key=lambda power: _validation_loss(cohort, shares_by_power(cohort.sizes, power)))
-            }
+            state = {"power": min(POWERS, key=lambda power: _validation_loss(cohort, power))}
         return weights, state
 
 
-def _validation_loss(cohort: Cohort, values: Floats) -> float:
+def _validation_loss(cohort: Cohort, power: float) -> float:
     assert cohort.proxy is not None
+    values = shares_by_power(cohort.sizes, power)
     counters = np.max([update.model.counters for update in cohort.updates], axis=0)
     buffers = weighted_sum(values, cohort.buffers)
     return cohort.proxy.loss(Model(cohort.combine(values), buffers, counters, cohort.model.layout))

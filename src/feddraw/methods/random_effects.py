@@ -15,30 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import (
-    TWO_SUMS,
-    Asked,
-    Cohort,
-    Facts,
-    Layout,
-    Local,
-    Measurement,
-    Method,
-    Parts,
-    Server,
-    State,
-    Vector,
-    Weighting,
-    Weights,
-    gram,
-)
+from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import UserError, at_least, below_one, one_of
+from feddraw.flat_model import Layout, Vector
 from feddraw.schedules import Floats, size_prior
+from feddraw.sums import gram
 
 Layer = Literal["classifier", "all"]
 Mode = Literal["train", "eval"]
@@ -62,15 +48,8 @@ class EffectSums:
     @staticmethod
     def of(images: Floats, products: Floats, variances: Floats) -> EffectSums:
         """From each client's images and variance, and the scalar products of their mean gradients."""
-        return EffectSums(
-            float(len(images)),
-            float(images.sum()),
-            float(images @ images),
-            float(images @ products @ images),
-            float(images @ np.diag(products)),
-            float(variances.sum()),
-            float(images @ variances),
-        )
+        sums = (len(images), images.sum(), images @ images, images @ products @ images, images @ np.diag(products))
+        return EffectSums(*map(float, (*sums, variances.sum(), images @ variances)))
 
 
 @dataclass(frozen=True)
@@ -141,7 +120,7 @@ class RandomEffects(Weighting):
     smoothing: float = 0.0
     rho: float = -1.0
 
-    asks: ClassVar[tuple[Asked, ...]] = ("classifier gradient mean", "gradient spread")
+    asks = ("classifier gradient mean", "gradient spread")
     cost = "O(K² d) of one layer"
     secure = TWO_SUMS
 
@@ -161,10 +140,8 @@ class RandomEffects(Weighting):
         parts: dict[str, Floats | float | None] = {"prior": size_prior(cohort.sizes), "measured": images}
         if found is not None:
             parts |= {"q": found.q, "q_expected": found.expected}
-            parts |= {
-                "variance": _column_of_measured(measured, about[2]),
-                "distance": _column_of_measured(measured, distances_by_variance(*about)),
-            }
+            columns = {"variance": about[2], "distance": distances_by_variance(*about)}
+            parts |= {name: _column_of_measured(measured, column) for name, column in columns.items()}
             state = self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
         parts["rho"] = rho if state else None

@@ -21,31 +21,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw import standing_shares
-from feddraw.core import (
-    ONE_SUM,
-    Client,
-    Cohort,
-    Correction,
-    Job,
-    Local,
-    Memory,
-    Method,
-    Model,
-    Server,
-    Solver,
-    State,
-    Update,
-    Vector,
-    Weights,
-    not_secure,
-)
+from feddraw import core, standing_shares
+from feddraw.core import Client, Cohort, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
 from feddraw.errors import UserError, one_of, positive
+from feddraw.flat_model import Model, Vector
 from feddraw.methods.fedavg import BySize
 from feddraw.methods.uniform import Uniform
 
 Option = Literal["I", "II"]
 Space = Literal["update", "gradient"]
+Counting = Literal["uniform", "samples"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +39,14 @@ class ScaffoldClient(Local):
     space: Space = "update"
 
     keeps = {"control": "params"}
-    secure = not_secure(
+    secure = core.not_secure(
         "a control from moves is the move by its steps, and its sum beside the weighted one can leave a single "
         'client\'s as their difference; option = "I" with space = "gradient" can'
     )
     held = "control"
     sends = {"control_change": "params"}
 
-    def check(self, solver: Solver) -> None:
+    def check(self, solver: core.Solver) -> None:
         if solver.optimizer == "adam" and (self.option, self.space) not in {("II", "update"), ("I", "gradient")}:
             raise UserError(
                 f"SCAFFOLD's option {self.option} does not fit {self.space} space under Adam, where moves and "
@@ -89,7 +74,7 @@ class ScaffoldClientByGradients(ScaffoldClient):
 
     option: Option = "I"
 
-    secure = ONE_SUM  # the change of its control is masked as its move is
+    secure = core.ONE_SUM  # the change of its control is masked as its move is
 
 
 def _control_of_client(memory: Memory, model: Model) -> Vector:
@@ -100,7 +85,7 @@ def _control_of_client(memory: Memory, model: Model) -> Vector:
 class ScaffoldServer(Server):
     lr: float = 1.0
 
-    secure = ONE_SUM
+    secure = core.ONE_SUM
     streams = False
 
     def init(self, model: Model) -> State:
@@ -120,10 +105,7 @@ class ScaffoldServer(Server):
 
 
 def scaffold(
-    server_lr: float = 1.0,
-    option: Option = "II",
-    space: Space = "update",
-    weights: Literal["uniform", "samples"] = "uniform",
+    server_lr: float = 1.0, option: Option = "II", space: Space = "update", weights: Counting = "uniform"
 ) -> Method:
     """Steps corrected by the difference between the common and the client's own direction."""
     rule = ScaffoldClient if one_of("option", option, ("I", "II")) == "II" else ScaffoldClientByGradients
