@@ -193,11 +193,9 @@ def _looks_at_steps(rule: Method) -> bool:
 def _check_round_follows(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
-    if state is None:
-        return
-    if state.method != name:
+    if state is not None and state.method != name:
         raise UserError(f"the state is of the method {state.method}, not {name}: begin without one")
-    if round < state.next_round:
+    if state is not None and round < state.next_round:
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 

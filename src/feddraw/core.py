@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.flat_model import GROUP_COUNTS as GROUP_COUNTS
-from feddraw.flat_model import SPREAD as SPREAD
 from feddraw.flat_model import Entry as Entry
 from feddraw.flat_model import Extent as Extent
 from feddraw.flat_model import Heads as Heads

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Column, State, Vector, Weights, all_segments, weighted_sum
 
-WeightedChanges = Callable[
-    [Column, slice], Vector
-]  # coefficients, a slice of the parameters: the weighted sum of changes
+WeightedChanges = Callable[[Column, slice], Vector]  # by coefficients, in a slice of the parameters: the weighted sum
 Shares = Mapping[str, float]  # by client, in units of 1/K; one for a client that has not counted yet
 
 
@@ -40,19 +38,14 @@ def update_mean(
     if held is None:  # the clients were not asked, because the weights are even: shares cannot change
         weights = Weights(_shares_before_and_after(known["shares"], cohort, weights.values)[0])
     whole = _shares_before_and_after(known["shares"], cohort, weights.values)
-    pieces = {
-        p.name: _shares_before_and_after(known["pieces"].get(p.name, known["shares"]), cohort, p.values)
-        for p in weights.pieces
-    }
+    earlier = {piece.name: known["pieces"].get(piece.name, known["shares"]) for piece in weights.pieces}
+    pieces = {p.name: _shares_before_and_after(earlier[p.name], cohort, p.values) for p in weights.pieces}
     segments = [(span, pieces[piece.name]) for piece in weights.pieces for span in piece.spans]
     for span, (before, after) in all_segments(len(mean), whole, segments):
         total[span] += changes(after / everyone, span)
         if held is not None:
             total[span] += weighted_sum((after - before) / everyone, held[:, span])
-    by_piece = {
-        name: _with_shares_after(known["pieces"].get(name, known["shares"]), cohort, both)
-        for name, both in pieces.items()
-    }
+    by_piece = {name: _with_shares_after(earlier[name], cohort, both) for name, both in pieces.items()}
     shares = _with_shares_after(known["shares"], cohort, whole)
     return total, {"population": everyone, "shares": shares, "pieces": known["pieces"] | by_piece}
 

@@ -10,12 +10,10 @@ mean of those present for it, so nobody gains or loses by being away. A client t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of, positive
@@ -24,7 +22,7 @@ from feddraw.flat_model import Model, Vector
 Shown = Literal["last", "mean"]
 
 
-def onto_simplex(point: NDArray[np.float64]) -> NDArray[np.float64]:
+def onto_simplex(point: Column) -> Column:
     """The nearest vector of non-negative numbers that sum to one."""
     falling = np.sort(point)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
@@ -45,18 +43,13 @@ class AgnosticWeighting(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         losses = np.full(cohort.population, cohort.number("loss").mean())
         losses[list(cohort.clients)] = cohort.number("loss")
-        before = _lambda_of_all_clients(state["lambda"], cohort.population)
+        known = np.array([state["lambda"].get(str(client), np.nan) for client in range(cohort.population)])
+        new = np.isnan(known)  # these start at 1/K, and the others keep their proportions
+        before = np.where(new, 1 / cohort.population, known * (1 - new.mean()))
         now = before[list(cohort.clients)]
         after = onto_simplex(before + self.rate * losses)
         state = {"lambda": {str(client): value for client, value in enumerate(after.tolist())}}
         return normalize(now if now.any() else np.ones(len(now))), state
-
-
-def _lambda_of_all_clients(known: Mapping[str, float], population: int) -> NDArray[np.float64]:
-    """The weights of all clients, where some may be new: those start at 1/K, and the others keep their proportions."""
-    values = np.array([known.get(str(client), np.nan) for client in range(population)])
-    new = np.isnan(values)
-    return np.where(new, 1 / population, values * (1 - new.mean()))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.core import Cohort, Entry, Local, Method, Piece, Server, State, Vector, Weighting, Weights, not_secure
-from feddraw.schedules import cosine
+from feddraw.schedules import Floats, cosine
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class LdawaServer(Server):
     adds_to_average = False
     secure = not_secure("coefficients that are no shares scale the model")
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Floats:
         """Averaged over the parameters, where pieces of the model have their own."""
         length = len(cohort.model.params)
         extra = sum((span.stop - span.start) * (values - weights.values) for span, values in weights.segments)
@@ -49,7 +48,7 @@ class LdawaWeighting(Weighting):
         return Weights(values, pieces=[_layer_piece(cohort, entry, values) for entry in entries]), state
 
 
-def _layer_piece(cohort: Cohort, entry: Entry, mean: NDArray[np.float64]) -> Piece:
+def _layer_piece(cohort: Cohort, entry: Entry, mean: Floats) -> Piece:
     rows, sent = cohort.params[:, entry.span], cohort.model.params[entry.span]
     similarity = np.where(rows.any(axis=1) & sent.any(), cosine(rows, sent), 1.0)
     return Piece(entry.name, [entry.span], mean * similarity, {"similarity": similarity})

@@ -60,17 +60,12 @@ class EffectsOfMoves(Weighting):
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         sizes = cohort.sizes
         if state["rounds"] < self.until and len(sizes) > 1:
-            moves = _moves_per_step(cohort)
+            sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
+            moves = np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])  # of one step
             now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
         rho = solved_rho(state["equations"])
         return Weights(weights_by_rho(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
-
-
-def _moves_per_step(cohort: Cohort) -> Floats:
-    """(clients, d_l): each client's move of the classifier in one step."""
-    sent = cohort.model.params[cohort.model.layout.find("classifier")].astype(np.float64)
-    return np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])
 
 
 def move_effects(until: int = 3) -> Method:

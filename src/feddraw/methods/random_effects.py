@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw import core
 from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Weighting, Weights
 from feddraw.errors import UserError, at_least, below_one, one_of
 from feddraw.flat_model import Layout, Vector
@@ -120,7 +121,7 @@ class RandomEffects(Weighting):
     smoothing: float = 0.0
     rho: float = -1.0
 
-    asks = ("classifier gradient mean", "gradient spread")
+    asks: ClassVar[tuple[core.Asked, ...]] = ("classifier gradient mean", "gradient spread")
     cost = "O(K² d) of one layer"
     secure = TWO_SUMS
 

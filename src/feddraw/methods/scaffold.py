@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw import core, standing_shares
-from feddraw.core import Client, Cohort, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
+from feddraw.core import Client, Cohort, Column, Correction, Job, Local, Memory, Method, Server, State, Update, Weights
 from feddraw.errors import UserError, one_of, positive
 from feddraw.flat_model import Model, Vector
 from feddraw.methods.fedavg import BySize
@@ -94,7 +93,7 @@ class ScaffoldServer(Server):
     def broadcast(self, state: State) -> dict[str, Vector]:
         return {"control": state["control"]}
 
-    def coefficients(self, cohort: Cohort, weights: Weights) -> NDArray[np.float64]:
+    def coefficients(self, cohort: Cohort, weights: Weights) -> Column:
         return self.lr * weights.values
 
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:

@@ -83,12 +83,10 @@ class Announcement:
             if table.pop("version") != ANNOUNCEMENT_VERSION or set(table) != {f.name for f in fields(Announcement)}:
                 raise ValueError("another version")
             parties = tuple(_announced_party_from(**party) for party in table["parties"])
-            by_client = {
-                name: {client: _announced_numbers(row) for client, row in table[name].items()}
-                for name in ("proposed", "weights")
-            }
+            both = ("proposed", "weights")
+            numbers = {name: {client: _announced_numbers(row) for client, row in table[name].items()} for name in both}
             told = _announced_numbers(table["told"])
-            found = Announcement(**table | {"parties": parties, "told": told} | by_client)
+            found = Announcement(**table | {"parties": parties, "told": told} | numbers)
             found.check()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"the server's announcement cannot be read: {error!s:.80}") from None
@@ -156,16 +154,11 @@ class Announcement:
 
 
 def announce_secure_round(
-    sent: str,
-    method: Mapping[str, Any],
-    round: int,
-    rounds: int,
-    parties: Sequence[AnnouncedParty],
-    policy: Policy | None = None,
+    sent: str, method: Mapping[str, Any], round: int, rounds: int, parties: Sequence[AnnouncedParty], policy: Policy
 ) -> Announcement:
     """What all clients of a round are told at first."""
     usual = asdict(Policy())
-    limits = {name: value for name, value in asdict(policy or Policy()).items() if value != usual[name]}
+    limits = {name: value for name, value in asdict(policy).items() if value != usual[name]}
     found = Announcement(sent, dict(method), round, rounds, tuple(parties), limits)
     found.check()
     return found

@@ -13,14 +13,9 @@ import numpy as np
 
 from feddraw.core import Cohort, Method, Model, Update, Vector
 from feddraw.errors import UserError
+from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers, announced_fingerprint
-from feddraw.secure_rounds.round_weights import (
-    WEIGHT_ROUNDING,
-    check_weights_fit_sum,
-    exact_weight,
-    outputs_with_own_weight,
-    weights_under_policy,
-)
+from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, weights_under_policy
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import Words, to_fixed_point
 from feddraw.server.gate import Gate, check_update
@@ -58,7 +53,7 @@ class SecureRoundClient:
             raise UserError(f"size {update.size} where {party.size} was announced")
         if (None if update.labelled is None else tuple(update.labelled.tolist())) != party.labelled:
             raise UserError("the findings that it labels are not those that were announced")
-        check_weights_fit_sum(method, announcement.facts())
+        round_weights.check_weights_fit_sum(method, announcement.facts())
         verdict = check_update(update, sent, method.sends, (gate or Gate()).max_size)
         if verdict.reason:
             raise UserError(verdict.reason)
@@ -82,8 +77,8 @@ class SecureRoundClient:
         if not rows:
             labelled = np.ones(self.sent.layout.outputs, bool) if update.labelled is None else update.labelled
             rows = {output: body * bool(labelled[output]) for output in range(len(labelled))}
-        outputs = outputs_with_own_weight(self.method, self.sent.layout, facts)
-        self._own = tuple(map(exact_weight, (body, *(rows[output] for output in outputs))))
+        outputs = round_weights.outputs_with_own_weight(self.method, self.sent.layout, facts)
+        self._own = tuple(map(round_weights.exact_weight, (body, *(rows[output] for output in outputs))))
         metrics = {name: float(update.metrics[name]) for name in self._listed if name in update.metrics}
         numbers = {name: float(update.extra[name][0]) for name in self.method.server.announced}
         return ClientAnnouncement(self._said, update.steps, self._own, self.distance, metrics, numbers)

@@ -67,9 +67,7 @@ class SecureCohort(Cohort):
     def _known(self, span: slice) -> list[Segment]:
         """The parts of a span with the coefficients under which their mean is known."""
         whole = all_segments(len(self.moves), self.weights.values, self.weights.segments)
-        cut = [
-            (slice(max(s.start, span.start), min(s.stop, span.stop)), column * self.multiplied) for s, column in whole
-        ]
+        cut = [(slice(max(s.start, span.start), min(s.stop, span.stop)), own * self.multiplied) for s, own in whole]
         return [(part, column) for part, column in cut if part.start < part.stop]
 
     def _times(self, wanted: Column, known: Column) -> float:

@@ -77,22 +77,18 @@ def weights_under_policy(method: Method, announcement: Announcement, layout: Lay
     outputs = outputs_with_own_weight(method, layout, announcement.facts())
     starts = {layout.rows_of(output)[0].start: output for output in outputs}
     columns = dict.fromkeys(outputs, weights.values)
-    columns |= {
-        starts[span.start]: piece.values for piece in weights.pieces for span in piece.spans if span.start in starts
-    }
+    columns |= {starts[span.start]: values for span, values in weights.segments if span.start in starts}
     table = np.stack([weights.values, *(columns[output] for output in outputs)], axis=1)
     return {name: tuple(map(exact_weight, row)) for name, row in zip(names, table.tolist(), strict=True)}
 
 
-def proposed_weights_under_policy(
-    method: Method, announcement: Announcement, layout: Layout
-) -> tuple[Weights, list[str]]:
+def proposed_weights_under_policy(method: Method, told: Announcement, layout: Layout) -> tuple[Weights, list[str]]:
     """The proposed weights within the policy, and whose they are."""
-    facts = announcement.facts()
-    places = [place for place, party in enumerate(announcement.parties) if party.name in announcement.proposed]
-    names = [announcement.parties[place].name for place in places]
+    facts = told.facts()
+    places = [place for place, party in enumerate(told.parties) if party.name in told.proposed]
+    names = [told.parties[place].name for place in places]
     outputs = outputs_with_own_weight(method, layout, facts)
-    proposed = weights_from_own([announcement.proposed[name] for name in names], layout, outputs)
+    proposed = weights_from_own([told.proposed[name] for name in names], layout, outputs)
     if not method.weighting.by_output:
         proposed = replace(proposed, pieces=())
     nothing = np.zeros(0, np.float32)
@@ -101,9 +97,9 @@ def proposed_weights_under_policy(
         Update(place, model, facts.sizes[place], 1, labelled=None if facts.labelled is None else facts.labelled[place])
         for place in places
     ]
-    cohort = Cohort(facts.round, facts.rounds, model, updates, len(announcement.parties))
-    everyone = [party.name for party in announcement.parties]
-    bound = bound_then_divide(announcement.limits().bound(everyone, method.server))
+    everyone = [party.name for party in told.parties]
+    cohort = Cohort(facts.round, facts.rounds, model, updates, len(everyone))
+    bound = bound_then_divide(told.limits().bound(everyone, method.server))
     return bound(cohort, proposed), names
 
 

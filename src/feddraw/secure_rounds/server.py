@@ -12,31 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from feddraw.core import (
-    Aggregate,
-    Cohort,
-    Column,
-    Facts,
-    Layout,
-    LimitedWeights,
-    Method,
-    Model,
-    Parts,
-    State,
-    Update,
-    Vector,
-    Weights,
-)
+from feddraw.core import Aggregate, Cohort, Column, Facts, LimitedWeights, Method, Parts, State, Update, Weights
 from feddraw.errors import UserError
+from feddraw.flat_model import Layout, Model, Vector
+from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
 from feddraw.secure_rounds.cohort import SecureCohort
-from feddraw.secure_rounds.round_weights import (
-    WEIGHT_ROUNDING,
-    outputs_with_own_weight,
-    proposed_weights_under_policy,
-    weights_from_own,
-    weights_too_small,
-)
+from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, outputs_with_own_weight, weights_from_own
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
 from feddraw.server.gate import Gate, GateVerdict, compare_with_median
@@ -108,9 +90,7 @@ def secure_round_result(
     said = {numbers[party.name]: party.size for party in announcement.parties}
     limited = announcement.limits().limited_sizes(said)
     facts = announcement.facts()
-    updates = [
-        _update_in_clear(numbers[name], announced[name], sent, facts, announcement.place(name)) for name in names
-    ]
+    updates = [_update_in_clear(numbers[n], announced[n], sent, facts, announcement.place(n)) for n in names]
     verdicts = {numbers[name]: GateVerdict("", announced[name].distance) for name in names}
     blank = Cohort(announcement.round, announcement.rounds, sent, updates, len(clients))
     aggregate, why = None, "the secure sum failed"
@@ -176,14 +156,10 @@ class _SecureRoundServer:
         for output, whole in zip(form.outputs, sums[1:], strict=True):
             for row in sent.layout.rows_of(output):
                 moves[row] *= sums[0] / whole if whole else 0.0
+        about = (self.cohort.round, self.cohort.rounds, sent, self.cohort.updates, self.cohort.population)
+        term, lengths = float(terms[1]) if form.terms else 0.0, np.array([one.distance for one in self.announced])
         cohort = SecureCohort(
-            *(self.cohort.round, self.cohort.rounds, sent, self.cohort.updates, self.cohort.population),
-            weights=weights,
-            moves=moves,
-            means=means,
-            multiplied=multiplied,
-            term=float(terms[1]) if form.terms else 0.0,
-            announced=np.array([one.distance for one in self.announced]),
+            *about, weights=weights, moves=moves, means=means, multiplied=multiplied, term=term, announced=lengths
         )
         params, server = method.server.step(cohort, weights, state["server"])
         model = Model(params, _buffers_after_mean_change(sent, values[spans["buffers"]]), self._counters(), sent.layout)
@@ -203,7 +179,7 @@ class _SecureRoundServer:
         if [int(word) for word in words] != [int(one) % 2**64 for one in np.atleast_1d(said)]:
             raise UntrueSum("the weights in the sum are not those that the clients announced")
         sums = from_fixed_point(words)
-        if weights_too_small(sums, len(own)):
+        if round_weights.weights_too_small(sums, len(own)):
             raise UntrueSum(f"the clients' weights are too small for a secure sum: {sums.min():.2g} in all")
         return sums
 
@@ -219,7 +195,8 @@ class _SecureRoundServer:
         """What the policy changed for those in the sum."""
         if not self.announcement.limits().limits_weights:
             return None
-        weights, names = proposed_weights_under_policy(self.method, self.announcement, self.cohort.model.layout)
+        proposal = (self.method, self.announcement, self.cohort.model.layout)
+        weights, names = round_weights.proposed_weights_under_policy(*proposal)
         assert weights.limited is not None
         found, rows = weights.limited, [names.index(name) for name in self.names]
         return LimitedWeights(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
@@ -227,13 +204,11 @@ class _SecureRoundServer:
     def _check_length(self, moves: Vector, own: Sequence[Numbers], factors: Column) -> None:
         """No sum is longer than all announced lengths, each times its weight, together."""
         heaviest = np.array([max(row) for row in own]) * factors
-        longest = float(heaviest @ np.array([one.distance for one in self.announced]))
+        most = float(heaviest @ np.array([one.distance for one in self.announced]))
         rounding = len(own) * math.sqrt(len(moves)) * math.ldexp(1.0, -FRACTION_BITS - 1)
         length = math.sqrt(float(np.dot(moves, moves)))
-        if not length <= (1 + SLACK) * longest + rounding:
-            raise UntrueSum(
-                f"the sum of moves has the length {length:.3g}, and the announced lengths allow {longest:.3g}"
-            )
+        if not length <= (1 + SLACK) * most + rounding:
+            raise UntrueSum(f"the sum of moves has the length {length:.3g}, and the announced lengths allow {most:.3g}")
 
     def _counters(self) -> Vector:
         """As after the announced steps: the largest, as in every other engine."""

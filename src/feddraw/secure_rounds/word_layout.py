@@ -29,13 +29,9 @@ class WordLayout:
     @staticmethod
     def of(method: Method, layout: Layout, facts: Facts) -> WordLayout:
         extents = {name: extent for name, extent in method.local.sends.items() if name not in method.server.announced}
-        return WordLayout(
-            layout.length("param"),
-            layout.length("buffer"),
-            {name: layout.extent(extent) for name, extent in extents.items()},
-            type(method.server).terms is not Server.terms,
-            outputs_with_own_weight(method, layout, facts),
-        )
+        extras = {name: layout.extent(extent) for name, extent in extents.items()}
+        terms, outputs = type(method.server).terms is not Server.terms, outputs_with_own_weight(method, layout, facts)
+        return WordLayout(layout.length("param"), layout.length("buffer"), extras, terms, outputs)
 
     def spans(self) -> dict[str, slice]:
         """Where each part lies; an extra vector under its name behind "extra."."""

@@ -14,20 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
 from feddraw.errors import UserError
-from feddraw.secure_sums import shamir
+from feddraw.secure_sums import one_time_keys, shamir
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.masks import apply_masks, pair_mask, self_mask
 from feddraw.secure_sums.message_fields import SecureSumRefused, pack_fields, unpack_fields
-from feddraw.secure_sums.one_time_keys import (
-    NONCE_BYTES,
-    OneTimeEnvelope,
-    OneTimePublicKeys,
-    OneTimeSecrets,
-    read_one_time_keys,
-    sign_one_time_keys,
-)
+from feddraw.secure_sums.one_time_keys import OneTimeEnvelope, OneTimePublicKeys, OneTimeSecrets, read_one_time_keys
 from feddraw.secure_sums.session import FEWEST_SUMMED, PURPOSE, SessionContext, SessionId, session_threshold
 from feddraw.secure_sums.signing_keys import SiteDirectory
 
@@ -68,7 +61,7 @@ class SecureSumClient:
         """Fresh public keys, signed."""
         self._require("new", "advertise")
         self._secrets = OneTimeSecrets(self._rng(32), self._rng(32), self._rng(32))
-        content = sign_one_time_keys(self.about, self.name, self._key, self._secrets)
+        content = one_time_keys.sign_one_time_keys(self.about, self.name, self._key, self._secrets)
         self._context = SessionContext.of(self.about, {self.name: content})
         self._stage = "advertised"
         return content
@@ -100,19 +93,14 @@ class SecureSumClient:
         """Shares that only the peer can read."""
         private, digest = self._own_secrets().encryption, self._context.digest
         envelope = OneTimeEnvelope(private, key.encryption, digest, self.name, self.name, peer)
-        closed = envelope.close(b"".join(pair), self._rng(NONCE_BYTES))
+        closed = envelope.close(b"".join(pair), self._rng(one_time_keys.NONCE_BYTES))
         return pack_fields(closed, self._key.sign(self._context.shares(self.name, peer, closed)))
 
     # ------------------------------------------------------------------------------------------ 2: values
 
     def mask(
-        self,
-        shares_for_me: Mapping[str, bytes],
-        words: NDArray[np.uint64],
-        *,
-        in_place: bool = False,
-        agreed: bytes = b"",
-    ) -> NDArray[np.uint64]:
+        self, shares_for_me: Mapping[str, bytes], words: Words, *, in_place: bool = False, agreed: bytes = b""
+    ) -> Words:
         """The words under my own mask and one for each client whose shares I got.
 
         `agreed` is a hash of what the server told about the values, such as sizes or weights: I reveal only with
@@ -149,7 +137,7 @@ class SecureSumClient:
             raise SecureSumRefused(f"the shares of {peer} have a wrong length")
         return both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
 
-    def seal(self, masked: NDArray[np.uint64]) -> bytes:
+    def seal(self, masked: Words) -> bytes:
         """My signature under the masked words, so that the server knows that nobody changed them on the way."""
         if self._stage not in ("masked", "signed", "revealed"):
             raise SecureSumRefused("there is nothing to seal before the values are masked")

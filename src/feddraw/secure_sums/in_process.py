@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
 from feddraw.secure_sums.client import SecureSumClient
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.server import SERVER_STAGES, SecureSumServer
 from feddraw.secure_sums.session import Session
 from feddraw.secure_sums.signing_keys import SiteDirectory
@@ -45,7 +44,7 @@ class InProcessSecureSum:
     def _active(self, stage: int, names: Iterable[str]) -> list[str]:
         return [name for name in names if self._silent.get(name, len(SERVER_STAGES)) > stage]
 
-    def add(self, name: str, words: NDArray[np.uint64]) -> bool:
+    def add(self, name: str, words: Words) -> bool:
         """Mask a client's words where they are and add them; False where the client has fallen silent."""
         if name not in self._waiting:
             return False
@@ -55,7 +54,7 @@ class InProcessSecureSum:
         self.server.take_masked(name, masked)
         return True
 
-    def total(self) -> NDArray[np.uint64]:
+    def total(self) -> Words:
         """The sum, once all have added theirs; `SecureSumFailed` if too few are left."""
         survivors = self.server.survivors
         for name in self._active(3, survivors):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
 
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.one_time_keys import agreed_secret, derived_key
 
 BLOCK = 1 << 15  # words: a block and its stream together are half a megabyte
@@ -32,7 +32,7 @@ class Mask:
         return Mask(self.key, not self.plus)
 
 
-def apply_masks(masks: Sequence[Mask], words: NDArray[np.uint64]) -> None:
+def apply_masks(masks: Sequence[Mask], words: Words) -> None:
     """Add all masks to the words, modulo 2^64, in place."""
     block = min(BLOCK, len(words))
     zeros, stream = memoryview(bytes(8 * block)), bytearray(8 * block + _SLACK)

@@ -52,20 +52,14 @@ class OneTimeSecrets:
 
 def sign_one_time_keys(about: SessionId, name: str, key: Ed25519PrivateKey, secrets: OneTimeSecrets) -> bytes:
     """The message with the public keys, signed for this sum."""
-    fields = (
-        key.public_key().public_bytes_raw(),
-        public_half(secrets.encryption),
-        public_half(secrets.masking),
-        seed_commitment(about, name, secrets.seed),
-    )
+    signer, commitment = key.public_key().public_bytes_raw(), seed_commitment(about, name, secrets.seed)
+    fields = (signer, public_half(secrets.encryption), public_half(secrets.masking), commitment)
     return pack_fields(*fields, key.sign(about.statement("keys", name, *fields)))
 
 
-def read_one_time_keys(
-    about: SessionId, name: str, content: bytes, directory: SiteDirectory | None
-) -> OneTimePublicKeys:
+def read_one_time_keys(about: SessionId, name: str, given: bytes, directory: SiteDirectory | None) -> OneTimePublicKeys:
     """The keys, if the site of that name has signed them for this sum."""
-    *fields, signature = unpack_fields(content, 5)
+    *fields, signature = unpack_fields(given, 5)
     if any(len(field) != 32 for field in fields):
         raise SecureSumRefused(f"the keys of {name} have a wrong length")
     keys = OneTimePublicKeys(*fields)

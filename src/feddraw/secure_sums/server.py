@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.secure_sums import shamir
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.masks import Mask, apply_masks, pair_mask, self_mask
 from feddraw.secure_sums.message_fields import SecureSumRefused, unpack_fields
 from feddraw.secure_sums.one_time_keys import OneTimePublicKeys, public_half, read_one_time_keys, seed_commitment
@@ -34,7 +34,7 @@ class SecureSumServer:
         self._context = SessionContext.of(session, {})
         self._shares: dict[str, dict[str, bytes]] = {}  # by sender, then receiver
         self._summed: set[str] = set()
-        self._sum: NDArray[np.uint64] | None = None
+        self._sum: Words | None = None
         self._signatures: dict[str, bytes] = {}
         self._revealed: dict[str, list[bytes]] = {}
         self._opened = False
@@ -80,7 +80,7 @@ class SecureSumServer:
 
     # ------------------------------------------------------------------------------------------ 2: values
 
-    def take_masked(self, name: str, words: NDArray[np.uint64], seal: bytes | None = None) -> None:
+    def take_masked(self, name: str, words: Words, seal: bytes | None = None) -> None:
         """Added at once; `seal` is the client's signature under the words, where it sends one."""
         self._expect(2, name, self._shares, self._summed)
         if words.dtype != np.uint64 or words.ndim != 1:
@@ -123,7 +123,7 @@ class SecureSumServer:
         self._keys[name].verify(signature, statement, f"the message with opened shares of {name}")
         self._revealed[name] = shares
 
-    def total(self) -> NDArray[np.uint64]:
+    def total(self) -> Words:
         """The sum without its masks."""
         self._close(4, len(self._revealed))
         assert self._sum is not None  # nobody gets here without having sent values
@@ -134,10 +134,8 @@ class SecureSumServer:
 
     def _left_in_sum(self) -> list[Mask]:
         """Each summed client's own mask, and the masks that it shares with those whose values did not come."""
-        found, digest = [], self._context.digest
-        secrets = self._joined()
-        for name in self.survivors:
-            found.append(self_mask(secrets[name], digest, name))
+        secrets, digest = self._joined(), self._context.digest
+        found = [self_mask(secrets[name], digest, name) for name in self.survivors]
         for gone in sorted(set(self._shares) - self._summed):
             for name in self.survivors:
                 mask = pair_mask(secrets[gone], self._keys[name].masking, digest, gone, name)

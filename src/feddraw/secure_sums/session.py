@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.errors import RunFailed, UserError
+from feddraw.secure_sums.fixed_point import Words
 from feddraw.secure_sums.message_fields import pack_fields, pack_names
 
 PURPOSE = "feddraw secure sum 1"
@@ -89,14 +89,13 @@ class SessionContext:
     def shares(self, sender: str, receiver: str, closed: bytes) -> bytes:
         return self.about.statement("shares", sender, self.digest, receiver.encode(), closed)
 
-    def masked(self, sender: str, words: NDArray[np.uint64]) -> bytes:
+    def masked(self, sender: str, words: Words) -> bytes:
         digest = hashlib.sha256(np.ascontiguousarray(words, "<u8").data).digest()
         return self.about.statement("masked", sender, self.digest, digest)
 
     def survivors(self, sender: str, sharers: Iterable[str], survivors: Iterable[str], agreed: bytes) -> bytes:
-        return self.about.statement(
-            "survivors", sender, self.digest, pack_names(sharers), pack_names(survivors), agreed
-        )
+        sharing, summed = pack_names(sharers), pack_names(survivors)
+        return self.about.statement("survivors", sender, self.digest, sharing, summed, agreed)
 
     def revealed(self, sender: str, survivors: Iterable[str], shares: Sequence[bytes]) -> bytes:
         return self.about.statement("revealed", sender, self.digest, pack_names(survivors), pack_fields(*shares))

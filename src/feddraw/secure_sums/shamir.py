@@ -6,17 +6,15 @@ prime above 2^256; the share of point x is its value at x. The coefficients come
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
+from secrets import token_bytes
 
 PRIME = 2**256 + 297
 SHARE_BYTES, SECRET_BYTES = 33, 32
 RandomBytes = Callable[[int], bytes]
 
 
-def split_secret(
-    secret: bytes, threshold: int, points: Sequence[int], rng: RandomBytes = secrets.token_bytes
-) -> list[bytes]:
+def split_secret(secret: bytes, threshold: int, points: Sequence[int], rng: RandomBytes = token_bytes) -> list[bytes]:
     """A share for each point; points are different and not 0."""
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(points):
         raise ValueError("a secret has 32 bytes, and there are at least as many points as the threshold")

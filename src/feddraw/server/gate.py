@@ -96,11 +96,6 @@ def _form_refusal(update: Update, sent: Model) -> str:
         own, other = getattr(update.model, name), getattr(sent, name)
         if reason := _array_refusal(name, own, other.shape, other.dtype):
             return reason
-    return _labelled_refusal(update, sent)
-
-
-def _labelled_refusal(update: Update, sent: Model) -> str:
-    """The announcement of which findings the client labels, where there is one."""
     if update.labelled is None:
         return ""
     reason = _array_refusal("the list of labelled findings", update.labelled, (sent.layout.outputs,), np.dtype(bool))

@@ -114,10 +114,8 @@ def _weight_columns(
         return {}
     lengths = np.abs(aggregate.coefficients) * [verdicts[client].distance for client in counted]
     total = lengths.sum()
-    columns: dict[str, Any] = {
-        "weight": aggregate.coefficients,
-        "influence": lengths / total if total > 0 else math.nan,
-    }
+    influence = lengths / total if total > 0 else math.nan
+    columns: dict[str, Any] = {"weight": aggregate.coefficients, "influence": influence}
     columns |= {name: part for name, part in aggregate.weights.parts.items() if part is not None}
     if (limited := aggregate.weights.limited) is not None:
         columns |= {"proposed": limited.before, "allowed": limited.after, "clause": np.array(limited.clauses, object)}
@@ -127,11 +125,8 @@ def _weight_columns(
 
 def piece_entries(round: int, counted: Sequence[str], aggregate: Aggregate | None) -> tuple[PieceEntry, ...]:
     """One line per client and piece."""
-    return tuple(
-        _filled_piece_entry(PieceEntry(round, client, piece.name), piece, index)
-        for piece in (aggregate.weights.pieces if aggregate else ())
-        for index, client in enumerate(counted)
-    )
+    pieces = aggregate.weights.pieces if aggregate else ()
+    return tuple(_piece_entry(round, name, piece, index) for piece in pieces for index, name in enumerate(counted))
 
 
 def pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
@@ -140,9 +135,9 @@ def pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)
 
 
-def _filled_piece_entry(entry: PieceEntry, piece: Piece, index: int) -> PieceEntry:
+def _piece_entry(round: int, client: str, piece: Piece, index: int) -> PieceEntry:
     columns: dict[str, Any] = {name: float(column[index]) for name, column in piece.parts.items()}
     columns["weight"] = float(piece.values[index])
     if (limited := piece.limited) is not None:
         columns |= {"proposed": float(limited.before[index]), "clause": limited.clauses[index]}
-    return replace(entry, **columns)
+    return PieceEntry(round, client, piece.name, **columns)

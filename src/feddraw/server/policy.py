@@ -116,9 +116,8 @@ class Policy:
         if not limits:
             return {}
         name = min(limits, key=lambda limit: limits[limit])
-        return {
-            client: (size_as_int_if_whole(limits[name]), name) for client, size in sizes.items() if size > limits[name]
-        }
+        most = limits[name]
+        return {client: (size_as_int_if_whole(most), name) for client, size in sizes.items() if size > most}
 
     def limits(self, clients: Sequence[str]) -> WeightLimits:
         """The limits for the clients that count in a round."""
@@ -137,9 +136,8 @@ class Policy:
         def bounded(cohort: Cohort, weights: Weights) -> Weights:
             limits = self.limits([clients[client] for client in cohort.clients])
             values, limited = limits.apply(weights.values)
-            found = replace(
-                weights, values=values, pieces=[_limited_piece(limits, p) for p in weights.pieces], limited=limited
-            )
+            pieces = [_limited_piece(limits, piece) for piece in weights.pieces]
+            found = replace(weights, values=values, pieces=pieces, limited=limited)
             if server.proportional:
                 _check_proportional_server(server, cohort, found)
             return found

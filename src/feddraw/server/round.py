@@ -145,12 +145,7 @@ def round_result(
         model, state = aggregate.model, aggregate.state
         loss = float(np.mean([update.metrics["loss"] for update in accepted]))
     pieces = piece_entries(cohort.round, [clients[update.client] for update in accepted], aggregate)
+    shown = method.shown(model, state)
     return RoundResult(
-        round=cohort.round,
-        ledger=ledger,
-        loss=loss,
-        pieces=pieces,
-        model=method.shown(model, state),
-        next_model=model,
-        state=state,
+        round=cohort.round, ledger=ledger, loss=loss, pieces=pieces, model=shown, next_model=model, state=state
     )

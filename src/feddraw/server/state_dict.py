@@ -39,9 +39,7 @@ def layout_of_arrays(
 
     `outputs` is the number of findings where it is known. A classifier that cannot be told is asked for if `ask`.
     """
-    tensors = [
-        (name, _tensor_kind(name, array), tuple(array.shape), str(array.dtype)) for name, array in arrays.items()
-    ]
+    tensors = [(name, _tensor_kind(name, one), tuple(one.shape), str(one.dtype)) for name, one in arrays.items()]
     layout = Layout.of(tensors, "")
     params = [entry for entry in layout.entries if entry.kind == "param"]
     if not params:
@@ -70,11 +68,9 @@ def blank_model(layout: Layout, rows: int | None = None) -> Model:
     return empty_model(layout, rows, np.float64 if wide else np.float32)
 
 
-def model_in_row(matrices: Model, row: int) -> Model:
+def model_in_row(models: Model, row: int) -> Model:
     """One of the models that lie in the rows of `blank_model(layout, rows)`."""
-    return replace(
-        matrices, params=matrices.params[row], buffers=matrices.buffers[row], counters=matrices.counters[row]
-    )
+    return Model(models.params[row], models.buffers[row], models.counters[row], models.layout)
 
 
 def plain_arrays(params: Mapping[str, Any]) -> Arrays:

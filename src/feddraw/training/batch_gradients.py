@@ -38,7 +38,7 @@ def batch_gradients(
 
 
 def gradient_summary(gradients: Iterator[Vector], length: int, batch_size: int) -> tuple[Vector, Vector]:
-    """The mean, and the numbers of `core.SPREAD`, in one pass; zeros where there are no gradients."""
+    """The mean, and the numbers of `flat_model.SPREAD`, in one pass; zeros where there are no gradients."""
     count, mean, squares = 0, np.zeros(length), 0.0
     for one in gradients:
         count += 1
