@@ -15,7 +15,19 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
+from feddraw.core import (
+    ONE_SUM,
+    Cohort,
+    Column,
+    Local,
+    Method,
+    Server,
+    State,
+    Weighting,
+    Weights,
+    normalize,
+    not_secure,
+)
 from feddraw.errors import one_of, positive
 from feddraw.flat_model import Model, Vector
 

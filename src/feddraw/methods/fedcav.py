@@ -16,21 +16,27 @@ from feddraw.schedules import softmax
 
 
 @dataclass(frozen=True)
-class FedCavWeighting(Weighting):
-    needs = "nothing"
+class WeighsAgainstMeanLoss(Weighting):
+    """A rule whose secure clients compare their loss with the mean, which the first sum gives."""
+
     asks = ("loss",)
     secure = TWO_SUMS
-
-    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
-        losses = cohort.number("loss")
-        scores = np.minimum(losses, losses.mean())
-        return Weights(softmax(scores, 1.0), {"reputation": scores}), state
 
     def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
         return cohort.number("loss")
 
     def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
         return total / len(places), {}, state
+
+
+@dataclass(frozen=True)
+class FedCavWeighting(WeighsAgainstMeanLoss):
+    needs = "nothing"
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
+        losses = cohort.number("loss")
+        scores = np.minimum(losses, losses.mean())
+        return Weights(softmax(scores, 1.0), {"reputation": scores}), state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
         return math.exp(min(0.0, cohort.number("loss")[0] - facts.told[0]))

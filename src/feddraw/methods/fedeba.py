@@ -8,38 +8,29 @@ code is public. A high temperature is uniform averaging. The default temperature
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from feddraw.core import TWO_SUMS, Cohort, Column, Facts, Local, Method, Parts, Server, State, Weighting, Weights
+from feddraw.core import Cohort, Facts, Local, Method, Server, State, Weights
 from feddraw.errors import one_of, positive
+from feddraw.methods.fedcav import WeighsAgainstMeanLoss
 from feddraw.schedules import size_prior, softmax
 
 Start = Literal["uniform", "size"]
 
 
 @dataclass(frozen=True)
-class FedEbaWeighting(Weighting):
+class FedEbaWeighting(WeighsAgainstMeanLoss):
     temperature: float = 0.1
     start: Start = "uniform"
-
-    asks = ("loss",)
-    secure = TWO_SUMS
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         prior = size_prior(cohort.sizes if self.start == "size" else np.ones(len(cohort.updates)))
         scores = cohort.number("loss")
         values = softmax(scores / self.temperature + np.log(prior), 1.0)
         return Weights(values, {"prior": prior, "reputation": scores}), state
-
-    def first_sum(self, cohort: Cohort, facts: Facts, place: int) -> Column:
-        return cohort.number("loss")
-
-    def inform(self, total: Column, facts: Facts, places: Sequence[int], state: State) -> tuple[Column, Parts, State]:
-        return total / len(places), {}, state
 
     def own_weight(self, cohort: Cohort, facts: Facts, place: int) -> float:
         """Above one for a client with a loss above the mean."""

@@ -93,10 +93,8 @@ def proposed_weights_under_policy(method: Method, told: Announcement, layout: La
         proposed = replace(proposed, pieces=())
     nothing = np.zeros(0, np.float32)
     model = Model(nothing, nothing, np.zeros(0, np.int64), layout)
-    updates = [
-        Update(place, model, facts.sizes[place], 1, labelled=None if facts.labelled is None else facts.labelled[place])
-        for place in places
-    ]
+    labelled = dict.fromkeys(places) if facts.labelled is None else dict(enumerate(facts.labelled))
+    updates = [Update(place, model, facts.sizes[place], 1, labelled=labelled[place]) for place in places]
     everyone = [party.name for party in told.parties]
     cohort = Cohort(facts.round, facts.rounds, model, updates, len(everyone))
     bound = bound_then_divide(told.limits().bound(everyone, method.server))

@@ -83,10 +83,10 @@ def aggregate_round(
     sound = [update for update in updates if not checked[update.client].reason]
     cohort = Cohort(round, rounds, model, sound, len(clients), proxy)
     early = _sum_before_accepting(method, cohort, state, bound)
-    distances = cohort.distances if early is None else early.distances
+    summed, distances, weighed = early or (None, cohort.distances, state)
     accepted, verdicts = accept_by_distance(cohort, distances, checked, gate)
-    if early is not None and accepted == sound:
-        aggregate: Aggregate | None = method.step(early.cohort, early.cohort.weights, early.state)
+    if summed is not None and accepted == sound:
+        aggregate: Aggregate | None = method.step(summed, summed.weights, weighed)
     else:
         cohort = replace(cohort, updates=accepted)
         aggregate = method.aggregate(cohort, state, bound) if accepted else None
@@ -96,18 +96,12 @@ def aggregate_round(
     return round_result(method, cohort, state, aggregate, clients, everyone, updates, verdicts, sizes, limited)
 
 
-@dataclass(frozen=True, eq=False)
-class _EarlySum:
-    """The weighted sum of a round before the gate has compared the distances, which come with it."""
-
-    cohort: SummedCohort
-    distances: Column
-    state: State  # after weighing
-
-
-def _sum_before_accepting(method: Method, cohort: Cohort, state: State, bound: Bound | None) -> _EarlySum | None:
+def _sum_before_accepting(
+    method: Method, cohort: Cohort, state: State, bound: Bound | None
+) -> tuple[SummedCohort, Column, State] | None:
     """One pass over all updates for the sum and the distances; the sum holds if the gate then refuses nobody.
 
+    The state is that after weighing.
     Only for rules that weigh each client by itself: there, an update that will be refused spoils nothing but the sum.
     """
     if not (method.streams and cohort.updates):
@@ -115,7 +109,7 @@ def _sum_before_accepting(method: Method, cohort: Cohort, state: State, bound: B
     try:
         with np.errstate(all="ignore"):
             weights, weighting = method.weigh(cohort, state, bound)
-            return _EarlySum(*cohort.summed(weights), state | {"weighting": weighting})
+            return *cohort.summed(weights), state | {"weighting": weighting}
     except (ArithmeticError, ValueError):
         return None
 

@@ -74,7 +74,12 @@ class StreamedRound:
         """Weigh an accepted update, add it to the sum, forget its model."""
         single = replace(self._cohort, updates=[update])
         score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
-        self._sum.add(score, _without_unlabelled_rows(single, update.model.params), update.model.buffers)
+        params, learnt = update.model.params, single.learnt(slice(None))
+        if (
+            learnt is not None
+        ):  # zeros in the rows of findings that it does not label; `aggregate` scales up the others'
+            params = np.where(learnt[0], params, 0).astype(params.dtype)
+        self._sum.add(score, params, update.model.buffers)
         np.maximum(self._counters, update.model.counters, out=self._counters)
         self._scores.append(score)
         self._parts.append(parts)
@@ -97,12 +102,6 @@ class StreamedRound:
         coefficients = self._method.server.coefficients(cohort, weights)
         aggregate = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
         return with_unweighted_rows(aggregate, cohort, self._method, state)
-
-
-def _without_unlabelled_rows(single: Cohort, params: Vector) -> Vector:
-    """Zeros in the rows of findings that the client does not label; the others' sum is scaled up at the end."""
-    learnt = single.learnt(slice(None))
-    return params if learnt is None else np.where(learnt[0], params, 0).astype(params.dtype)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
