@@ -7,7 +7,7 @@ beta_t / beta_max times those of random effects, the rest equal, with FedDRAW's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,9 +30,8 @@ class EffectsThenUniform(RandomEffects):
         return {"rho": 0.0, "measured": 0}
 
     def broadcast(self, state: State) -> dict[str, Vector]:
-        how = self.measurement
-        done = state["measured"] >= self.until
-        return Measurement(how.batches, how.batch_size, NEVER if done else 1, how.evaluation).as_broadcast()
+        every = NEVER if state["measured"] >= self.until else 1
+        return replace(self.measurement, every=every).as_broadcast()
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         found, _ = super().weigh(cohort, {})

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw import core
 from feddraw.core import TWO_SUMS, Cohort, Facts, Local, Measurement, Method, Parts, Server, State, Weighting, Weights
@@ -141,8 +140,9 @@ class RandomEffects(Weighting):
         parts: dict[str, Floats | float | None] = {"prior": size_prior(cohort.sizes), "measured": images}
         if found is not None:
             parts |= {"q": found.q, "q_expected": found.expected}
-            columns = {"variance": about[2], "distance": distances_by_variance(*about)}
-            parts |= {name: _column_of_measured(measured, column) for name, column in columns.items()}
+            for name, values in (("variance", about[2]), ("distance", distances_by_variance(*about))):
+                parts[name] = column = np.full(len(images), np.nan)  # not a number for those that have not measured
+                column[measured] = values
             state = self._with_estimate(found, state)
         rho = max(0.0, state.get("excess", 0.0))
         parts["rho"] = rho if state else None
@@ -191,13 +191,6 @@ class RandomEffects(Weighting):
 class RandomEffectsOfAllLayers(RandomEffects):
     asks = ("gradient mean", "gradient spread")
     cost = "O(K² d)"
-
-
-def _column_of_measured(there: NDArray[np.bool_], values: Floats) -> Floats:
-    """By client; not a number for those that have not measured."""
-    column = np.full(len(there), np.nan)
-    column[there] = values
-    return column
 
 
 def random_effects(

@@ -18,16 +18,8 @@ from numpy.typing import NDArray
 
 from feddraw.core import Method, Model, Parts, State, Update
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import (
-    FIRST_SUM,
-    MOVES_SUM,
-    Announcement,
-    ClientAnnouncement,
-    TooFewSummed,
-    announce_secure_round,
-    announced_fingerprint,
-    announced_party,
-)
+from feddraw.secure_rounds import announcement
+from feddraw.secure_rounds.announcement import FIRST_SUM, MOVES_SUM, Announcement, ClientAnnouncement, TooFewSummed
 from feddraw.secure_rounds.client import SecureRoundClient
 from feddraw.secure_rounds.round_weights import announce_weights_under_policy
 from feddraw.secure_rounds.server import check_client_announcement, inform_of_first_sum, secure_round_result
@@ -58,18 +50,19 @@ class InProcessSecureRounds:
     def announcement(self, sent: str, round: int, rounds: int, asked: Iterable[int], policy: Policy) -> Announcement:
         """What all clients of a round are told at first."""
         labelled = self.labelled or [None] * len(self.clients)
-        parties = [announced_party(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
-        return announce_secure_round(sent, self.section, round, rounds, parties, policy)
+        about = [(self.clients[client], self.sizes[client], labelled[client]) for client in asked]
+        parties = [announcement.announced_party(*one) for one in about]
+        return announcement.announce_secure_round(sent, self.section, round, rounds, parties, policy)
 
-    def new_sum(self, sum: str, announcement: Announcement) -> InProcessSecureSum:
+    def new_sum(self, sum: str, told: Announcement) -> InProcessSecureSum:
         """A secure sum of all who were asked, the silent ones too: how many may fall silent depends on that number."""
-        names = tuple(party.name for party in announcement.parties)
-        session = Session(self.run, announcement.round, sum, 0, names)
+        names = tuple(party.name for party in told.parties)
+        session = Session(self.run, told.round, sum, 0, names)
         before = (FIRST_SUM, MOVES_SUM).index(sum)
-        drops = self.drops(announcement.round)
+        drops = self.drops(told.round)
         silent = {name: stage for name, (which, stage) in drops.items() if which == sum}
         silent |= {name: 0 for name, (which, _) in drops.items() if (FIRST_SUM, MOVES_SUM).index(which) < before}
-        agreed, approve = announcement.digest(), announcement.check_summed
+        agreed, approve = told.digest(), told.check_summed
         return InProcessSecureSum(session, self._keys, self._directory, silent, agreed=agreed, approve=approve)
 
     def round(
@@ -85,7 +78,7 @@ class InProcessSecureRounds:
         policy: Policy | None = None,
     ) -> RoundResult:
         """One round, from the clients' updates as they come; where the sum fails, the model stays as it was."""
-        sent = announced_fingerprint(model, method.broadcast(state))
+        sent = announcement.announced_fingerprint(model, method.broadcast(state))
         told = self.announcement(sent, round, rounds, asked, policy or Policy())
         work = _InProcessRound(self, method, model, gate, told)
         try:

@@ -15,18 +15,13 @@ import numpy as np
 
 from feddraw.core import Cohort, Column, Facts, Layout, Method, Model, Piece, Update, Weights, class_row_name
 from feddraw.errors import UserError
-from feddraw.secure_rounds.announcement import (
-    LEAST_SHARE_SUMMED,
-    Announcement,
-    ClientAnnouncement,
-    Numbers,
-    TooFewSummed,
-)
+from feddraw.secure_rounds import announcement
+from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
 from feddraw.secure_sums.fixed_point import FRACTION_BITS
 from feddraw.server.partial_labels import bound_then_divide
 
 WEIGHT_ROUNDING = 1e-9  # that weights may differ by which two machines compute
-SMALLEST_WEIGHT = LEAST_SHARE_SUMMED  # mean weight
+SMALLEST_WEIGHT = announcement.LEAST_SHARE_SUMMED  # mean weight
 SECURE_PRECISION = 2.0 ** -(FRACTION_BITS + 1) / SMALLEST_WEIGHT  # of a mean over clients: 2^-25
 
 
@@ -71,10 +66,10 @@ def weights_too_small(weights: Column, clients: int) -> bool:
     return bool(weights[0] < least or ((weights > 0) & (weights < least)).any())
 
 
-def weights_under_policy(method: Method, announcement: Announcement, layout: Layout) -> dict[str, Numbers]:
+def weights_under_policy(method: Method, told: Announcement, layout: Layout) -> dict[str, Numbers]:
     """What the policy makes of the weights that the clients propose, by name; clients and server compute the same."""
-    weights, names = proposed_weights_under_policy(method, announcement, layout)
-    outputs = outputs_with_own_weight(method, layout, announcement.facts())
+    weights, names = proposed_weights_under_policy(method, told, layout)
+    outputs = outputs_with_own_weight(method, layout, told.facts())
     starts = {layout.rows_of(output)[0].start: output for output in outputs}
     columns = dict.fromkeys(outputs, weights.values)
     columns |= {starts[span.start]: values for span, values in weights.segments if span.start in starts}
@@ -102,10 +97,10 @@ def proposed_weights_under_policy(method: Method, told: Announcement, layout: La
 
 
 def announce_weights_under_policy(
-    method: Method, announcement: Announcement, layout: Layout, announced: Mapping[str, ClientAnnouncement]
+    method: Method, told: Announcement, layout: Layout, announced: Mapping[str, ClientAnnouncement]
 ) -> Announcement:
     """With the weights that the policy makes of those that clients propose."""
     if not announced:
-        raise TooFewSummed("no client takes part in the sum")
-    proposed = replace(announcement, proposed={name: one.own for name, one in announced.items()})
+        raise announcement.TooFewSummed("no client takes part in the sum")
+    proposed = replace(told, proposed={name: one.own for name, one in announced.items()})
     return replace(proposed, weights=weights_under_policy(method, proposed, layout))

@@ -75,9 +75,7 @@ class StreamedRound:
         single = replace(self._cohort, updates=[update])
         score, parts = self._method.weighting.score(single, self._sizes[update.client] / self._images)
         params, learnt = update.model.params, single.learnt(slice(None))
-        if (
-            learnt is not None
-        ):  # zeros in the rows of findings that it does not label; `aggregate` scales up the others'
+        if learnt is not None:  # zeros in the rows of findings that it does not label; the others' are scaled up later
             params = np.where(learnt[0], params, 0).astype(params.dtype)
         self._sum.add(score, params, update.model.buffers)
         np.maximum(self._counters, update.model.counters, out=self._counters)
