@@ -15,26 +15,15 @@ from typing import Literal
 
 import numpy as np
 
-from feddraw.core import (
-    ONE_SUM,
-    Cohort,
-    Column,
-    Local,
-    Method,
-    Server,
-    State,
-    Weighting,
-    Weights,
-    normalize,
-    not_secure,
-)
+from feddraw.core import ONE_SUM, Cohort, Local, Method, Server, State, Weighting, Weights, normalize, not_secure
 from feddraw.errors import one_of, positive
 from feddraw.flat_model import Model, Vector
+from feddraw.schedules import Floats
 
 Shown = Literal["last", "mean"]
 
 
-def onto_simplex(point: Column) -> Column:
+def onto_simplex(point: Floats) -> Floats:
     """The nearest vector of non-negative numbers that sum to one."""
     falling = np.sort(point)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
