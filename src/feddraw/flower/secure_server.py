@@ -120,6 +120,8 @@ class FlowerSecureServer:
     policy: Policy
     gate: Gate
     directory: SiteDirectory | None
+    size_key: str
+    arrays_key: str
 
     def __post_init__(self) -> None:
         if why := self.method.secure.why_not:
@@ -132,9 +134,10 @@ class FlowerSecureServer:
     def sums(self) -> tuple[str, ...]:
         return (FIRST_SUM, MOVES_SUM) if self.method.secure.sums == 2 else (MOVES_SUM,)
 
-    def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
+    def to_train(self, run: str, round: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
+        settings: dict[str, Any] = {"arrays": self.arrays_key, "size": self.size_key, "classifier": classifier}
+        settings |= {"sends": dict(self.method.sends)}
         return {SECURE_ORDER: asdict(SecureOrder(run, round, self.sums, settings=settings))}
 
     def train(
@@ -147,12 +150,11 @@ class FlowerSecureServer:
         sent: Model,
         state: State,
         clients: Sequence[str],
-        size_key: str,
         frozen: str,
     ) -> tuple[RoundResult, dict[str, str]]:
         """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
         messenger = answers.messenger("train", group)
-        parties = self._parties(answers, messenger, size_key)
+        parties = self._parties(answers, messenger)
         received = secure_messages.fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
         told = (received, method_as_text(self.method), round, rounds, parties)
         found = _SecureProgress(Announcement(*told), state, answers.received)
@@ -174,13 +176,11 @@ class FlowerSecureServer:
         result = secure_round_result(*given, refused=left_out, parts=found.parts, gate=self.gate)
         return result, {listed[name]: why for name, why in refused.items()}
 
-    def _parties(
-        self, answers: SecureServerAnswers, messenger: SecureServerMessenger, size_key: str
-    ) -> tuple[AnnouncedParty, ...]:
+    def _parties(self, answers: SecureServerAnswers, messenger: SecureServerMessenger) -> tuple[AnnouncedParty, ...]:
         """Those that say how many images they have."""
 
         def read(own: str) -> AnnouncedParty:
-            size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, size_key)
+            size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, self.size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             return announced_party(own, size, labelled)
@@ -188,7 +188,6 @@ class FlowerSecureServer:
         return tuple(messenger.read_each(read).values())
 
     def _open(self, found: _SecureProgress, sums: SecureServerSums, answers: SecureServerAnswers, sent: Model) -> None:
-        """All sums of the round, one after the other."""
         keys, asked = {sum: answers.keys(sums.messenger, sum) for sum in self.sums}, answers.asked
         if FIRST_SUM in self.sums:
             approve = found.announcement.check_summed
@@ -221,9 +220,7 @@ class FlowerSecureServer:
         """What goes with an evaluation whose counts are to be added up under masks."""
         return {SECURE_ORDER: asdict(SecureOrder(run, round, (COUNTS_SUM,), settings={"findings": findings}))}
 
-    def count(
-        self, run: str, round: int, answers: SecureServerAnswers, group: str, findings: int, size_key: str
-    ) -> RecordDict | None:
+    def count(self, run: str, round: int, answers: SecureServerAnswers, group: str, findings: int) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
         order, messenger = SecureOrder(run, round, (COUNTS_SUM,)), answers.messenger("evaluate", group)
         approve = partial(_check_counts_hide_sites, answers.labels(messenger, findings), findings)
@@ -235,7 +232,8 @@ class FlowerSecureServer:
             log.error("no evaluation: %s", failure)
             return None
         metrics = score_histograms.histograms_from_words(opened.words, findings)
-        metrics[size_key] = sum(_images_evaluated(answers.by_name[name].content, size_key) for name in opened.survivors)
+        summed = [answers.by_name[name].content for name in opened.survivors]
+        metrics[self.size_key] = sum(_images_evaluated(content, self.size_key) for content in summed)
         return RecordDict({"metrics": metrics})
 
 

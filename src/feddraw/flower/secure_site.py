@@ -66,7 +66,7 @@ class SecureSiteNode:
         self.fewest = int(node.get("fewest", FEWEST_SUMMED))  # clients that must be in a sum
         self._frozen = str(job_orders.read_orders(received).get(frozen_layers.FROZEN, ""))  # digest of frozen layers
         self._context = context
-        self._listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
+        self.listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
 
     def name(self, content: RecordDict) -> str:
         """What this site is called in sums: by the directory, else by its app, its settings, or its number."""
@@ -92,12 +92,9 @@ class SecureSiteNode:
         metrics = MetricRecord()
         for record in reply_intake.records_of_kind(content, MetricRecord).values():
             for name, value in record.items():
-                if self.lists(name) and name not in metrics and isinstance(value, int | float):
+                if name in self.listed and name not in metrics and isinstance(value, int | float):
                     metrics[name] = value if math.isfinite(value) else math.nan
         return RecordDict({"client": who, "metrics": metrics})
-
-    def lists(self, metric: str) -> bool:
-        return metric in self._listed
 
 
 class SecureSiteRound:
@@ -154,19 +151,18 @@ class SecureSiteRound:
         with reading_secure_message():
             size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
             format = reply_intake.ReplyFormat(dict(self._order.settings["sends"]), size, arrays)
-        if not self._node.lists(size):
+        if size not in self._node.listed:
             raise UserError(f"the server weighs by {one_line(size)}: list it in this node's metrics=…")
         reply = reply_intake.named_reply(0, content)
         found, refused, _ = reply_intake.decode_replies([reply], {reply.name: 0}, sent, format)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
-        listed = {name: value for name, value in update.metrics.items() if name == "loss" or self._node.lists(name)}
+        listed = {name: value for name, value in update.metrics.items() if name in (*self._node.listed, "loss")}
         update = replace(update, metrics=listed, steps=_steps_at_site(update, sent))
         return secure_site_memory.update_to_site_memory(sent, update)
 
     def _counts(self, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What an evaluation counted."""
         with reading_secure_message():
             findings = int(self._order.settings["findings"])
         return {COUNTS_SUM: score_histograms.histograms_to_words(content, findings)}, {}
@@ -228,10 +224,8 @@ class SecureSiteRound:
     def _sign(self, sum_client: SecureSumClient, _: dict[str, bytes]) -> RecordDict:
         opened, this = self._state.opened, self._opening()
         if opened.round == self._order.round and this != opened.sums.get(self._order.sum, this):
-            raise UserError(
-                f"this site has opened round {opened.round} before, with other clients or weights: a second sum would "
-                "show what one of them sent"
-            )
+            why = f"this site has opened round {opened.round} before, with other clients or weights"
+            raise UserError(f"{why}: a second sum would show what one of them sent")
         if self._kind == "train":
             Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT]).check_summed(self._order.survivors)
         return secure_answer({"signature": sum_client.sign(self._order.survivors)})

@@ -125,8 +125,7 @@ def read_site_job(site: Site, content: RecordDict) -> Job:
 def _check_agreed_policy(agreed: Policy, servers: Any) -> None:
     """Stop if the server's policy differs from the site's."""
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
-    other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
-    if other:
+    if other := [name for name, value in asdict(agreed).items() if theirs[name] != value]:
         said = ", ".join(f"{name} = {one_line(theirs[name])}, here {asdict(agreed)[name]}" for name in other)
         raise UserError(f"another policy than agreed: {said}")  # short, as a log of the server's will cut it
 
