@@ -31,8 +31,7 @@ def count_by_score(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), BIN_EDGES)
-    findings = scores.shape[1]
-    known = ~np.isnan(truth)
+    findings, known = scores.shape[1], ~np.isnan(truth)
     cells = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
     return np.bincount(cells[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 

@@ -145,24 +145,26 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
         raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")
     counted = evaluation.dataset is None  # the sites evaluate, and send counts
     asked = (federation.fraction, float(counted), nodes, nodes if counted else 0, nodes)
-    run: dict[str, Any] = {"seed": experiment.seed, "gate": experiment.gate, "policy": experiment.policy}
-    how: dict[str, Any] = {"wait": federation.wait, "resume": federation.resume, "rebind": federation.rebind}
     return MethodStrategy(
         method,
         *asked,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
+        seed=experiment.seed,
+        wait=federation.wait,
+        size_cap=federation.size_cap,
+        gate=experiment.gate,
+        policy=experiment.policy,
         proxy=evaluation.proxy,
         folder=folder,
-        size_cap=federation.size_cap,
+        resume=federation.resume,
         sites=read_roster(federation.sites),
+        rebind=federation.rebind,
         findings=evaluation.findings,
         frozen=evaluation.initial.layout.frozen,
         secure=experiment.secure,
         site_keys=federation.site_keys or None,
         masked_counts=counted,
-        **run,
-        **how,
     )
 
 

@@ -138,8 +138,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     for part, rows in site.holdout.items():
         if len(rows) and (part != "test" or job_orders.read_orders(content).get("final")):
             scores = engine.predict(model, rows)
-            counts = count_by_score(scores, examples.targets[rows])
-            metrics |= histograms_to_metrics(part, counts, not_finite(scores))
+            metrics |= histograms_to_metrics(part, count_by_score(scores, examples.targets[rows]), not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
     return RecordDict({"metrics": MetricRecord(metrics), "client": about_site(site)})
 
