@@ -173,8 +173,7 @@ def check_versions() -> list[MachineCheck]:
     same = sys.version_info[:2] in TESTED_PYTHONS
     found = [MachineCheck("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
     compared = [check_version(name, tested, installed_version(name)) for name, tested in TESTED_VERSIONS.items()]
-    others = [check for check in compared if check is not None]
-    if others:
+    if others := [check for check in compared if check is not None]:
         return found + others
     said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
     return [*found, MachineCheck("packages", "ok", said)]

@@ -52,10 +52,9 @@ class MeasuredSpeed:
 def extrapolated_speeds(speeds: Sequence[MeasuredSpeed]) -> list[MeasuredSpeed]:
     """With what there was no time for: a network with several workers, by what the others gain from them."""
     found = list(speeds)
-    for several in {(one.device, one.workers) for one in speeds if one.workers > 1}:
-        device, workers = several
+    for device, workers in {(one.device, one.workers) for one in speeds if one.workers > 1}:
         alone = {one.task: one for one in speeds if one.device == device and one.workers == 1}
-        together = {one.task: one for one in speeds if (one.device, one.workers) == several}
+        together = {one.task: one for one in speeds if (one.device, one.workers) == (device, workers)}
         gains = [one.train / alone[task].train for task, one in together.items() if task in alone]
         for task, one in alone.items():
             if task not in together and gains:

@@ -16,8 +16,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 FIRST_NODE, SUPERLINK = 1001, 1
-Settings = Mapping[str, Any]
-Arrive = Callable[[list[Message]], Iterable[Message]]
 
 
 def identify_process(run: int = 1, node: int = SUPERLINK) -> None:
@@ -34,9 +32,9 @@ class InProcessGrid(Grid):
     def __init__(
         self,
         app: ClientApp,
-        nodes: Sequence[Settings],
-        run_config: Settings | None = None,
-        arrive: Arrive | None = None,
+        nodes: Sequence[Mapping[str, Any]],
+        run_config: Mapping[str, Any] | None = None,
+        arrive: Callable[[list[Message]], Iterable[Message]] | None = None,
     ) -> None:
         identify_process()
         self.app, self.arrive = app, arrive

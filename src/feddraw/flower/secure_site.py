@@ -25,16 +25,10 @@ from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
-from feddraw.flower import (
-    frozen_layers,
-    job_orders,
-    reply_intake,
-    score_histograms,
-    secure_messages,
-    secure_site_memory,
-)
+from feddraw.flower import job_orders, reply_intake, score_histograms, secure_messages, secure_site_memory
 from feddraw.flower.array_records import arrays_to_model, arrays_to_vectors, pack_array
 from feddraw.flower.client_memory import memory_folder
+from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import ANNOUNCEMENT, COUNTS_SUM, SecureOrder, reading_secure_message, secure_answer
@@ -64,7 +58,7 @@ class SecureSiteNode:
         self.key = read_site_key(Path(str(node["key"])))
         self.directory = read_site_directory(Path(str(node["sites"]))) if node.get("sites") else None
         self.fewest = int(node.get("fewest", FEWEST_SUMMED))  # clients that must be in a sum
-        self._frozen = str(job_orders.read_orders(received).get(frozen_layers.FROZEN, ""))  # digest of frozen layers
+        self._frozen = str(job_orders.read_orders(received).get(FROZEN, ""))  # digest of frozen layers
         self._context = context
         self.listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
 
@@ -87,8 +81,8 @@ class SecureSiteNode:
             who["number"] = number
         if isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled):
             who["labelled"] = labelled
-        if about.get(frozen_layers.FROZEN) == self._frozen:
-            who[frozen_layers.FROZEN] = self._frozen
+        if about.get(FROZEN) == self._frozen:
+            who[FROZEN] = self._frozen
         metrics = MetricRecord()
         for record in reply_intake.records_of_kind(content, MetricRecord).values():
             for name, value in record.items():
@@ -158,7 +152,7 @@ class SecureSiteRound:
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
-        listed = {name: value for name, value in update.metrics.items() if name in (*self._node.listed, "loss")}
+        listed = {name: value for name, value in update.metrics.items() if name == "loss" or name in self._node.listed}
         update = replace(update, metrics=listed, steps=_steps_at_site(update, sent))
         return secure_site_memory.update_to_site_memory(sent, update)
 

@@ -528,8 +528,7 @@ class MethodStrategy(FedAvg):
             metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
         for status in ("counted", "refused", "missing"):
             metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-        counted = [entry for entry in ledger if entry.counted]
-        if counted:
+        if counted := [entry for entry in ledger if entry.counted]:
             metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
             columns = {part: [float(getattr(entry, part)) for entry in counted] for part in LEDGER_PARTS}
             there = {part: column for part, column in columns.items() if not all(map(math.isnan, column))}

@@ -5,7 +5,6 @@ FLARE is an extra (`pip install 'feddraw[nvflare]'`).
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feddraw.catalog import installed
@@ -25,5 +24,7 @@ __all__ = ["FedDRAW", "MethodAggregator", "Site"]
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name == "Site":
-        return import_module("feddraw.nvflare.site").Site
+        from feddraw.nvflare.site import Site
+
+        return Site
     raise AttributeError(f"module 'feddraw.nvflare' has no '{name}'")
