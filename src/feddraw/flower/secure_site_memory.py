@@ -83,9 +83,8 @@ class SecureSiteMemory:
                 about = json.loads((file.metadata() or {})["about"])
                 return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"what waits for a secure sum is damaged ({self._waiting}: {first_line(error):.80})"
-            ) from None
+            reason = f"{self._waiting}: {first_line(error):.80}"
+            raise UserError(f"what waits for a secure sum is damaged ({reason})") from None
 
     def forget(self) -> None:
         """Delete what waits: it has been counted, or never will be."""

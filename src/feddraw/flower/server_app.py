@@ -144,10 +144,13 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
     if experiment.secure and nodes < least:
         raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")
     counted = evaluation.dataset is None  # the sites evaluate, and send counts
-    asked = (federation.fraction, float(counted), nodes, nodes if counted else 0, nodes)
     return MethodStrategy(
         method,
-        *asked,
+        fraction_train=federation.fraction,
+        fraction_evaluate=1.0 if counted else 0.0,
+        min_train_nodes=nodes,
+        min_evaluate_nodes=nodes if counted else 0,
+        min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
         seed=experiment.seed,

@@ -436,7 +436,7 @@ class MethodStrategy(FedAvg):
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
     def _aggregate_secure_sums(self, round: int, answers: list[Reply], server_round: int) -> RoundOutcome:
-        """The same from sums of masked updates, with what the clients say in clear."""
+        """The round from sums of masked updates, with what the clients say in clear."""
         assert self.secure is not None
         assert self.model is not None
         assert self.state is not None

@@ -103,10 +103,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """The older way: called by ScatterAndGather and by the site that gathers a swarm's round."""
         self.fl_ctx = fl_ctx
-        peer = fl_ctx.get_peer_context()
-        name = str(
-            shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or (peer.get_identity_name() if peer else "?")
-        )
+        own, peer = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None), fl_ctx.get_peer_context()
+        name = str(own or (peer.get_identity_name() if peer else "?"))
         trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._current_round()
         if trained is not None and int(trained) != current:
             log.warning("%s answers round %s, not round %d: left out", safe_line(name), trained, current)
@@ -199,10 +197,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         wanted, models = list(self._rule.sends), self._models.values()
         if wanted and models and not any(_extra_in_meta(model).keys() & set(wanted) for model in models):
             why = f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it"
-            remedy = (
-                "let the client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
-            )
-            raise self._failure(f"{why}: {remedy}")
+            remedy = "let the client's script train with feddraw.nvflare.Site"
+            raise self._failure(f"{why}: {remedy}, or choose a method that weighs plain models")
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         """Stop after two rounds in a row in which nobody counts: one may be an accident."""
