@@ -217,7 +217,7 @@ def targets() -> list[Target]:
     identify_process()
     inside = (
         "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line decode_replies "
-        "_without_gaps _decode_update _metrics_with_size _size_in_reply _record_of_model"
+        "_without_gaps _decode_update _metrics_and_size _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
     within = "unpack_array _view_npy _array_with_other_header _check_array_names arrays_to_vectors"

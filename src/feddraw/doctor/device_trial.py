@@ -65,17 +65,13 @@ def serve_trial(pipe: Connection, place: WorkerPlace) -> None:
     while True:
         try:
             number, question, arguments = pipe.recv()
-            pipe.send((number, _answer_question(examined, question, arguments)))
+            try:
+                answer = getattr(examined, question)(*arguments)
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+            pipe.send((number, answer))
         except (EOFError, OSError):
             return
-
-
-def _answer_question(examined: DeviceTrial, question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = getattr(examined, question)(*arguments)
-        return found
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
 
 
 class DeviceTrial:
@@ -141,9 +137,8 @@ class DeviceTrial:
             first = self._steps(trainer, batch, 1)
             steps = max(1, int(min(TIMED_SECONDS, seconds) / max(first, 1e-6)) - 1)
             trained = self._steps(trainer, batch, steps) if seconds > first or steps > 1 else first
-            rows = np.arange(batch)
             began = self._clock()
-            predict(trainer.network, trainer.examples, rows)
+            predict(trainer.network, trainer.examples, np.arange(batch))
             tested = self._clock() - began
         return {"train": steps * batch / trained, "test": batch / tested, "memory": self._taken()}
 

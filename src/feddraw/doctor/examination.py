@@ -25,10 +25,7 @@ from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, s
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGING_SECONDS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
-EXACT_SUMS, ALIKE_TRAININGS = (
-    1e-5,
-    1e-2,
-)  # relative errors: of single sums, and of some training steps against the processor's
+EXACT_SUMS, ALIKE_TRAININGS = 1e-5, 1e-2  # relative errors: of sums, of some training steps against the processor's
 SMALL_TASK, LARGE_TASK = TrialTask("compact", 64), TrialTask("densenet121", 224, (("weights", "none"),))
 # What the paper's matrix costs follows from the second, so it comes before those that are nice to know.
 TRIAL_TASKS = (SMALL_TASK, LARGE_TASK, TrialTask("densenet121", 64, (("weights", "none"),)), TrialTask("compact", 224))
@@ -84,8 +81,7 @@ def examine_machine(
 ) -> MachineExamination:
     """Look at everything; `devices` are those to try, beside the processor, and `studies` the runs to reckon."""
     names = devices_to_examine() if not devices else list(dict.fromkeys(["cpu", *devices_here(devices)]))
-    doctor = _Examiner(names, seconds, tasks, say)
-    return doctor.examined(studies or {})
+    return _Examiner(names, seconds, tasks, say).examined(studies or {})
 
 
 class _Examiner:
@@ -137,8 +133,7 @@ class _Examiner:
             yield MachineCheck("GPU", "note", "torch finds none: everything is trained on the processor")
 
     def _survey_device(self, name: str) -> MachineCheck:
-        about = survey_devices_apart([name])[name]
-        self._surveyed[name] = about
+        about = self._surveyed[name] = survey_devices_apart([name])[name]
         memory = f"{about['free'] / 1e9:,.1f} of {about['memory'] / 1e9:,.1f} GB free"
         if about["type"] == "cuda":
             using = cuda_software(tf32=False)
@@ -164,7 +159,9 @@ class _Examiner:
             if several > 1:
                 with TrialProcesses([WorkerPlace(name)] * several) as team:
                     answers = team.ask("training", SMALL_TASK, *COMPARED_STEPS, patience=self._patience(name))
-                    yield self._repeated(name, {answer["digests"][0] for answer in answers} | self._digests, several)
+                    same = len({answer["digests"][0] for answer in answers} | self._digests) == 1
+                    words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
+                    yield MachineCheck(f"{name} processes", "ok" if same else "note", words)
                     yield from self._time_networks(name, team, tasks, until)
         except TooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
@@ -190,7 +187,7 @@ class _Examiner:
         said = f"largest relative error {errors[worst]:.1e} ({worst})"
         yield MachineCheck(f"{name} sums", state_within(errors[worst], EXACT_SUMS), said, errors)
         here = {}
-        for task in self._compared:
+        for task in dict.fromkeys([SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]):
             here[task.title] = team.ask("training", task, *COMPARED_STEPS, patience=self._patience(name))[0]
         self._digests = set(here[SMALL_TASK.title]["digests"][:1])
         same = all(len(set(one["digests"])) == 1 for one in here.values())
@@ -207,16 +204,6 @@ class _Examiner:
             worst = max(apart, key=lambda one: apart[one])
             said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
             yield MachineCheck(f"{name} against cpu", state_within(apart[worst], ALIKE_TRAININGS), said, apart)
-
-    @property
-    def _compared(self) -> list[TrialTask]:
-        return list(dict.fromkeys([SMALL_TASK, *(task for task in self._tasks if task.pixels == SMALL_TASK.pixels)]))
-
-    @staticmethod
-    def _repeated(name: str, digests: set[str], several: int) -> MachineCheck:
-        same = len(digests) == 1
-        words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
-        return MachineCheck(f"{name} processes", "ok" if same else "note", words)
 
     def _time_networks(
         self, name: str, team: TrialProcesses, tasks: Sequence[TrialTask], until: float

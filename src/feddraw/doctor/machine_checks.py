@@ -25,9 +25,7 @@ from feddraw.system.file_writing import nearest_existing
 from feddraw.system.shared_memory import SharedArrays
 
 DISK_PIXELS, DISK_IMAGES, DISK_BATCH = 224, 1280, 64  # 64 MB of prepared images, read in batches
-PAPER_PREPARED_BYTES = (
-    191_027 + 234 + 112_120
-) * DISK_PIXELS**2  # bytes of both archives of the paper, prepared at 224 px
+PAPER_PREPARED_BYTES = (191_027 + 234 + 112_120) * DISK_PIXELS**2  # of both archives of the paper, at 224 px
 SHARED_BYTES = 1 << 26  # bytes of shared memory that are tried
 DISK_SECONDS = 5.0  # for writing and reading
 
@@ -91,11 +89,8 @@ def check_disk_speed(root: Path, seconds: float) -> MachineCheck:
 
 def _write_speed(file: Path, block: NDArray[np.uint8], seconds: float) -> tuple[float, int]:
     """Megabytes a second, and how many images were written."""
-    began, count, header = (
-        time.perf_counter(),
-        0,
-        image_cache.image_array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS)),
-    )
+    began, count = time.perf_counter(), 0
+    header = image_cache.image_array_header((DISK_IMAGES, DISK_PIXELS, DISK_PIXELS))
     with file.open("wb") as out:
         out.write(header)
         while count < DISK_IMAGES // DISK_BATCH:
@@ -178,8 +173,7 @@ def check_versions() -> list[MachineCheck]:
     same = sys.version_info[:2] in TESTED_PYTHONS
     found = [MachineCheck("Python", "ok" if same else "note", here if same else f"{here}, tested with {known}")]
     compared = [check_version(name, tested, installed_version(name)) for name, tested in TESTED_VERSIONS.items()]
-    others = [check for check in compared if check is not None]
-    if others:
+    if others := [check for check in compared if check is not None]:
         return found + others
     said = f"the versions that were tested: torch {TESTED_VERSIONS['torch']} and the others"
     return [*found, MachineCheck("packages", "ok", said)]

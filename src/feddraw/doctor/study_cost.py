@@ -17,7 +17,6 @@ from feddraw.training.device_memory import GPU_CONTEXT
 # Validation images of a round and test images of a run, where they do not depend on the data's settings.
 EVALUATED_IMAGES = {"chestmnist": (11_219, 22_433), "chexpert": (202, 518)}
 PAPER_METHODS = ("fedavg", "fedprox", "fednova", "fedadp", "scaffold", "moon", "feddyn", "feddraw")
-
 PAPER_SEEDS = 5
 
 MethodSettings = tuple[str, tuple[tuple[str, Any], ...]]
@@ -53,10 +52,9 @@ class MeasuredSpeed:
 def extrapolated_speeds(speeds: Sequence[MeasuredSpeed]) -> list[MeasuredSpeed]:
     """With what there was no time for: a network with several workers, by what the others gain from them."""
     found = list(speeds)
-    for several in {(one.device, one.workers) for one in speeds if one.workers > 1}:
-        device, workers = several
+    for device, workers in {(one.device, one.workers) for one in speeds if one.workers > 1}:
         alone = {one.task: one for one in speeds if one.device == device and one.workers == 1}
-        together = {one.task: one for one in speeds if (one.device, one.workers) == several}
+        together = {one.task: one for one in speeds if (one.device, one.workers) == (device, workers)}
         gains = [one.train / alone[task].train for task, one in together.items() if task in alone]
         for task, one in alone.items():
             if task not in together and gains:
@@ -123,14 +121,12 @@ def images_of_run(experiment: Experiment) -> tuple[int, int] | None:
         return None
     name, settings = whole.section("data")
     scenario, options = whole.section("scenario")
-    scale = options.pop("scale", 1.0)
-    of_paper = paper_scenario(scenario, scale)
+    of_paper = paper_scenario(scenario, options.pop("scale", 1.0))
     images = (of_paper.total if of_paper else 0) or (settings.get("train") if name == "phantom" else None)
     evaluated = (settings["validation"], settings["test"]) if name == "phantom" else EVALUATED_IMAGES.get(name)
-    training = whole.training
-    if images is None or evaluated is None or training.steps:
+    if images is None or evaluated is None or whole.training.steps:
         return None
-    return images * training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
+    return images * whole.training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
 
 
 def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestStart | None:

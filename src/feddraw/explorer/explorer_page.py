@@ -58,12 +58,12 @@ def _paper_presets() -> str:
     """The scenarios and settings of the paper; no `<`, so that nothing in it can end the element it stands in."""
     presets = [
         {
-            "name": scenario.name,
-            "dataset": PAPER_DATASET_TITLES[scenario.dataset],
-            "composition": scenario.composition,
-            "sizes": scenario.sizes,
+            "name": one.name,
+            "dataset": PAPER_DATASET_TITLES[one.dataset],
+            "composition": one.composition,
+            "sizes": one.sizes,
         }
-        for scenario in PAPER_SCENARIOS.values()
+        for one in PAPER_SCENARIOS.values()
     ]
     settings = {"rounds": ROUNDS, "eta": ETA, "lam": LAM, "beta_max": BETA_MAX, "reading": "reported"}
     return json.dumps({"presets": presets, "settings": settings}).replace("<", "\\u003c")

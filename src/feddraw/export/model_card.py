@@ -76,31 +76,22 @@ def _data_section(trained: TrainedModel, data: PreparedData | None, sites: dict[
         yield from ["The sites did not tell their numbers of images and findings.", ""]
         return
     yield ""
-    yield from _card_table(
-        ["site", "images", *trained.findings],
-        [[sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))] for c, n in sizes.items()],
-    )
-    yield from [
-        "",
-        "Columns of findings: images in which the finding is present. Images that a site kept back are included.",
-        "",
-    ]
+    rows = [[sites.get(c, "site"), f"{n:,}", *(f"{k:,}" for k in positives.get(c, []))] for c, n in sizes.items()]
+    yield from _card_table(["site", "images", *trained.findings], rows)
+    yield ""
+    yield "Columns of findings: images in which the finding is present. Images that a site kept back are included."
+    yield ""
 
 
 def _findings_section(trained: TrainedModel) -> Iterator[str]:
-    """Thresholds and test results of every finding, each with an interval."""
     yield from ["## Findings, thresholds and test results", ""]
     validation, test = (_kept_predictions(trained, split) for split in ("validation", "test"))
     tested = trained.run.metrics["test"]
     rows = []
     for place, name in enumerate(trained.findings):
-        threshold = trained.thresholds[place]
-        cells = [_card_interval(threshold, _bootstrap_replicates(validation, place, metrics.best_threshold))]
-        measures = {
-            "auc": metrics.auc,
-            "sensitivity": _card_rate(threshold, 0),
-            "specificity": _card_rate(threshold, 1),
-        }
+        limit = trained.thresholds[place]
+        cells = [_card_interval(limit, _bootstrap_replicates(validation, place, metrics.best_threshold))]
+        measures = {"auc": metrics.auc, "sensitivity": _card_rate(limit, 0), "specificity": _card_rate(limit, 1)}
         for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
@@ -156,11 +147,9 @@ def _weights_section(trained: TrainedModel, sites: dict[str, str]) -> Iterator[s
     if not sites:
         yield from ["The run has no ledger of weights.", ""]
         return
-    weights = np.nan_to_num(trained.run.ledger["weight"])
-    rows = [
-        [site, *(f"{value:.3f}" for value in (column[0], column.mean(), column[-1]))]
-        for site, column in zip(sites.values(), weights.T, strict=True)
-    ]
+    columns = np.nan_to_num(trained.run.ledger["weight"]).T
+    shown = [[f"{value:.3f}" for value in (column[0], column.mean(), column[-1])] for column in columns]
+    rows = [[site, *cells] for site, cells in zip(sites.values(), shown, strict=True)]
     yield from _card_table(["site", "first round", "mean", "last round"], rows)
     yield from ["", "How much each site's update counted; 0 where it did not take part.", ""]
 

@@ -81,9 +81,8 @@ def export_run(
     trained = load_trained(run, model, trust=trust)
     say = progress or (lambda what, done, total: None)
     data, note = _data_of_run(trained, say)
-    images = (
-        CheckedImages(data.dataset.images, data.dataset.rows["test"]) if data else random_images(trained.recipe.size)
-    )
+    own = CheckedImages(data.dataset.images, data.dataset.rows["test"]) if data else None
+    images = own or random_images(trained.recipe.size)
     expected = images.scored(trained.scores, "scoring with the run's model", say)
     make_folder(out)
     checks = []
@@ -119,7 +118,6 @@ class CheckedImages:
     rows: NDArray[np.intp]
 
     def scored(self, scorer: Scorer, what: str, say: ExportProgress) -> NDArray[np.float32]:
-        """The probabilities of all of them."""
         blocks = []
         for start in range(0, len(self.rows), IMAGES_AT_A_TIME):
             say(what, start, len(self.rows))

@@ -91,9 +91,7 @@ def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedState
         raise UserError(f"{path} is no signature that this version knows") from None
     if statement.purpose != SIGNED_PURPOSE or not all(isinstance(value, str) for value in found.values()):
         raise UserError(f"{path} is no signature of an app bundle that this version knows")
-    if not all(
-        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time) for time in (statement.signed, statement.expires)
-    ):
+    if not all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at) for at in (statement.signed, statement.expires)):
         raise UserError(f"{path} has times that this version does not know")
     return statement
 
@@ -128,9 +126,8 @@ class Signatures:
         if (newest.app, newest.version) != (app, version):
             raise AppRefused(f"the bundle is signed as {newest.app} {newest.version}, not as what the server calls it")
         if newest.expires <= _signed_time(now or datetime.now(UTC)):
-            raise AppRefused(
-                f"the signature of {app} {version} expired at {newest.expires}: ask the operator for a new one"
-            )
+            expired = f"the signature of {app} {version} expired at {newest.expires}"
+            raise AppRefused(f"{expired}: ask the operator for a new one")
         latest = max((one for one in statements if one.app == app), key=lambda statement: statement.signed)
         if latest.signed > newest.signed:
             raise AppRefused(f"{app} {version} was replaced by {latest.version}, signed at {latest.signed}")

@@ -189,7 +189,4 @@ def state_dict(arrays: ArrayRecord) -> dict[str, Tensor]:
     """The way back, each tensor in the type that it was sent with."""
     import torch
 
-    return {
-        name: torch.from_numpy(np.array(unpack_array(array))).to(getattr(torch, array.dtype))
-        for name, array in arrays.items()
-    }
+    return {name: torch.from_numpy(np.array(unpack_array(a))).to(getattr(torch, a.dtype)) for name, a in arrays.items()}

@@ -66,8 +66,7 @@ def _site_with_own_folder(run: str, own: str, node_id: int) -> Site:
     dataset = open_dataset("folder", size=options.pop("size"), options=options)
     if list(dataset.findings) != findings:
         raise UserError(f"{node['data']} has the findings {', '.join(dataset.findings)}, not {', '.join(findings)}")
-    rows = np.sort(dataset.rows["train"])
-    trainer = make_trainer(experiment, dataset, [rows], make_method(experiment))
+    trainer = make_trainer(experiment, dataset, [np.sort(dataset.rows["train"])], make_method(experiment))
     name = str(node.get("client") or f"node {node_id}")
     holdout = {"validation": dataset.rows["validation"], "test": dataset.rows["test"]}
     return Site(trainer, name, memory=memory_folder(node), holdout=holdout, policy=_policy_of_node(node))

@@ -23,12 +23,10 @@ from feddraw.system.file_writing import make_folder, make_subfolder, write_whole
 
 
 def default_memory_folder() -> Path:
-    """Where memory is kept by default."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddraw" / "memory"
 
 
 def memory_folder(node: Mapping[str, Any]) -> Path:
-    """Where a node's settings say that memory is kept."""
     return Path(str(node["memory"])) if node.get("memory") else default_memory_folder()
 
 
@@ -56,10 +54,8 @@ class ClientMemory:
         try:
             return {name: np.array(vector) for name, vector in load_file(file).items()}
         except (SafetensorError, OSError, ValueError) as error:
-            reason = f"{file}: {first_line(error):.80}"
-            raise UserError(
-                f"what this client remembers is damaged ({reason}); without the file it begins anew"
-            ) from None
+            why = f"{file}: {first_line(error):.80}"
+            raise UserError(f"what this client remembers is damaged ({why}); without the file it begins anew") from None
 
     def save(self, round: int, memory: Memory, counted: int | None = None) -> None:
         if not memory:

@@ -101,8 +101,7 @@ class FlowerEngine(EngineWithMemory):
         silent = names.keys() - failures.keys() - {reply.node for reply in replies}
         self._stop_on_failures(failures | dict.fromkeys(silent, "it did not answer"), names)
         for reply in replies:
-            remembered = reply.content.array_records["memory"]
-            self._learnt[self._numbers[reply.name]] = arrays_to_vectors(remembered)
+            self._learnt[self._numbers[reply.name]] = arrays_to_vectors(reply.content.array_records["memory"])
         given = (replies, self._numbers, sent, ReplyFormat(self._setup.method.sends))
         updates, refused, self._room = reply_intake.decode_replies(*given, room=self._room)
         if refused:

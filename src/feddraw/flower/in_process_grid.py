@@ -39,10 +39,8 @@ class InProcessGrid(Grid):
         identify_process()
         self.app, self.arrive = app, arrive
         self._pushed: dict[str, Message] = {}
-        self.contexts = {
-            FIRST_NODE + index: Context(1, FIRST_NODE + index, dict(node), RecordDict(), dict(run_config or {}))
-            for index, node in enumerate(nodes)
-        }
+        run, numbered = run_config or {}, enumerate(nodes, FIRST_NODE)
+        self.contexts = {id: Context(1, id, dict(node), RecordDict(), dict(run)) for id, node in numbered}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = [self._answer(message) for message in messages]

@@ -16,10 +16,7 @@ log = logging.getLogger("flwr")
 
 
 def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRecord:
-    """The mean of each metric, weighted by size; of lists, number by number.
-
-    Each mean is over the clients that report the metric with finite numbers.
-    """
+    """By metric, the mean over clients that report it with finite numbers, weighted by size; of lists, by number."""
     given: dict[str, list[tuple[float, Any]]] = {}
     for content in contents:
         for name, value in metrics_in_reply(content).items():
@@ -32,8 +29,8 @@ def weighted_metric_means(contents: list[RecordDict], size_key: str) -> MetricRe
             why = "lists of several lengths" if len(shapes) > 1 else f"{len(column) - len(good)} not finite"
             log.warning("%s of %d clients: %s, left out of the mean", safe_line(name), len(column), why)
         if len(shapes) == 1 and name not in (size_key, "partition-id", SECONDS):
-            mean = np.average([value for _, value in good], axis=0, weights=[size for size, _ in good])
-            means[name] = mean.tolist()
+            sizes, values = zip(*good, strict=True)
+            means[name] = np.average(values, axis=0, weights=sizes).tolist()
     return means
 
 

@@ -61,10 +61,8 @@ class RaySimulation:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
         if self._ended.is_set():
             why = "it ended early" if self._crash is None else _cause_of_crash(self._crash)
-            raise RunFailed(
-                f"Flower's simulation on Ray crashed: {why}; run again with engine = serial, or see Ray's log in "
-                "/tmp/ray/session_latest/logs"
-            )
+            remedy = "run again with engine = serial, or see Ray's log in /tmp/ray/session_latest/logs"
+            raise RunFailed(f"Flower's simulation on Ray crashed: {why}; {remedy}")
 
     def _run_simulation(self) -> None:
         server = ServerApp()

@@ -172,8 +172,7 @@ def _without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
 def _decode_update(
     content: RecordDict, client: int, into: Model, reader: ArrayRecordReader, format: ReplyFormat, keep: bool
 ) -> Update:
-    metrics = _metrics_with_size(content, format.size_key)
-    size = _size_in_reply(metrics, format.size_key)
+    metrics, size = _metrics_and_size(content, format.size_key)
     beside = records_of_kind(content, ArrayRecord).get("extra") if format.sends else None
     extra = arrays_to_extras(beside, format.sends, into.layout)
     name = _record_of_model(content, format.arrays_key)
@@ -192,7 +191,7 @@ def _decode_update(
 
 def size_and_labels_in_reply(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
-    return _size_in_reply(_metrics_with_size(content, size_key), size_key), labelled_in_reply(content)
+    return _metrics_and_size(content, size_key)[1], labelled_in_reply(content)
 
 
 def seconds_in_reply(content: RecordDict) -> float:
@@ -211,19 +210,15 @@ def labelled_in_reply(content: RecordDict) -> NDArray[np.bool_] | None:
     return np.array(given, bool)
 
 
-def _metrics_with_size(content: RecordDict, size_key: str) -> MetricRecord:
+def _metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord, float]:
+    """The first record that has a size, and this size: any positive number."""
     found = [metrics for metrics in records_of_kind(content, MetricRecord).values() if size_key in metrics]
     if not found:
         raise Refused(f"no {size_key} among its metrics")
-    return found[0]
-
-
-def _size_in_reply(metrics: MetricRecord, size_key: str) -> float:
-    """Any positive number."""
-    value = metrics[size_key]
+    value = found[0][size_key]
     if isinstance(value, list) or not math.isfinite(value) or value <= 0:
         raise Refused(f"{size_key} = {value!s:.20} is not a positive number")
-    return size_as_int_if_whole(value)
+    return found[0], size_as_int_if_whole(value)
 
 
 def tensors_in_reply(reply: Reply, arrays_key: str) -> frozenset[str]:

@@ -54,10 +54,8 @@ class Roster:
         """Read the keys of the connected nodes; a node without a key is identified by its number."""
         if not hasattr(grid, "get_nodes"):
             if keys := [name for who, name in self._listed.items() if NODE_FINGERPRINT.fullmatch(who)]:
-                raise UserError(
-                    f"sites: {keys[0]} is given by its key, and this Flower does not tell keys: pip install "
-                    "'flwr>=1.38', or give node ids"
-                )
+                why = f"sites: {keys[0]} is given by its key, and this Flower does not tell keys"
+                raise UserError(f"{why}: pip install 'flwr>=1.38', or give node ids")
             return
         for info in grid.get_nodes():
             key = bytes(info.public_key)
@@ -124,7 +122,6 @@ class Roster:
         return ""
 
     def for_checkpoint(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
         return {"clients": list(self.names), "owners": dict(self._identity_of_name), "called": dict(self.called)}
 
     def restore(self, kept: Mapping[str, Any], *, rebind: bool = False) -> None:
@@ -141,10 +138,8 @@ def _roster_of_sites(sites: Mapping[str, str | int]) -> dict[str, str]:
     for name, given in sites.items():
         who = str(given).strip()
         if not (NODE_FINGERPRINT.fullmatch(who) or who.isdecimal()):
-            raise UserError(
-                f"sites: {name} = {given!s:.60} is neither a key's fingerprint (SHA256:…, as ssh-keygen -lf KEY.pub "
-                "prints it) nor a node id"
-            )
+            fingerprint = "a key's fingerprint (SHA256:…, as ssh-keygen -lf KEY.pub prints it)"
+            raise UserError(f"sites: {name} = {given!s:.60} is neither {fingerprint} nor a node id")
         identity = f"node {who}" if who.isdecimal() else who
         if identity in found:
             raise UserError(f"sites: {found[identity]} and {name} have the same key or node id")

@@ -31,17 +31,13 @@ def count_by_score(scores: NDArray[np.floating[Any]], truth: NDArray[np.floating
     """
     clipped = np.clip(np.nan_to_num(scores.astype(np.float64)), 1e-12, 1 - 1e-12)
     bins = np.digitize(np.log(clipped / (1 - clipped)), BIN_EDGES)
-    findings = scores.shape[1]
-    known = ~np.isnan(truth)
+    findings, known = scores.shape[1], ~np.isnan(truth)
     cells = (np.where(known, truth, 0).astype(np.int64) * findings + np.arange(findings)) * BINS + bins
     return np.bincount(cells[known], minlength=2 * findings * BINS).reshape(2, findings, BINS)
 
 
 def histograms_to_metrics(split: str, counts: Histograms, broken: Sequence[int] = ()) -> dict[str, list[int]]:
-    """As metrics that Flower carries: only bins that hold something, as (index, count).
-
-    `broken` are the findings with a score that is not a finite number.
-    """
+    """As metrics that Flower carries: filled bins as (index, count); `broken` are findings with scores not finite."""
     flat = counts.ravel()
     filled = np.flatnonzero(flat)
     found = {f"{split}-places": filled.tolist(), f"{split}-counts": flat[filled].tolist()}
@@ -101,10 +97,7 @@ def histogram_auc(negatives: NDArray[np.int64], positives: NDArray[np.int64]) ->
 
 
 def best_threshold_bin(negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> int | None:
-    """The bin from which on images are called positive, for the largest GM; the middle one of equals.
-
-    None where the validation data has one label only.
-    """
+    """The bin from which on images count as positive, for the largest GM (the middle of equals); None for one label."""
     if not (negatives.any() and positives.any()):
         return None
     found = np.concatenate([[0], np.cumsum(positives)])
@@ -122,23 +115,19 @@ def histogram_metrics(
     areas = {name: histogram_auc(*counts[:, c]) for c, name in enumerate(findings)}
     rates = {name: _histogram_rates(counts[0, c], counts[1, c], edges[c]) for c, name in enumerate(findings)}
     bounds = np.concatenate([[-np.inf], BIN_EDGES, [np.inf]])
-    thresholds = {
-        name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge])))
-        for name, edge in zip(findings, edges, strict=True)
-    }
+    pairs = zip(findings, edges, strict=True)
+    thresholds = {name: math.nan if edge is None else float(1 / (1 + np.exp(-bounds[edge]))) for name, edge in pairs}
     return metrics_table(areas, rates, thresholds, [findings[c] for c in broken])
 
 
-def _histogram_rates(
-    negatives: NDArray[np.int64], positives: NDArray[np.int64], edge: int | None
-) -> tuple[float, float]:
+def _histogram_rates(negative: NDArray[np.int64], positive: NDArray[np.int64], edge: int | None) -> tuple[float, float]:
     if edge is None:
         return math.nan, math.nan
 
     def share(some: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
         return float(some.sum() / whole.sum()) if whole.any() else math.nan
 
-    return share(positives[edge:], positives), share(negatives[:edge], negatives)
+    return share(positive[edge:], positive), share(negative[:edge], negative)
 
 
 def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]) -> dict[str, Any]:
@@ -156,7 +145,5 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
 def metrics_for_flowers_log(found: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
     pairs = {f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")}
-    areas = {
-        f"{split}-auc.{name}": value for split in found for name, value in found[split]["auc"]["per_class"].items()
-    }
+    areas = {f"{split}-auc.{name}": auc for split in found for name, auc in found[split]["auc"]["per_class"].items()}
     return MetricRecord({name: float(value) for name, value in (pairs | areas).items()})

@@ -109,7 +109,6 @@ def reading_secure_message() -> Iterator[None]:
 
 
 def secure_answer(pairs: Mapping[str, bytes], **more: str) -> RecordDict:
-    """A client's answer."""
     return RecordDict({SECURE_RECORD: ConfigRecord(_pairs_as_record(pairs) | more)})
 
 

@@ -24,24 +24,12 @@ from numpy.typing import NDArray
 
 from feddraw.core import Heads, Layout, Method, Model, Parts, State
 from feddraw.errors import UserError
-from feddraw.flower import reply_intake, score_histograms
+from feddraw.flower import reply_intake, score_histograms, secure_messages
 from feddraw.flower.array_records import Refused, unpack_array
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.reply_intake import one_line
+from feddraw.flower.reply_intake import Reply, one_line
 from feddraw.flower.roster import Roster
-from feddraw.flower.secure_messages import (
-    ANNOUNCEMENT,
-    COUNTS_SUM,
-    MASKED_WORDS,
-    RECEIVED,
-    SECURE_ORDER,
-    SECURE_RECORD,
-    SecureOrder,
-    digest_of_told,
-    fingerprint_of_sent,
-    reading_secure_message,
-    secure_pairs_in,
-)
+from feddraw.flower.secure_messages import COUNTS_SUM, SECURE_ORDER, SECURE_RECORD, SecureOrder, secure_pairs_in
 from feddraw.naming import safe_line
 from feddraw.secure_rounds.announcement import (
     FIRST_SUM,
@@ -73,9 +61,7 @@ class SecureServerAnswers:
     Sites sign under the names that they give themselves; the ledger has those that the server gives them.
     """
 
-    def __init__(
-        self, replies: Sequence[reply_intake.Reply], asked: Sequence[int], roster: Roster, grid: Grid, timeout: float
-    ) -> None:
+    def __init__(self, replies: Sequence[Reply], asked: list[int], roster: Roster, grid: Grid, timeout: float) -> None:
         self.by_name = {roster.called[reply.name]: reply for reply in replies}
         self.listed = {own: reply.name for own, reply in self.by_name.items()}  # their names in the ledger
         self._nodes = {own: reply.node for own, reply in self.by_name.items()}
@@ -90,7 +76,7 @@ class SecureServerAnswers:
     def received(self) -> str:
         """The hash of what the sites were sent, as most say; one that was sent anything else takes no part."""
         records = [reply.content.get(SECURE_RECORD) for reply in self.by_name.values()]
-        said = [str(one.get(RECEIVED, "")) for one in records if isinstance(one, ConfigRecord)]
+        said = [str(one.get(secure_messages.RECEIVED, "")) for one in records if isinstance(one, ConfigRecord)]
         return Counter(said).most_common(1)[0][0] if said else ""
 
     def labels(self, messenger: SecureServerMessenger, findings: int) -> dict[str, Labels]:
@@ -110,7 +96,7 @@ class SecureServerAnswers:
 
 
 @dataclass
-class _SecureServerProgress:
+class _SecureProgress:
     """What the sums of a training round gave, as far as they were opened."""
 
     announcement: Announcement
@@ -123,7 +109,7 @@ class _SecureServerProgress:
 
     @property
     def told(self) -> Told:
-        return {ANNOUNCEMENT: self.announcement.to_json(), RECEIVED: self.received}
+        return {secure_messages.ANNOUNCEMENT: self.announcement.to_json(), secure_messages.RECEIVED: self.received}
 
 
 @dataclass(frozen=True)
@@ -134,6 +120,8 @@ class FlowerSecureServer:
     policy: Policy
     gate: Gate
     directory: SiteDirectory | None
+    size_key: str
+    arrays_key: str
 
     def __post_init__(self) -> None:
         if why := self.method.secure.why_not:
@@ -146,9 +134,10 @@ class FlowerSecureServer:
     def sums(self) -> tuple[str, ...]:
         return (FIRST_SUM, MOVES_SUM) if self.method.secure.sums == 2 else (MOVES_SUM,)
 
-    def to_train(self, run: str, round: int, arrays_key: str, size_key: str, classifier: Heads) -> dict[str, Any]:
+    def to_train(self, run: str, round: int, classifier: Heads) -> dict[str, Any]:
         """The order that goes with a model to train."""
-        settings = {"arrays": arrays_key, "size": size_key, "classifier": classifier, "sends": dict(self.method.sends)}
+        settings: dict[str, Any] = {"arrays": self.arrays_key, "size": self.size_key, "classifier": classifier}
+        settings |= {"sends": dict(self.method.sends)}
         return {SECURE_ORDER: asdict(SecureOrder(run, round, self.sums, settings=settings))}
 
     def train(
@@ -161,15 +150,14 @@ class FlowerSecureServer:
         sent: Model,
         state: State,
         clients: Sequence[str],
-        size_key: str,
         frozen: str,
     ) -> tuple[RoundResult, dict[str, str]]:
         """A round whose clients have trained and sent their keys and sizes; by client, why some are left out."""
         messenger = answers.messenger("train", group)
-        parties = self._parties(answers, messenger, size_key)
-        received = fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
+        parties = self._parties(answers, messenger)
+        received = secure_messages.fingerprint_of_sent(sent, self.method.broadcast(state), frozen)
         told = (received, method_as_text(self.method), round, rounds, parties)
-        found = _SecureServerProgress(Announcement(*told), state, answers.received)
+        found = _SecureProgress(Announcement(*told), state, answers.received)
         try:
             found.announcement = announce_secure_round(*told, self.policy)
             sums = SecureServerSums(messenger, SecureOrder(run, round, self.sums), self.directory)
@@ -181,37 +169,25 @@ class FlowerSecureServer:
         if found.failed:
             refused = dict.fromkeys((party.name for party in parties), found.failed) | refused
         listed = answers.listed
-        result = secure_round_result(
-            self.method,
-            _announcement_with_ledger_names(found.announcement, listed),
-            sent,
-            found.state,
-            found.total,
-            {listed[name]: one for name, one in found.announced.items()},
-            clients,
-            refused={listed[party.name]: refused[party.name] for party in parties if party.name in refused},
-            parts=found.parts,
-            gate=self.gate,
-        )
+        renamed = _announcement_with_ledger_names(found.announcement, listed)
+        announced = {listed[name]: one for name, one in found.announced.items()}
+        left_out = {listed[party.name]: refused[party.name] for party in parties if party.name in refused}
+        given = (self.method, renamed, sent, found.state, found.total, announced, clients)
+        result = secure_round_result(*given, refused=left_out, parts=found.parts, gate=self.gate)
         return result, {listed[name]: why for name, why in refused.items()}
 
-    def _parties(
-        self, answers: SecureServerAnswers, messenger: SecureServerMessenger, size_key: str
-    ) -> tuple[AnnouncedParty, ...]:
+    def _parties(self, answers: SecureServerAnswers, messenger: SecureServerMessenger) -> tuple[AnnouncedParty, ...]:
         """Those that say how many images they have."""
 
         def read(own: str) -> AnnouncedParty:
-            size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, size_key)
+            size, labelled = reply_intake.size_and_labels_in_reply(answers.by_name[own].content, self.size_key)
             if size > self.gate.max_size:
                 raise UserError(f"{size:,} images, more than gate.max_size = {self.gate.max_size:,}")
             return announced_party(own, size, labelled)
 
         return tuple(messenger.read_each(read).values())
 
-    def _open(
-        self, found: _SecureServerProgress, sums: SecureServerSums, answers: SecureServerAnswers, sent: Model
-    ) -> None:
-        """All sums of the round, one after the other."""
+    def _open(self, found: _SecureProgress, sums: SecureServerSums, answers: SecureServerAnswers, sent: Model) -> None:
         keys, asked = {sum: answers.keys(sums.messenger, sum) for sum in self.sums}, answers.asked
         if FIRST_SUM in self.sums:
             approve = found.announcement.check_summed
@@ -244,13 +220,11 @@ class FlowerSecureServer:
         """What goes with an evaluation whose counts are to be added up under masks."""
         return {SECURE_ORDER: asdict(SecureOrder(run, round, (COUNTS_SUM,), settings={"findings": findings}))}
 
-    def count(
-        self, run: str, round: int, answers: SecureServerAnswers, group: str, findings: int, size_key: str
-    ) -> RecordDict | None:
+    def count(self, run: str, round: int, answers: SecureServerAnswers, group: str, findings: int) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
         order, messenger = SecureOrder(run, round, (COUNTS_SUM,)), answers.messenger("evaluate", group)
         approve = partial(_check_counts_hide_sites, answers.labels(messenger, findings), findings)
-        keys, told = answers.keys(messenger, COUNTS_SUM), {RECEIVED: answers.received}
+        keys, told = answers.keys(messenger, COUNTS_SUM), {secure_messages.RECEIVED: answers.received}
         try:
             sums = SecureServerSums(messenger, order, self.directory)
             opened = sums.open(COUNTS_SUM, answers.asked, keys, told, approve=approve)
@@ -258,7 +232,8 @@ class FlowerSecureServer:
             log.error("no evaluation: %s", failure)
             return None
         metrics = score_histograms.histograms_from_words(opened.words, findings)
-        metrics[size_key] = sum(_images_evaluated(answers.by_name[name].content, size_key) for name in opened.survivors)
+        summed = [answers.by_name[name].content for name in opened.survivors]
+        metrics[self.size_key] = sum(_images_evaluated(content, self.size_key) for content in summed)
         return RecordDict({"metrics": metrics})
 
 
@@ -273,20 +248,17 @@ def _images_evaluated(content: RecordDict, size_key: str) -> float:
 def _check_counts_hide_sites(labels: Mapping[str, Labels], findings: int, names: Sequence[str]) -> None:
     """Refuse counts of a finding that one or two of these sites label: they would be theirs."""
     rows = [labels.get(name) for name in names]
-    for finding in range(findings):
-        count = sum(row is None or bool(row[finding]) for row in rows)
-        if 0 < count < FEWEST_SUMMED:
-            raise TooFewSummed(
-                f"finding {finding} is labelled by {count} site(s) only: a secure sum needs {FEWEST_SUMMED}"
-            )
+    for place in range(findings):
+        few = sum(row is None or bool(row[place]) for row in rows)
+        if 0 < few < FEWEST_SUMMED:
+            raise TooFewSummed(f"finding {place} is labelled by {few} site(s) only: a secure sum needs {FEWEST_SUMMED}")
 
 
 def _announcement_with_ledger_names(announcement: Announcement, names: Mapping[str, str]) -> Announcement:
     """The announcement with the names that the ledger has for the clients."""
     parties = tuple(replace(party, name=names[party.name]) for party in announcement.parties)
-    proposed, weights = (
-        {names[name]: row for name, row in rows.items()} for rows in (announcement.proposed, announcement.weights)
-    )
+    tables = (announcement.proposed, announcement.weights)
+    proposed, weights = ({names[name]: row for name, row in table.items()} for table in tables)
     return replace(announcement, parties=parties, proposed=proposed, weights=weights)
 
 
@@ -298,6 +270,7 @@ Told = Mapping[str, str]  # to all clients, the same
 Take = Callable[[str, RecordDict], None]
 Read = Callable[[str, str], Any]  # what a client says in clear about what it adds, by its name and text
 Settle = Callable[[dict[str, Any]], Told]  # what all clients are told once all have said it
+Approve = Callable[[Sequence[str]], None]  # raises where these clients must not be summed
 
 
 @dataclass
@@ -359,7 +332,7 @@ class SecureServerMessenger:
     def refusing(self, name: str) -> Iterator[None]:
         """Around the use of what came from a client: it is refused if that cannot be used."""
         try:
-            with reading_secure_message():
+            with secure_messages.reading_secure_message():
                 yield
         except (UserError, Refused) as error:
             self._refuse(name, str(error))
@@ -378,7 +351,7 @@ class SecureServerMessenger:
 
 
 @dataclass(frozen=True, eq=False)
-class SecureServerOpenedSum:
+class OpenedSecureSum:
     """A sum without its masks, and what belongs to it."""
 
     words: NDArray[np.uint64]
@@ -390,7 +363,7 @@ class SecureServerSums:
     """The sums of one round, one after the other."""
 
     def __init__(self, messenger: SecureServerMessenger, order: SecureOrder, directory: SiteDirectory | None) -> None:
-        self.messenger, self._order, self._directory = messenger, order, directory
+        self.messenger, self._order, self.directory = messenger, order, directory
 
     def open(
         self,
@@ -400,17 +373,14 @@ class SecureServerSums:
         told: Told,
         read: Read = lambda name, text: text,
         settle: Settle | None = None,
-        approve: Callable[[Sequence[str]], None] = lambda names: None,
-    ) -> SecureServerOpenedSum:
-        """One sum of all who were asked for it; `keys` are those that came with the answers to the first message.
-
-        `approve` raises where these clients must not be summed.
-        """
+        approve: Approve = lambda names: None,
+    ) -> OpenedSecureSum:
+        """One sum of all who were asked for it; `keys` are those that came with the answers to the first message."""
         for attempt in range(ATTEMPTS):
             order = replace(self._order, sum=sum, attempt=attempt)
             if attempt:
                 keys = self._fresh_keys(order, asked)
-            trial = _SecureServerAttempt(self.messenger, order, asked, self._directory, read)
+            trial = _SecureServerAttempt(self, order, asked, read)
             try:
                 return trial.open(keys, told, settle, approve)
             except SecureSumFailed as failure:
@@ -433,23 +403,15 @@ class SecureServerSums:
 class _SecureServerAttempt:
     """One sum, one attempt: a message to every client and its answer for each stage."""
 
-    def __init__(
-        self,
-        messenger: SecureServerMessenger,
-        order: SecureOrder,
-        asked: Sequence[str],
-        directory: SiteDirectory | None,
-        read: Read,
-    ) -> None:
-        session = Session(order.run, order.round, f"{messenger.kind}: {order.sum}", order.attempt, tuple(asked))
-        self._messenger, self._order, self._sum_server = messenger, order, SecureSumServer(session, directory)
+    def __init__(self, sums: SecureServerSums, order: SecureOrder, asked: Sequence[str], read: Read) -> None:
+        self._messenger, self._order, self._read = sums.messenger, order, read
+        purpose = f"{self._messenger.kind}: {order.sum}"
+        session = Session(order.run, order.round, purpose, order.attempt, tuple(asked))
+        self._sum_server = SecureSumServer(session, sums.directory)
         self._announced: dict[str, Any] = {}
-        self._read = read
         self.opening = False  # clients were asked for the shares that open the sum
 
-    def open(
-        self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Callable[[Sequence[str]], None]
-    ) -> SecureServerOpenedSum:
+    def open(self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Approve) -> OpenedSecureSum:
         sum_server = self._sum_server
         for name, content in keys.items():
             with self._messenger.refusing(name):
@@ -459,21 +421,19 @@ class _SecureServerAttempt:
         self._ask("shares", dict.fromkeys(sent, advertised), self._take_shares, told)
         if settle is not None:
             told = settle({name: self._announced[name] for name in sum_server.sharers})
-        sum_server.agreed = digest_of_told(told)
+        sum_server.agreed = secure_messages.digest_of_told(told)
         shares = {name: sum_server.shares_for(name) for name in sum_server.sharers}
         self._ask("values", shares, self._take_values, told)
         approve(sum_server.survivors)
         self._ask("survivors", {name: {} for name in sum_server.survivors}, self._take_signature)
         signatures, self.opening = sum_server.signatures, True
         self._ask("opening", dict.fromkeys(signatures, signatures), self._take_revealed)
-        return SecureServerOpenedSum(sum_server.total(), sum_server.survivors, self._announced)
+        return OpenedSecureSum(sum_server.total(), sum_server.survivors, self._announced)
 
-    def _ask(
-        self, stage: str, contents: Mapping[str, Mapping[str, bytes]], take: Take, told: Told | None = None
-    ) -> None:
+    def _ask(self, stage: str, pairs: Mapping[str, Mapping[str, bytes]], take: Take, told: Told | None = None) -> None:
         survivors = self._sum_server.survivors if stage in ("survivors", "opening") else ()
         order = replace(self._order, stage=stage, told=told or {}, survivors=survivors)
-        self._messenger.ask(order, contents, take)
+        self._messenger.ask(order, pairs, take)
 
     def _take_shares(self, name: str, content: RecordDict) -> None:
         said = self._read(name, str(content.config_records[SECURE_RECORD]["announced"]))
@@ -481,7 +441,7 @@ class _SecureServerAttempt:
         self._announced[name] = said
 
     def _take_values(self, name: str, content: RecordDict) -> None:
-        words = unpack_array(content.array_records[MASKED_WORDS][MASKED_WORDS])
+        words = unpack_array(content.array_records[secure_messages.MASKED_WORDS][secure_messages.MASKED_WORDS])
         self._sum_server.take_masked(name, words, secure_pairs_in(content)["seal"])
 
     def _take_signature(self, name: str, content: RecordDict) -> None:

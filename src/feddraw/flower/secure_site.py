@@ -25,34 +25,14 @@ from numpy.typing import NDArray
 
 from feddraw.core import Model, Update
 from feddraw.errors import UserError
-from feddraw.flower import frozen_layers, job_orders, reply_intake, score_histograms
+from feddraw.flower import job_orders, reply_intake, score_histograms, secure_messages, secure_site_memory
 from feddraw.flower.array_records import arrays_to_model, arrays_to_vectors, pack_array
 from feddraw.flower.client_memory import memory_folder
+from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_from_text
 from feddraw.flower.reply_intake import one_line
-from feddraw.flower.secure_messages import (
-    ANNOUNCEMENT,
-    CONFIG,
-    COUNTS_SUM,
-    MASKED_WORDS,
-    RECEIVED,
-    SecureOrder,
-    digest_of_told,
-    fingerprint_of_sent,
-    hash_of_secure_message,
-    reading_secure_message,
-    secure_answer,
-    secure_order_in,
-    secure_pairs_in,
-)
-from feddraw.flower.secure_site_memory import (
-    SecureSiteMemory,
-    SecureSiteOpenedRound,
-    SecureSiteState,
-    classifier_from_json,
-    update_from_site_memory,
-    update_to_site_memory,
-)
+from feddraw.flower.secure_messages import ANNOUNCEMENT, COUNTS_SUM, SecureOrder, reading_secure_message, secure_answer
+from feddraw.flower.secure_site_memory import SecureSiteMemory, SecureSiteOpenedRound, SecureSiteState
 from feddraw.secure_rounds.announcement import FIRST_SUM, MOVES_SUM, Announcement
 from feddraw.secure_rounds.client import SecureRoundClient
 from feddraw.secure_sums.client import SecureSumClient
@@ -78,9 +58,9 @@ class SecureSiteNode:
         self.key = read_site_key(Path(str(node["key"])))
         self.directory = read_site_directory(Path(str(node["sites"]))) if node.get("sites") else None
         self.fewest = int(node.get("fewest", FEWEST_SUMMED))  # clients that must be in a sum
-        self._frozen = str(job_orders.read_orders(received).get(frozen_layers.FROZEN, ""))  # digest of frozen layers
+        self._frozen = str(job_orders.read_orders(received).get(FROZEN, ""))  # digest of frozen layers
         self._context = context
-        self._listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
+        self.listed = {*LEAVING_METRICS, *(name.strip() for name in str(node.get("metrics", "")).split(","))}
 
     def name(self, content: RecordDict) -> str:
         """What this site is called in sums: by the directory, else by its app, its settings, or its number."""
@@ -101,18 +81,14 @@ class SecureSiteNode:
             who["number"] = number
         if isinstance(labelled, list) and all(isinstance(one, bool) for one in labelled):
             who["labelled"] = labelled
-        if about.get(frozen_layers.FROZEN) == self._frozen:
-            who[frozen_layers.FROZEN] = self._frozen
+        if about.get(FROZEN) == self._frozen:
+            who[FROZEN] = self._frozen
         metrics = MetricRecord()
         for record in reply_intake.records_of_kind(content, MetricRecord).values():
             for name, value in record.items():
-                if self.lists(name) and name not in metrics and isinstance(value, int | float):
+                if name in self.listed and name not in metrics and isinstance(value, int | float):
                     metrics[name] = value if math.isfinite(value) else math.nan
         return RecordDict({"client": who, "metrics": metrics})
-
-    def lists(self, metric: str) -> bool:
-        """Whether a metric of this name may leave."""
-        return metric in self._listed
 
 
 class SecureSiteRound:
@@ -142,10 +118,10 @@ class SecureSiteRound:
             return None
         with reading_secure_message():
             arrays, named = content.array_records[self._order.settings["arrays"]], self._order.settings["classifier"]
-            sent = arrays_to_model(arrays, layout_of_arrays(arrays, classifier_from_json(named)))
+            sent = arrays_to_model(arrays, layout_of_arrays(arrays, secure_site_memory.classifier_from_json(named)))
             broadcast = content.array_records.get("broadcast", ArrayRecord())
             frozen = str(job_orders.read_orders(content).get("frozen", ""))
-            self._received = fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
+            self._received = secure_messages.fingerprint_of_sent(sent, arrays_to_vectors(broadcast), frozen)
             return sent
 
     def begin(self, sent: Model | None, received: str, content: RecordDict) -> RecordDict:
@@ -155,9 +131,7 @@ class SecureSiteRound:
         """
         opened = self._kept().opened  # as it is now: the app may have worked for hours
         found = self._node.in_clear(content)
-        vectors, about = (
-            self._counts(content) if sent is None else update_to_site_memory(sent, self._update(sent, content))
-        )
+        vectors, about = self._counts(content) if sent is None else self._update(sent, content)
         about["received"] = self._received
         name = str(found.config_records["client"]["name"])
         self._state = SecureSiteState(self._order.round, name, received, opened=opened)
@@ -166,23 +140,23 @@ class SecureSiteRound:
         self._memory.keep_state(self._state)
         return RecordDict(dict(found) | dict(secure_answer(keys, received=received)))
 
-    def _update(self, sent: Model, content: RecordDict) -> Update:
-        """The app's answer as a server would read it, with listed metrics only."""
+    def _update(self, sent: Model, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The app's answer as a server would read it, with listed metrics only, in the form that is kept."""
         with reading_secure_message():
             size, arrays = str(self._order.settings["size"]), str(self._order.settings["arrays"])
             format = reply_intake.ReplyFormat(dict(self._order.settings["sends"]), size, arrays)
-        if not self._node.lists(size):
+        if size not in self._node.listed:
             raise UserError(f"the server weighs by {one_line(size)}: list it in this node's metrics=…")
         reply = reply_intake.named_reply(0, content)
         found, refused, _ = reply_intake.decode_replies([reply], {reply.name: 0}, sent, format)
         if refused:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
-        listed = {name: value for name, value in update.metrics.items() if name == "loss" or self._node.lists(name)}
-        return replace(update, metrics=listed, steps=_steps_at_site(update, sent))
+        listed = {name: value for name, value in update.metrics.items() if name == "loss" or name in self._node.listed}
+        update = replace(update, metrics=listed, steps=_steps_at_site(update, sent))
+        return secure_site_memory.update_to_site_memory(sent, update)
 
     def _counts(self, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What an evaluation counted."""
         with reading_secure_message():
             findings = int(self._order.settings["findings"])
         return {COUNTS_SUM: score_histograms.histograms_to_words(content, findings)}, {}
@@ -192,12 +166,12 @@ class SecureSiteRound:
     def answer(self, content: RecordDict) -> RecordDict:
         """To a message of a stage after the first."""
         stage, sum, attempt = self._order.stage, self._order.sum, self._order.attempt
-        pairs = secure_pairs_in(content, CONFIG)
+        pairs = secure_messages.secure_pairs_in(content, secure_messages.CONFIG)
         if stage == "keys":
             return self._again()
         if attempt != self._state.attempts.get(sum):
             raise UserError(f"this site is at attempt {self._state.attempts.get(sum)} of '{sum}', not at {attempt}")
-        if stage in ("shares", "values") and self._order.told.get(RECEIVED) != self._state.received:
+        if stage in ("shares", "values") and self._order.told.get(secure_messages.RECEIVED) != self._state.received:
             raise UserError("this site was sent other settings or another model than the server says that all were")
         sum_client = SecureSumClient.from_bytes(self._state.members[sum].encode(), self._node.key, self._node.directory)
         steps = {"shares": self._share, "values": self._mask, "survivors": self._sign, "opening": self._reveal}
@@ -233,21 +207,19 @@ class SecureSiteRound:
         return secure_answer(shares, announced=said)
 
     def _mask(self, sum_client: SecureSumClient, shares: dict[str, bytes]) -> RecordDict:
-        agreed = digest_of_told(self._order.told)
+        agreed = secure_messages.digest_of_told(self._order.told)
         masked = sum_client.mask(shares, self._words(), in_place=True, agreed=agreed)
         self._state.agreed[self._order.sum] = agreed.hex()
         self._state.told[self._order.sum] = dict(self._order.told)  # now with the weights, where a policy limits them
         found = secure_answer({"seal": sum_client.seal(masked)})
-        found[MASKED_WORDS] = ArrayRecord({MASKED_WORDS: pack_array(masked)})
+        found[secure_messages.MASKED_WORDS] = ArrayRecord({secure_messages.MASKED_WORDS: pack_array(masked)})
         return found
 
     def _sign(self, sum_client: SecureSumClient, _: dict[str, bytes]) -> RecordDict:
         opened, this = self._state.opened, self._opening()
         if opened.round == self._order.round and this != opened.sums.get(self._order.sum, this):
-            raise UserError(
-                f"this site has opened round {opened.round} before, with other clients or weights: a second sum would "
-                "show what one of them sent"
-            )
+            why = f"this site has opened round {opened.round} before, with other clients or weights"
+            raise UserError(f"{why}: a second sum would show what one of them sent")
         if self._kind == "train":
             Announcement.of(self._state.told[self._order.sum][ANNOUNCEMENT]).check_summed(self._order.survivors)
         return secure_answer({"signature": sum_client.sign(self._order.survivors)})
@@ -281,7 +253,7 @@ class SecureSiteRound:
 
     def _round_client(self) -> SecureRoundClient:
         vectors, about = self._memory.waiting()
-        sent, update = update_from_site_memory(vectors, about)
+        sent, update = secure_site_memory.update_from_site_memory(vectors, about)
         given = (method_from_text(self._announcement.method), self._announcement, self._state.name, sent, update)
         return SecureRoundClient(*given, listed=tuple(update.metrics), received=about["received"])
 
@@ -305,7 +277,7 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
     sites agree on masks, and only masked words leave, with a few numbers in clear. A message that asks for more gets an
     error. Put this mod first, so that no other one stands between it and the server.
     """
-    node, order = SecureSiteNode(context, message.content), secure_order_in(message.content)
+    node, order = SecureSiteNode(context, message.content), secure_messages.secure_order_in(message.content)
     kind = message.metadata.message_type.partition(".")[0]
     if order is None and kind == "train":
         raise UserError(NOT_SECURE)
@@ -318,7 +290,7 @@ def secure_mod(message: Message, context: Context, app: App) -> Message:
             return Message(SecureSiteRound(node, memory, kind, order).answer(message.content), reply_to=message)
     part = SecureSiteRound(node, memory, kind, order)
     sent = part.sent_model(message.content)  # before the app is called, which may write into what it gets
-    received = hash_of_secure_message(message.content, context.run_config)
+    received = secure_messages.hash_of_secure_message(message.content, context.run_config)
     reply = app(message, context)
     if reply.has_error():
         return reply
@@ -330,6 +302,6 @@ def secure_where_keyed(message: Message, context: Context, app: App) -> Message:
     """The ready app's: `secure_mod` at nodes that have a key. Others train for a server that sees their models."""
     if context.node_config.get("key"):
         return secure_mod(message, context, app)
-    if secure_order_in(message.content) is not None:
+    if secure_messages.secure_order_in(message.content) is not None:
         raise UserError(NO_KEY)
     return app(message, context)

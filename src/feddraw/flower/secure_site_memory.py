@@ -110,17 +110,11 @@ def update_to_site_memory(sent: Model, update: Update) -> tuple[dict[str, NDArra
     vectors = {f"sent.{name}": getattr(sent, name) for name in MODEL_VECTORS}
     vectors |= {f"own.{name}": getattr(update.model, name) for name in MODEL_VECTORS}
     vectors |= {f"extra.{name}": vector for name, vector in update.extra.items()}
-    layout = sent.layout
-    about = {
-        "entries": [[entry.name, entry.kind, entry.shape, entry.dtype] for entry in layout.entries],
-        "classifier": layout.classifier,
-        "size": update.size,
-        "steps": update.steps,
-        "metrics": dict(update.metrics),
-        "labelled": None if update.labelled is None else update.labelled.tolist(),
-        "seconds": update.seconds,
-    }
-    return vectors, about
+    entries = [[entry.name, entry.kind, entry.shape, entry.dtype] for entry in sent.layout.entries]
+    labelled = None if update.labelled is None else update.labelled.tolist()
+    model = {"entries": entries, "classifier": sent.layout.classifier}
+    facts = {"size": update.size, "steps": update.steps, "metrics": dict(update.metrics)}
+    return vectors, model | facts | {"labelled": labelled, "seconds": update.seconds}
 
 
 def classifier_from_json(given: Any) -> Heads:
@@ -132,10 +126,8 @@ def update_from_site_memory(vectors: dict[str, NDArray[Any]], about: dict[str, A
     """The sent model and the update, from what `update_to_site_memory` made of them."""
     entries = ((name, kind, tuple(shape), dtype) for name, kind, shape, dtype in about["entries"])
     layout = Layout.of(entries, classifier_from_json(about["classifier"]))
-    sent, own = (
-        Model(**{name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS}, layout=layout)
-        for whose in ("sent", "own")
-    )
+    parts = ({name: vectors[f"{whose}.{name}"] for name in MODEL_VECTORS} for whose in ("sent", "own"))
+    sent, own = (Model(**part, layout=layout) for part in parts)
     extra = {name.removeprefix("extra."): v for name, v in vectors.items() if name.startswith("extra.")}
     labelled = None if about["labelled"] is None else np.array(about["labelled"], bool)
     facts = (about["size"], about["steps"], about["metrics"])

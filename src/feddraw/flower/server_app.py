@@ -25,14 +25,9 @@ from feddraw.core import Model, Proxy
 from feddraw.data.dataset import Dataset
 from feddraw.engines.serial import Serial
 from feddraw.errors import UserError
+from feddraw.experiment import run_preparation
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.run_preparation import (
-    initial_model,
-    make_trainer,
-    network_builder,
-    prepare,
-    prepare_server_images,
-)
+from feddraw.experiment.run_preparation import initial_model, make_trainer, network_builder, prepare_server_images
 from feddraw.experiment.running import evaluate_kept_models
 from feddraw.experiment.settings import Experiment, make_method, unnamed_defaults
 from feddraw.flower import score_histograms, settings
@@ -70,7 +65,7 @@ class ServerEvaluation:
                 options = experiment.section("data")[1] | {"path": validation}
                 self._evaluate_on(open_dataset("folder", size=options.pop("size"), options=options))
         else:
-            setup = prepare(experiment)
+            setup = run_preparation.prepare(experiment)
             self.findings, self.initial, self.partition = setup.dataset.findings, setup.initial, setup.partition
             self._evaluate_on(setup.dataset)
         self.method.weighting.check(self.initial.layout)
@@ -142,19 +137,19 @@ def _run_strategy(
 def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None) -> MethodStrategy:
     experiment, method = evaluation.experiment, evaluation.method
     if not experiment.policy.limits_weights:
-        log.warning(
-            "no policy limits how much a site counts: %s", why_no_policy(method) or "the run's settings turn it off"
-        )
+        why = why_no_policy(method) or "the run's settings turn it off"
+        log.warning("no policy limits how much a site counts: %s", why)
     least = FEWEST_SUMMED if experiment.secure else 2
     nodes = federation.nodes or len(evaluation.partition.shards) or least
     if experiment.secure and nodes < least:
         raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")
+    counted = evaluation.dataset is None  # the sites evaluate, and send counts
     return MethodStrategy(
         method,
         fraction_train=federation.fraction,
-        fraction_evaluate=0.0 if evaluation.dataset is not None else 1.0,
+        fraction_evaluate=1.0 if counted else 0.0,
         min_train_nodes=nodes,
-        min_evaluate_nodes=nodes if evaluation.dataset is None else 0,
+        min_evaluate_nodes=nodes if counted else 0,
         min_available_nodes=nodes,
         evaluate_metrics_aggr_fn=evaluation.merge_site_counts,
         classifier=evaluation.initial.layout.classifier,
@@ -172,7 +167,7 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
         frozen=evaluation.initial.layout.frozen,
         secure=experiment.secure,
         site_keys=federation.site_keys or None,
-        masked_counts=evaluation.dataset is None,
+        masked_counts=counted,
     )
 
 
@@ -199,9 +194,7 @@ def _conclude_server_round(
         if final:
             models = {name: one.model for name, one in kept.items()}
             folder.finish(shown, {"round": done} | scores, predictions, evaluation.dataset, models)
-    return MetricRecord(
-        {f"{part}-auc": float(found["auc"]["macro"]) for part, found in scores.items() if "auc" in found}
-    )
+    return MetricRecord({f"{part}-auc": float(one["auc"]["macro"]) for part, one in scores.items() if "auc" in one})
 
 
 app = ServerApp()

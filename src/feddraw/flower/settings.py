@@ -102,7 +102,6 @@ def findings_of_own_folders(experiment: Experiment) -> list[str]:
     named = experiment.section("data")[1].get("findings", "all")
     listed = named.split(",") if isinstance(named, str) and named != "all" else named
     if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
-        raise UserError(
-            "sites with folders of their own need data.findings: the names of their columns, one or several with commas"
-        )
+        wanted = "the names of their columns, one or several with commas"
+        raise UserError(f"sites with folders of their own need data.findings: {wanted}")
     return list(PAPER_FINDINGS) if listed == ["paper"] else [canonical_finding(name) for name in listed]

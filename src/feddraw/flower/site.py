@@ -125,8 +125,7 @@ def read_site_job(site: Site, content: RecordDict) -> Job:
 def _check_agreed_policy(agreed: Policy, servers: Any) -> None:
     """Stop if the server's policy differs from the site's."""
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
-    other = [name for name, value in asdict(agreed).items() if theirs[name] != value]
-    if other:
+    if other := [name for name, value in asdict(agreed).items() if theirs[name] != value]:
         said = ", ".join(f"{name} = {one_line(theirs[name])}, here {asdict(agreed)[name]}" for name in other)
         raise UserError(f"another policy than agreed: {said}")  # short, as a log of the server's will cut it
 
@@ -139,8 +138,7 @@ def evaluate_at_site(site: Site, content: RecordDict) -> RecordDict:
     for part, rows in site.holdout.items():
         if len(rows) and (part != "test" or job_orders.read_orders(content).get("final")):
             scores = engine.predict(model, rows)
-            counts = count_by_score(scores, examples.targets[rows])
-            metrics |= histograms_to_metrics(part, counts, not_finite(scores))
+            metrics |= histograms_to_metrics(part, count_by_score(scores, examples.targets[rows]), not_finite(scores))
             metrics["num-examples"] += len(rows) if part == "validation" else 0
     return RecordDict({"metrics": MetricRecord(metrics), "client": about_site(site)})
 

@@ -34,8 +34,8 @@ from feddraw.flower.client_memory import client_alias
 from feddraw.flower.frozen_layers import FROZEN, FrozenLayers
 from feddraw.flower.job_orders import add_orders
 from feddraw.flower.metric_means import size_in_metrics, weighted_metric_means
+from feddraw.flower.reply_intake import Reply
 from feddraw.flower.roster import Roster
-from feddraw.flower.round_numbers import RenumberedStrategy
 from feddraw.flower.secure_server import FlowerSecureServer, SecureServerAnswers
 from feddraw.methods.feddraw import feddraw
 from feddraw.naming import safe_line
@@ -53,6 +53,7 @@ from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
 log = logging.getLogger("flwr")
 
 RoundOutcome = tuple[RoundResult, dict[str, str], dict[str, float]]  # by client, why it is refused, how long it worked
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 MetricsMerge = Callable[[list[RecordDict], str], MetricRecord]
 
 MOST_SECONDS = 1e9  # beyond it a client's own word about its time is nonsense
@@ -105,18 +106,11 @@ class MethodStrategy(FedAvg):
         masked_counts: bool = False,  # with it: evaluations are counts (`score_histograms`), added up under masks too
     ) -> None:
         least = FEWEST_SUMMED if secure else 0
-        super().__init__(
-            fraction_train,
-            fraction_evaluate,
-            max(min_train_nodes, least),
-            max(min_evaluate_nodes, least) if masked_counts else min_evaluate_nodes,
-            max(min_available_nodes, least),
-            weighted_by_key,
-            arrayrecord_key,
-            configrecord_key,
-            train_metrics_aggr_fn or weighted_metric_means,
-            evaluate_metrics_aggr_fn or weighted_metric_means,
-        )
+        evaluating = max(min_evaluate_nodes, least) if masked_counts else min_evaluate_nodes
+        nodes = (max(min_train_nodes, least), evaluating, max(min_available_nodes, least))
+        keys = (weighted_by_key, arrayrecord_key, configrecord_key)
+        merges = (train_metrics_aggr_fn or weighted_metric_means, evaluate_metrics_aggr_fn or weighted_metric_means)
+        super().__init__(fraction_train, fraction_evaluate, *nodes, *keys, *merges)
         if method.weighting.proxy and proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):
@@ -128,25 +122,23 @@ class MethodStrategy(FedAvg):
         self.policy = policy_of(replace(limits, max_size_times=size_cap or limits.max_size_times))
         self.policy.check_method(method)
         self.gate, self.proxy = gate or Gate(), proxy
-        self.secure = (
-            FlowerSecureServer(method, self.policy, self.gate, site_directory_from(site_keys)) if secure else None
-        )
+        self.secure: FlowerSecureServer | None = None
+        if secure:
+            directory, record_keys = site_directory_from(site_keys), (weighted_by_key, arrayrecord_key)
+            self.secure = FlowerSecureServer(method, self.policy, self.gate, directory, *record_keys)
         self._masked_counts = secure and masked_counts
         self.folder = RunFolder(Path(folder)) if isinstance(folder, Path | str) else folder
-        self.resume = resume
-        self.rounds = self._given_rounds = rounds
+        self.resume, self.rounds, self._given_rounds = resume, rounds, rounds
         self.history: list[RoundRecord] = []
         self.model: Model | None = None  # the one that is sent next
         self.state: State | None = None
         self.run = secrets.token_hex(8)  # by which clients tell the memory of one run from that of another
         self.roster, self.rebind = Roster(sites), rebind
         self._counted: dict[str, int] = {}  # by client, the last round in which it counted
-        self._keep_replies = keep_replies
-        self._own_metrics = train_metrics_aggr_fn is None
+        self._keep_replies, self._own_metrics = keep_replies, train_metrics_aggr_fn is None
         self._tensors: list[str] | None = None  # those that clients share, where they keep some to themselves
         self._population = 0  # most nodes that were ever connected at once
-        self._asked: list[int] = []
-        self._evaluating: list[int] = []
+        self._asked, self._evaluating = list[int](), list[int]()  # nodes
         self._grid: Grid | None = None  # where the last orders went, for the later messages of secure rounds
         self._timeout = 3600.0  # seconds for the answers to a message
         self._driving = False  # our own loop calls us, and counts rounds over all restarts
@@ -183,17 +175,15 @@ class MethodStrategy(FedAvg):
         Rounds are counted over all restarts. `through` is a wrapper around this strategy, such as Flower's for
         differential privacy: give it here instead of calling its own `start`, which cannot resume.
         """
-        arguments = (timeout, train_config, evaluate_config, evaluate_fn)
         self._driving, self._through, self._timeout = True, through, timeout
         try:
             with nullcontext() if self.folder is None else self.folder.locked():
-                return self._run_rounds(grid, initial_arrays, num_rounds, arguments)
+                given = (grid, initial_arrays, num_rounds)
+                return self._run_rounds(*given, timeout, train_config, evaluate_config, evaluate_fn)
         finally:
             self._driving, self._through = False, None
 
-    def _run_rounds(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, arguments: tuple[Any, ...]
-    ) -> Result:
+    def _run_rounds(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, *arguments: Any) -> Result:
         self._adopt_model(initial_arrays)
         resumed = self._restore_checkpoint()
         self.rounds = self._given_rounds or (num_rounds if resumed else self.round_offset + num_rounds)
@@ -223,10 +213,9 @@ class MethodStrategy(FedAvg):
     def _lock_for_other_loop(self) -> None:
         """For a loop that is not ours, what `start` does first: know the number of rounds, lock the folder."""
         if not self.rounds:
-            raise UserError(
-                "the number of rounds is not known: a wrapper or a loop of your own does not tell it. Give it to this "
-                "strategy as rounds=…, or let it lead: strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
-            )
+            why = "the number of rounds is not known: a wrapper or a loop of your own does not tell it"
+            lead = "strategy.start(grid, arrays, num_rounds=…, through=wrapper)"
+            raise UserError(f"{why}. Give it to this strategy as rounds=…, or let it lead: {lead}")
         if self.folder is not None and not self._ready:
             self._other_loops_lock.enter_context(self.folder.locked())
 
@@ -236,10 +225,9 @@ class MethodStrategy(FedAvg):
         if self.folder is not None and not self._ready:
             self._adopt_model(arrays)
             if self._restore_checkpoint() is not None:
-                raise UserError(
-                    f"{self.folder.path} holds {self.round_offset} rounds that this loop does not know of: go on with "
-                    "strategy.start(…, through=wrapper), or begin your own loop with strategy.restore(initial_arrays)"
-                )
+                why = f"{self.folder.path} holds {self.round_offset} rounds that this loop does not know of"
+                ours, own = "strategy.start(…, through=wrapper)", "strategy.restore(initial_arrays)"
+                raise UserError(f"{why}: go on with {ours}, or begin your own loop with {own}")
 
     def _rounds_with_this(self, server_round: int) -> int:
         """Rounds with this one, over all restarts; a loop that is not ours begins at 1."""
@@ -331,8 +319,7 @@ class MethodStrategy(FedAvg):
         counted = {client_alias(self.run, called.get(name, name)): last for name, last in self._counted.items()}
         ours = numbers | limits | self._frozen.order | {"run": self.run, "counted": counted}
         if self.secure is not None:
-            keys = (self.arrayrecord_key, self.weighted_by_key)
-            ours |= self.secure.to_train(self.run, count - 1, *keys, self.model.layout.classifier)
+            ours |= self.secure.to_train(self.run, count - 1, self.model.layout.classifier)
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: add_orders(config, ours)})
         if broadcast := self.method.broadcast(self.state):
             content["broadcast"] = vectors_to_arrays(broadcast)
@@ -394,18 +381,15 @@ class MethodStrategy(FedAvg):
         began, logged = time.monotonic(), -1
         while len(nodes := list(grid.get_node_ids())) < count:
             if time.monotonic() - began > self.wait:
-                raise RunFailed(
-                    f"only {len(nodes)} of {count} nodes were connected within {self.wait:g} s: start the others, or "
-                    "lower min_available_nodes and min_train_nodes (wait= sets the limit)"
-                )
+                why = f"only {len(nodes)} of {count} nodes were connected within {self.wait:g} s"
+                remedy = "start the others, or lower min_available_nodes and min_train_nodes (wait= sets the limit)"
+                raise RunFailed(f"{why}: {remedy}")
             if len(nodes) != logged:
                 log.info("waiting for nodes: %d of %d are connected", logged := len(nodes), count)
             time.sleep(min(1.0, self.wait / 10))
         return nodes
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         if self.fraction_train == 0.0:
             return None, None
         if self.model is None or self.state is None:
@@ -418,14 +402,14 @@ class MethodStrategy(FedAvg):
         if self.secure is None:
             result, refused, took = self._aggregate_in_clear(round, answers)
         else:
-            result, refused, took = self._aggregate_secure_sums(self.secure, round, answers, server_round)
+            result, refused, took = self._aggregate_secure_sums(round, answers, server_round)
         counted = {entry.client for entry in result.ledger if entry.counted}
         contents = [answer.content for answer in answers if answer.name in counted]
         if counted:
             self.model, self.state = result.next_model, result.state
             self._counted |= dict.fromkeys(counted, round)
             self._arrays = self._made = model_to_arrays(result.next_model)
-        ledger = self._complete_ledger(round, result.ledger, refused, failures, impostors)
+        ledger = self._complete_ledger(round, result.ledger, refused, failures | impostors)
         metrics = self._metrics_of_round(ledger, contents)
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
@@ -435,8 +419,7 @@ class MethodStrategy(FedAvg):
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics
 
-    def _aggregate_in_clear(self, round: int, answers: list[reply_intake.Reply]) -> RoundOutcome:
-        """The round from the clients' models."""
+    def _aggregate_in_clear(self, round: int, answers: list[Reply]) -> RoundOutcome:
         assert self.model is not None
         assert self.state is not None
         self._leave_out_private_tensors(answers)
@@ -448,25 +431,22 @@ class MethodStrategy(FedAvg):
         updates, refused, self._room = reply_intake.decode_replies(*given, keep=keep, room=self._room)
         self._warn_of_sizes({self.clients[update.client]: update.size for update in updates})
         asked = [number for node in self._asked if (number := self.roster.number(node)) is not None]
-        this = (round, self.rounds, self.model, self.method, self.state)
-        how: dict[str, Any] = {"asked": asked, "proxy": self.proxy, "policy": self.policy}
-        result = aggregate_round(*this, updates, self._all_client_names, self.gate, **how)
+        this = (round, self.rounds, self.model, self.method, self.state, updates, self._all_client_names, self.gate)
+        result = aggregate_round(*this, asked=asked, proxy=self.proxy, policy=self.policy)
         return result, refused, {self.clients[update.client]: update.seconds for update in updates}
 
-    def _aggregate_secure_sums(
-        self, secure: FlowerSecureServer, round: int, answers: list[reply_intake.Reply], server_round: int
-    ) -> RoundOutcome:
-        """The same from sums of masked updates, with what the clients say in clear."""
+    def _aggregate_secure_sums(self, round: int, answers: list[Reply], server_round: int) -> RoundOutcome:
+        """The round from sums of masked updates, with what the clients say in clear."""
+        assert self.secure is not None
         assert self.model is not None
         assert self.state is not None
         table = self._secure_table(answers, self._asked)
-        this = (self.rounds, self.model, self.state, self._all_client_names, self.weighted_by_key)
-        frozen = self._frozen.order.get(FROZEN, "")
-        result, refused = secure.train(self.run, round, table, str(server_round), *this, frozen)
+        this = (self.rounds, self.model, self.state, self._all_client_names, self._frozen.order.get(FROZEN, ""))
+        result, refused = self.secure.train(self.run, round, table, str(server_round), *this)
         self._warn_of_sizes({entry.client: entry.size for entry in result.ledger if entry.counted})
         return result, refused, {answer.name: reply_intake.seconds_in_reply(answer.content) for answer in answers}
 
-    def _secure_table(self, answers: Sequence[reply_intake.Reply], asked: Sequence[int]) -> SecureServerAnswers:
+    def _secure_table(self, answers: Sequence[Reply], asked: list[int]) -> SecureServerAnswers:
         if self._grid is None:
             raise UserError("secure sums take several messages: this strategy must have sent the first one itself")
         return SecureServerAnswers(answers, asked, self.roster, self._grid, self._timeout)
@@ -476,7 +456,7 @@ class MethodStrategy(FedAvg):
         """The population: also those that never answered."""
         return [*self.clients, *(f"absent {number}" for number in range(self._population - len(self.clients)))]
 
-    def _leave_out_private_tensors(self, answers: Sequence[reply_intake.Reply]) -> None:
+    def _leave_out_private_tensors(self, answers: Sequence[Reply]) -> None:
         """If all clients keep the same tensors private, as with FedBN, the other tensors are the model from now on.
 
         Only before anything was averaged, and only if most of those asked agree: one client cannot cut the model.
@@ -490,8 +470,7 @@ class MethodStrategy(FedAvg):
         part: frozenset[str] = next(iter(shared)) if len(shared) == 1 else frozenset()
         if not part or not part < there:
             return
-        head = [name for name in there if layout.in_classifier(name)]
-        if not part.issuperset(head):
+        if not part.issuperset(name for name in there if layout.in_classifier(name)):
             return
         kept = sorted(there - part)
         log.warning(
@@ -502,7 +481,6 @@ class MethodStrategy(FedAvg):
         self._cut_model_to_shared_tensors(self._arrays)
 
     def _cut_model_to_shared_tensors(self, arrays: ArrayRecord) -> None:
-        """Continue with the shared tensors only."""
         self.classifier = self.model.layout.classifier if self.model else self.classifier
         shared = ArrayRecord({name: arrays[name] for name in self._tensors or arrays})
         layout = self._model_layout(shared)
@@ -522,7 +500,6 @@ class MethodStrategy(FedAvg):
             raise RunFailed(f"no update counted in rounds {round} and {round + 1} ({reasons}): fix this, then resume")
 
     def _warn_of_sizes(self, sizes: Mapping[str, float]) -> None:
-        """Log sizes that are out of all proportion."""
         if len(sizes) < FEWEST_FOR_MEDIAN:
             return
         middle = median(sizes.values())
@@ -531,25 +508,18 @@ class MethodStrategy(FedAvg):
                 log.warning("%s reports %s images, %.0f × the median", safe_line(client), size, size / middle)
 
     def _complete_ledger(
-        self,
-        round: int,
-        entries: Sequence[LedgerEntry],
-        refused: dict[str, str],
-        failures: dict[int, str],
-        impostors: dict[int, str],
+        self, round: int, entries: Sequence[LedgerEntry], refused: dict[str, str], failures: dict[int, str]
     ) -> tuple[LedgerEntry, ...]:
         """One line per known client, per node that was asked, and per stranger that answered."""
         reasons = dict(refused)
-        for node, why in (failures | impostors).items():
+        for node, why in failures.items():
             reasons.setdefault(self.roster.label(node), why)
         asked = {self.roster.label(node) for node in self._asked} | reasons.keys()
         lines = {entry.client: entry for entry in entries[: len(self.clients)]}  # those after them never answered
         missing = {name: LedgerEntry(round, name, 0, 0, status="missing") for name in sorted(asked - lines.keys())}
-        whole = lines | missing
-        return tuple(
-            replace(entry, status=f"refused: {reasons[name]}") if name in reasons else entry
-            for name, entry in whole.items()
-        )
+        statuses = {name: f"refused: {why}" for name, why in reasons.items()}
+        whole = (lines | missing).items()
+        return tuple(replace(entry, status=statuses.get(name, entry.status)) for name, entry in whole)
 
     def _metrics_of_round(self, ledger: Sequence[LedgerEntry], contents: list[RecordDict]) -> MetricRecord:
         """The mean of the clients' metrics, and the ledger's columns as lists."""
@@ -558,8 +528,7 @@ class MethodStrategy(FedAvg):
             metrics.update(self.train_metrics_aggr_fn(contents, self.weighted_by_key))
         for status in ("counted", "refused", "missing"):
             metrics[f"clients-{status}"] = sum(entry.status.startswith(status) for entry in ledger)
-        counted = [entry for entry in ledger if entry.counted]
-        if counted:
+        if counted := [entry for entry in ledger if entry.counted]:
             metrics["ledger-client"] = [self.clients.index(entry.client) for entry in counted]
             columns = {part: [float(getattr(entry, part)) for entry in counted] for part in LEDGER_PARTS}
             there = {part: column for part, column in columns.items() if not all(map(math.isnan, column))}
@@ -598,14 +567,12 @@ class MethodStrategy(FedAvg):
             log.warning("%d evaluations without %s are left out", len(contents) - len(usable), self.weighted_by_key)
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
 
-    def _summed_counts(
-        self, secure: FlowerSecureServer, server_round: int, messages: list[Message]
-    ) -> list[RecordDict]:
+    def _summed_counts(self, secure: FlowerSecureServer, server_round: int, replies: list[Message]) -> list[RecordDict]:
         """All sites' counts as those of one site."""
-        answers, _ = reply_intake.read_replies(messages, self._evaluating, str(server_round))
+        answers, _ = reply_intake.read_replies(replies, self._evaluating, str(server_round))
         table = self._secure_table(self.roster.recognize(answers)[0], self._evaluating)
-        this = (self.run, self._rounds_with_this(server_round) - 1, table, str(server_round))
-        found = secure.count(*this, len(self.findings), self.weighted_by_key)
+        round = self._rounds_with_this(server_round) - 1
+        found = secure.count(self.run, round, table, str(server_round), len(self.findings))
         return [] if found is None else [found]
 
 
@@ -625,3 +592,34 @@ class FedDRAW(MethodStrategy):
         **others: Any,
     ) -> None:
         super().__init__(feddraw(eta, lam, beta_max, reading), *arguments, **others)
+
+
+class RenumberedStrategy(Strategy):
+    """Another strategy, whose rounds go on after those that are done: Flower's own loop begins at 1 every time."""
+
+    def __init__(self, strategy: Strategy, done: int) -> None:
+        self.strategy, self.done = strategy, done
+
+    def configure_train(self, server_round: int, *given: Any, **named: Any) -> Iterable[Message]:
+        return self.strategy.configure_train(self.done + server_round, *given, **named)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        return self.strategy.aggregate_train(self.done + server_round, replies)
+
+    def configure_evaluate(self, server_round: int, *given: Any, **named: Any) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(self.done + server_round, *given, **named)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(self.done + server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def go_on(self, *arguments: Any) -> Result:
+        """Flower's loop over the rounds left, with all arguments of `start`; it first evaluates the last round done."""
+        *others, evaluate = arguments
+        counted = evaluate and (lambda server_round, arrays: evaluate(self.done + server_round, arrays))
+        given: tuple[Any, ...] = (*others, counted)
+        found = self.start(*given)
+        parts = (found.train_metrics_clientapp, found.evaluate_metrics_clientapp, found.evaluate_metrics_serverapp)
+        return Result(found.arrays, *({self.done + round: part[round] for round in part} for part in parts))

@@ -39,10 +39,8 @@ try:
     from flwr.supercore.constant import TaskType
     from flwr.supernode import start_client_internal as loop
 except ImportError:
-    raise UserError(
-        f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: start nodes of older versions with "
-        "flower-supernode itself, which runs every app that the server sends"
-    ) from None
+    older = "start nodes of older versions with flower-supernode itself, which runs every app that the server sends"
+    raise UserError(f"signatures need Flower {KNOWN_FLOWER[-1]}, and this is {FLOWER_VERSION}: {older}") from None
 
 SUPERNODE_COMMAND = "flower-supernode"
 
@@ -50,11 +48,8 @@ SUPERNODE_COMMAND = "flower-supernode"
 def refuse_unknown_flower(found: str = FLOWER_VERSION) -> None:
     """With an unknown Flower the check could be bypassed silently: do not start."""
     if found not in KNOWN_FLOWER:
-        known = " or ".join(KNOWN_FLOWER)
-        raise UserError(
-            f"signatures cannot be checked with Flower {found}, only with {known}: "
-            f"pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw"
-        )
+        why = f"signatures cannot be checked with Flower {found}, only with {' or '.join(KNOWN_FLOWER)}"
+        raise UserError(f"{why}: pip install 'flwr=={KNOWN_FLOWER[-1]}', or a newer feddraw")
 
 
 def read_app_bundle(path: Path) -> AppBundle:
@@ -132,9 +127,8 @@ def check_node_config(text: str) -> None:
     if text.strip() and not settings:
         raise UserError(f"--node-config: '{text}' has no KEY=VALUE")
     if settings.get("trust"):
-        raise UserError(
-            "trust=true lets the server name code to import, and a signature does not cover that: leave it out"
-        )
+        why = "trust=true lets the server name code to import, and a signature does not cover that"
+        raise UserError(f"{why}: leave it out")
     if settings.get("key"):
         read_site_key(Path(str(settings["key"])))
         if not settings.get("sites"):

@@ -44,9 +44,7 @@ from feddraw.system.file_writing import make_folder
 log = logging.getLogger("feddraw.nvflare")
 
 STEPS_KEY = "NUM_STEPS_CURRENT_ROUND"
-SWARM_PAUSE = (
-    3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last when it arrives
-)
+SWARM_PAUSE = 3.0  # seconds before a swarm's next round: FLARE stops a site that still tidies up the last one then
 UNREADABLE_MODEL = (KeyError, ValueError, TypeError, AttributeError, OverflowError, UserError)
 
 LedgerHistory = list[tuple[LedgerEntry, ...]]
@@ -79,7 +77,10 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         check_updates_suffice(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
-        self._gate = _gate_for_flare(gate or {})
+        try:
+            self._gate = Gate(**(gate or {}))
+        except TypeError as error:
+            raise UserError(f"gate: {in_one_line(error)}") from None
         self.history: LedgerHistory = []
         self._state: AggregationState | None = None
         self._known_layout: Layout | None = None
@@ -102,7 +103,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """The older way: called by ScatterAndGather and by the site that gathers a swarm's round."""
         self.fl_ctx = fl_ctx
-        name = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or _flare_peer(fl_ctx))
+        own, peer = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None), fl_ctx.get_peer_context()
+        name = str(own or (peer.get_identity_name() if peer else "?"))
         trained, current = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND), self._current_round()
         if trained is not None and int(trained) != current:
             log.warning("%s answers round %s, not round %d: left out", safe_line(name), trained, current)
@@ -137,7 +139,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         limits: dict[str, Any] = {"gate": self._gate, "policy": self._policy}
         result = aggregate(sent, updates, round=round, rounds=self.rounds, classifier=classifier, **given, **limits)
         self._state = result.state
-        ledger = tuple(self._with_refusal(entry) for entry in result.ledger)
+        statuses = {name: f"refused: {why}" for name, why in self._refused.items()}
+        ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)
         self.history.append(ledger)
         self._log_ledger(round, ledger)
         self._write_ledger()
@@ -177,18 +180,12 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
             self._refused[name] = in_one_line(error)
             return None
 
-    def _with_refusal(self, entry: LedgerEntry) -> LedgerEntry:
-        why = self._refused.get(entry.client)
-        return entry if why is None else replace(entry, status=f"refused: {why}")
-
     def _has_size(self, model: FLModel) -> bool:
         return self.size_key in model.meta or STEPS_KEY in model.meta
 
     def _how_to_send_sizes(self) -> str:
-        return (
-            f"let the client's script send FLModel(params=…, meta={{'{self.size_key}': number of its images, "
-            f"'{STEPS_KEY}': optimiser steps}})"
-        )
+        meta = f"{{'{self.size_key}': number of its images, '{STEPS_KEY}': optimiser steps}}"
+        return f"let the client's script send FLModel(params=…, meta={meta})"
 
     def _stop_without_sizes(self) -> None:
         """Stop in the first round if the clients' script sends no sizes: later rounds would not either."""
@@ -199,10 +196,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _stop_without_extras(self) -> None:
         wanted, models = list(self._rule.sends), self._models.values()
         if wanted and models and not any(_extra_in_meta(model).keys() & set(wanted) for model in models):
-            raise self._failure(
-                f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it: let the "
-                "client's script train with feddraw.nvflare.Site, or choose a method that weighs plain models"
-            )
+            why = f"{self.method} needs '{wanted[0]}' from its clients beside the model, and no site sends it"
+            remedy = "let the client's script train with feddraw.nvflare.Site"
+            raise self._failure(f"{why}: {remedy}, or choose a method that weighs plain models")
 
     def _stop_without_clients(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         """Stop after two rounds in a row in which nobody counts: one may be an accident."""
@@ -250,14 +246,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
     def _log_ledger(self, round: int, ledger: tuple[LedgerEntry, ...]) -> None:
         for entry in ledger:
             level = logging.INFO if entry.counted else logging.WARNING
-            log.log(
-                level,
-                "round %d: %s %.4f (%s)",
-                round + 1,
-                safe_line(entry.client),
-                entry.weight,
-                safe_line(entry.status),
-            )
+            said = (round + 1, safe_line(entry.client), entry.weight, safe_line(entry.status))
+            log.log(level, "round %d: %s %.4f (%s)", *said)
 
     def _write_ledger(self) -> None:
         """Add the rounds that are not in the folder's ledger yet."""
@@ -295,21 +285,9 @@ class FedDRAW(MethodAggregator):
         self.eta, self.lam, self.beta_max, self.reading = eta, lam, beta_max, reading
 
 
-def _gate_for_flare(settings: Mapping[str, Any]) -> Gate:
-    try:
-        return Gate(**settings)
-    except TypeError as error:
-        raise UserError(f"gate: {in_one_line(error)}") from None
-
-
 def _in_swarm(fl_ctx: FLContext) -> bool:
     """Whether a site aggregates, and not the server."""
     return bool(fl_ctx.get_prop(ReservedKey.PROCESS_TYPE) == ProcessType.CLIENT_JOB)
-
-
-def _flare_peer(fl_ctx: FLContext) -> str:
-    peer = fl_ctx.get_peer_context()
-    return str(peer.get_identity_name()) if peer else "?"
 
 
 def _extra_in_meta(model: FLModel) -> dict[str, Any]:

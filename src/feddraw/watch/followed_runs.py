@@ -204,10 +204,6 @@ class FollowedRun:
         recent = [one.whole for one in self.rounds[-RECENT_ROUNDS:] if one.whole > 0]
         return statistics.median(recent) if recent else None
 
-    @property
-    def spent(self) -> float:
-        return sum(one.whole for one in self.rounds)
-
     def left(self, now: float, usual: float | None) -> float | None:
         """Seconds until a run under way ends; `usual` is a round's time in other runs like it."""
         seconds = self.round_seconds or usual
@@ -220,10 +216,11 @@ class FollowedRun:
     def summary(self) -> dict[str, Any]:
         """A line of the overview."""
         validation = [(one.round, one.validation) for one in self.rounds if one.validation is not None]
+        spent = sum(one.whole for one in self.rounds)
         return {
             "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
             "scenario": _name_in_settings(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
-            "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": self.spent,
+            "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": spent,
             "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
             "test": _as_finite(_nested_value(self.metrics, "test", "auc", "macro")),
@@ -252,11 +249,8 @@ class FollowedRun:
 def _followed_round(line: Mapping[str, Any], path: Path) -> FollowedRound:
     validation = line.get("validation") or {}
     seconds = {str(k): v for k, v in line.get("seconds", {}).items() if _as_finite(v) is not None and v >= 0}
-    took = {
-        naming.safe_line(str(k))[:200]: v
-        for k, v in line.get("client_seconds", {}).items()
-        if _as_finite(v) is not None
-    }
+    given = line.get("client_seconds", {}).items()
+    took = {naming.safe_line(str(k))[:200]: v for k, v in given if _as_finite(v) is not None}
     written = datetime.fromisoformat(line["time"]).timestamp() if "time" in line else path.stat().st_mtime
     numbers = (_as_finite(validation.get("macro")), _as_finite(line.get("loss")))
     diverged = naming.safe_line(str(line.get("diverged", "")))[:200]

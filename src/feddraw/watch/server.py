@@ -21,7 +21,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from feddraw import naming
 from feddraw.data.image_cache import cache_folder
@@ -39,10 +39,8 @@ IDLE_SECONDS = 30.0  # seconds after which a silent connection is closed
 
 def require_loopback(host: str, expose: bool) -> None:
     if host not in LOOPBACK and not expose:
-        raise UserError(
-            f"--host {host} shows the runs to other machines, unencrypted: add --expose if you mean it, or leave "
-            "--host out and use an SSH tunnel"
-        )
+        why = f"--host {host} shows the runs to other machines, unencrypted"
+        raise UserError(f"{why}: add --expose if you mean it, or leave --host out and use an SSH tunnel")
 
 
 def usual_watch_port(folder: Path) -> int:
@@ -138,14 +136,6 @@ class WatchServer(ThreadingHTTPServer):
             return None if found is None else (f'"{self.instance}-{found.number}-{found.version}"', found.detail())
 
 
-def _split_address(address: str) -> SplitResult:
-    """Its parts; those of an empty address where it is none."""
-    try:
-        return urlsplit(address)
-    except ValueError:
-        return urlsplit("")
-
-
 def _is_ip_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
@@ -182,7 +172,9 @@ class WatchHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self) -> None:
-        address = _split_address(self.path)
+        address = urlsplit("")
+        with suppress(ValueError):  # what is no address is an empty one
+            address = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(address.query).items()}
         if not self.server.knows(self.headers.get("Host", "")):
             self._send(421, "text/plain", b"this server is not meant by that name\n")

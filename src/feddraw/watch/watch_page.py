@@ -11,11 +11,9 @@ from feddraw.analysis.web_page import policy_digest, read_page_file
 
 @cache
 def _watch_style_and_script() -> tuple[str, str]:
-    """Style and script, each as one text."""
     script = "\n" + read_page_file("analysis", "chart.js") + "\n" + read_page_file("watch", "watch.js")
-    return "\n" + css_variables() + read_page_file("analysis", "chart.css") + read_page_file(
-        "watch", "watch.css"
-    ), script
+    style = "\n" + css_variables() + read_page_file("analysis", "chart.css") + read_page_file("watch", "watch.css")
+    return style, script
 
 
 def watch_page() -> str:
