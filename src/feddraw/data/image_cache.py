@@ -170,9 +170,8 @@ def open_or_make_entry(
             make(entry / "images.partial.npy")
             finish_entry(entry)
     except OSError as error:
-        raise UserError(
-            f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder"
-        ) from error
+        why = f"{error.strerror or error}; FEDDRAW_CACHE names another folder"
+        raise UserError(f"cannot write the cache {entry}: {why}") from error
     found = open_finished_entry(entry, shape)
     assert found is not None
     return found
@@ -297,10 +296,8 @@ def require_cache_space(entry: Path, needed: int) -> None:
     there = sum(_bytes_on_disk(file) for file in entry.glob("images.partial.npy"))
     free = shutil.disk_usage(entry).free + there
     if needed > free:
-        raise UserError(
-            f"the cache {entry.parent} needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free; "
-            "make room, or set FEDDRAW_CACHE to another folder"
-        )
+        sizes = f"needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free"
+        raise UserError(f"the cache {entry.parent} {sizes}; make room, or set FEDDRAW_CACHE to another folder")
 
 
 def _bytes_on_disk(file: Path) -> int:

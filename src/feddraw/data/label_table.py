@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,9 @@ class LabelTable:
     def take(self, rows: NDArray[np.intp], problems: Sequence[RowProblem] = ()) -> LabelTable:
         """Some of the rows, with why the others are left out."""
         paths = tuple(self.paths[row] for row in rows)
-        return replace(
-            self,
-            labels=self.labels.take(rows),
-            paths=paths,
-            split=self.split[rows],
-            problems=(*self.problems, *problems),
-            marks=None if self.marks is None else self.marks[rows],
+        marks = None if self.marks is None else self.marks[rows]
+        return LabelTable(
+            self.labels.take(rows), paths, self.split[rows], (*self.problems, *problems), marks, self.notes
         )
 
 

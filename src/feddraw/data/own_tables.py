@@ -86,7 +86,7 @@ class OwnTable:
 
 
 def read_own_tables(
-    paths: Sequence[Path],
+    paths: list[Path],
     *,
     root: Path | None = None,
     images: str = "",
@@ -104,8 +104,7 @@ def read_own_tables(
     names = united_findings(sources, findings, missing_columns == "unknown")
     intake = TableIntake({})
     for source in sources:
-        own = source.layout.findings
-        intake.findings = {name: own.get(name) for name in names}
+        intake.findings = {name: source.layout.findings.get(name) for name in names}
         intake.columns = source.layout.columns
         _take_own_rows(source, intake, several=len(sources) > 1)
     intake.findings = dict.fromkeys(names)
@@ -120,24 +119,17 @@ def read_own_tables(
 
 
 def open_own_tables(
-    paths: Sequence[Path],
-    root: Path | None,
-    images: str,
-    columns: Mapping[str, str],
-    findings: FindingChoice,
-    may_lack: bool,
+    paths: list[Path], root: Path | None, images: str, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
 ) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
     sheets = [CsvSheet.of(path) for path in paths]
-    layouts = [guess_columns(sheet, columns, findings, may_lack=may_lack or several) for sheet in sheets]
+    layouts = [guess_columns(sheet, named, findings, may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):
         has = [getattr(layout, kind) is not None for layout in layouts]
         if any(has) and not all(has):
-            with_it, without = paths[has.index(True)].name, paths[has.index(False)].name
-            raise UserError(
-                f"{with_it} has a column for the {kind} and {without} has none: all tables need one, or none"
-            )
+            one, other = paths[has.index(True)].name, paths[has.index(False)].name
+            raise UserError(f"{one} has a column for the {kind} and {other} has none: all tables need one, or none")
     stems = distinct_table_stems(paths)
     by_split = several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
     sources = []
@@ -196,10 +188,8 @@ def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None
             detail = f"'{written[:20]}'"
             intake.problems.append(RowProblem("with a split other than train, validation, test", where, detail))
         else:
-            about = {
-                kind: None if place is None else fields[place].strip()
-                for kind, place in {"site": layout.site, "patient": layout.patient, "group": layout.group}.items()
-            }
+            places = {"site": layout.site, "patient": layout.patient, "group": layout.group}
+            about = {kind: None if place is None else fields[place].strip() for kind, place in places.items()}
             if about["patient"] and several and source.site is not None:
                 about["patient"] = f"{source.site}: {about['patient']}"  # sites number their patients for themselves
             about["site"] = source.site if about["site"] is None else about["site"] or NO_SITE
@@ -240,8 +230,7 @@ def patient_warnings(table: LabelTable, patients: Sequence[str] | None) -> Itera
         yield f"{blank:,} {what} as a patient of its own, who may also be in another split"
     assert table.labels.patients is not None
     pairs = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
-    shared = len(pairs) - len({patient for patient, _ in pairs})
-    if shared:
+    if shared := len(pairs) - len({patient for patient, _ in pairs}):
         yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
 
 

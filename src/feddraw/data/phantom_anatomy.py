@@ -43,16 +43,14 @@ class PatientChance:
         """Smooth noise of about unit spread: a coarse grid of numbers, blown up."""
         coarse = self.rng.standard_normal((self.images, grid, grid), dtype=np.float32)
         spread = smooth_upsampling(size, grid)
-        cloud: Grey = spread @ coarse @ spread.T
-        return cloud
+        return np.asarray(spread @ coarse @ spread.T)
 
 
 def smooth_upsampling(size: int, grid: int) -> Grey:
     """(size, grid) matrix that interpolates smoothly between grid points; rows have unit length to keep the spread."""
     position = np.linspace(0, grid - 1, size, dtype=np.float32)[:, None]
     weights = soft_bump((position - np.arange(grid, dtype=np.float32)) / 2)
-    rows: Grey = weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))
-    return rows
+    return np.asarray(weights / np.sqrt((weights**2).sum(axis=1, keepdims=True)))
 
 
 def soft_edge(distance: Grey, width: float) -> Grey:
