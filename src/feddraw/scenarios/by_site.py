@@ -37,6 +37,5 @@ def by_site(deck: Deck, scale: float, *, minimum: int = MIN_SITE_IMAGES) -> Clie
 
 def _require_one_site(patients: NDArray[np.intp], site: NDArray[np.str_]) -> None:
     visits = Counter(patient for patient, _ in set(zip(patients.tolist(), site.tolist(), strict=True)))
-    shared = sum(count > 1 for count in visits.values())
-    if shared:
+    if shared := sum(count > 1 for count in visits.values()):
         raise UserError(f"{shared:,} patients have images at more than one site: leave patient_disjoint out")

@@ -55,8 +55,7 @@ class _PatientPlacement:
     def place_whole(self, raw: NDArray[np.uint64]) -> None:
         """Each patient to somebody who can take all of its images."""
         for patient, chance in zip(self.order, raw.tolist(), strict=False):
-            takers = self._takers(patient)
-            if takers:
+            if takers := self._takers(patient):
                 weights = list(accumulate(weight for _, weight in takers))
                 turn = next(i for i, weight in enumerate(weights) if chance % weights[-1] < weight)
                 self._give(patient, takers[turn][0], self.counts[patient])
@@ -102,7 +101,5 @@ class _PatientPlacement:
         marked, rest = (sum(left[kind] for left in self.left[:-1]) for kind in (0, 1))
         if marked or rest:
             short = f"{marked:,} positives and {rest:,} other images" if marked else f"{rest:,} images"
-            raise UserError(
-                f"whole patients do not add up to these clients, {short} are missing: "
-                "use a lower share or scale, or leave patient_disjoint out"
-            )
+            advice = "use a lower share or scale, or leave patient_disjoint out"
+            raise UserError(f"whole patients do not add up to these clients, {short} are missing: {advice}")
