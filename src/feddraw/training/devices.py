@@ -102,13 +102,8 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         return {"type": device.type, "memory": total, "free": free}
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
-    return {
-        "type": "cuda",
-        "name": about.name,
-        "capability": f"{about.major}.{about.minor}",
-        "memory": total,
-        "free": free,
-    }
+    capability = f"{about.major}.{about.minor}"
+    return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}
 
 
 def machine_memory() -> tuple[int, int]:

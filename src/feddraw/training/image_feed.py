@@ -65,8 +65,7 @@ class CopiedToDevice:
             yield self._arrived(*ahead)
 
     def _send(self, rows: Rows, turn: int) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        before = self._sent[turn]
-        if before is not None:
+        if (before := self._sent[turn]) is not None:
             before.synchronize()  # what was in the buffer has left it
         parts = self._filled(rows, turn)
         if self._stream is None:

@@ -120,11 +120,9 @@ def fit(
     A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
     `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
     """
-    epoch = steps_per_epoch(len(rows), training.batch_size)
-    if not epoch:  # or training would never end
-        raise UserError(
-            f"{len(rows)} image(s) in batches of {training.batch_size}: too few for a training step, give 2"
-        )
+    if not steps_per_epoch(len(rows), training.batch_size):  # or training would never end
+        few = f"{len(rows)} image(s) in batches of {training.batch_size}"
+        raise UserError(f"{few}: too few for a training step, give 2")
     if np.isnan(examples.targets[rows]).all():
         raise UserError(f"none of the {len(rows)} training images has a known label: leave this client out")
     rng = np.random.default_rng(seed)
@@ -214,8 +212,7 @@ def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
     """Probabilities of the findings."""
-    scores: NDArray[np.float32] = torch.sigmoid(logits_of(network, examples, rows)).numpy()
-    return scores
+    return np.asarray(torch.sigmoid(logits_of(network, examples, rows)).numpy())
 
 
 @contextmanager

@@ -24,13 +24,8 @@ from feddraw.models._saved_parameters import SavedParameters, read_saved_paramet
 from feddraw.training.find_classifier import classifier_of, evaluation_mode
 from feddraw.training.network import Build
 
-CLASSES_ARGUMENTS = (
-    "classes",
-    "num_classes",
-    "n_classes",
-    "out_channels",
-    "num_labels",
-)  # what factories call the findings
+# What factories call the findings, the channels and the pixels.
+CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")
 CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
 SIDE_ARGUMENTS = ("img_size", "image_size")
 DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
@@ -92,8 +87,8 @@ def _call_factory(
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        reason = in_one_line(error)
-        raise UserError(f"model '{function.__name__}' cannot be made of these settings: {reason}") from None
+        name = function.__name__
+        raise UserError(f"model '{name}' cannot be made of these settings: {in_one_line(error)}") from None
 
 
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -134,8 +129,7 @@ def load_pretrained(module: nn.Module, state: SavedParameters, classifier: Heads
     own = module.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     body = [n for n, v in own.items() if v.is_floating_point() and not any(in_layer(n, head) for head in heads)]
-    bad = [name for name in body if name not in fitting]
-    if bad:
+    if bad := [name for name in body if name not in fitting]:
         raise UserError(f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
     module.load_state_dict(fitting, strict=False)
 
