@@ -167,8 +167,12 @@ def open_or_make_entry(
                 return found
             require_cache_space(entry, int(np.prod(shape)))
             write_entry_json(entry / "about.json", {**about, "shape": shape})
-            make(entry / "images.partial.npy")
-            finish_entry(entry)
+            partial = entry / "images.partial.npy"
+            make(partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(entry / "images.npy")  # from here on the entry is never written again
+            (entry / "progress.jsonl").unlink(missing_ok=True)
     except OSError as error:
         why = f"{error.strerror or error}; FEDDRAW_CACHE names another folder"
         raise UserError(f"cannot write the cache {entry}: {why}") from error
@@ -189,14 +193,6 @@ def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages |
         return None
     close_to_others(entry, *(entry / name for name in ("images.npy", "bad.json", "about.json")))
     return PreparedImages(images, reasons, entry)
-
-
-def finish_entry(entry: Path) -> None:
-    """Give the array its name; from here on the entry is never written again."""
-    with (entry / "images.partial.npy").open("rb") as file:
-        os.fsync(file.fileno())
-    (entry / "images.partial.npy").replace(entry / "images.npy")
-    (entry / "progress.jsonl").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Scenarios: ways to deal a data set's training images to clients.
 
 The paper's twelve are in `paper_scenarios.py`; every other file with a function of its own name that takes a deck is a
-way of the field's (`iid`, `dirichlet`, …). An index list (`NAME.json`) and `package.module:function` are scenarios as
-well.
+way of the field's (`iid`, `dirichlet`, …). An index list (`NAME.json`) and `package.module:function` are, too.
 """
 
 from __future__ import annotations

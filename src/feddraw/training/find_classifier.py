@@ -70,8 +70,9 @@ def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) ->
     except UserError:
         raise
     except Exception as error:
-        size = f"{side} × {side} pixels"
-        raise UserError(f"the network cannot take a grey image of {size}: {in_one_line(error)}") from None
+        raise UserError(
+            f"the network cannot take a grey image of {side} × {side} pixels: {in_one_line(error)}"
+        ) from None
     if scores.shape != (images, outputs):
         shape = " × ".join(map(str, scores.shape[1:])) or "one"
         raise UserError(f"the network gives {shape} score(s) per image for {outputs} finding(s): it must give one each")

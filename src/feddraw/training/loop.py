@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,7 @@ class Examples:
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
     patients: NDArray[np.int64] | None = None  # (n,), a number each, where a rule must keep their images together
+    _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """One batch."""
@@ -58,10 +59,6 @@ class Examples:
     def _here(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         for rows in chosen:
             yield [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
-
-    @cached_property
-    def _feeds(self) -> dict[torch.device, ImageFeed]:
-        return {}
 
     @cached_property
     def complete(self) -> bool:

@@ -87,8 +87,7 @@ def _call_factory(
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        name = function.__name__
-        raise UserError(f"model '{name}' cannot be made of these settings: {in_one_line(error)}") from None
+        raise UserError(f"model '{function.__name__}' cannot be made of these settings: {in_one_line(error)}") from None
 
 
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
