@@ -109,7 +109,6 @@ def mapped_images(path: Path) -> NDArray[np.uint8]:
 
 
 def cache_folder() -> Path:
-    """Where the cache is."""
     if chosen := os.environ.get("FEDDRAW_CACHE"):
         return expanded(chosen)
     import pooch
@@ -232,10 +231,9 @@ class ImageChunkJob:
 
 def read_chunk_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
-    if not log.exists():
-        return {}
-    if log.stat().st_size > MAX_CHUNK_LOG:
+    if log.exists() and log.stat().st_size > MAX_CHUNK_LOG:
         log.unlink()  # not as we write it: all chunks are prepared again
+    if not log.exists():
         return {}
     *lines, rest = log.read_bytes().split(b"\n")
     if rest:

@@ -210,8 +210,7 @@ class PackedImages:
             say(what, total, total)
 
         try:
-            about = {"unpacked": self.path.name}
-            return image_cache.open_or_make_entry(self.entry, self.shape, about, make, say)
+            return image_cache.open_or_make_entry(self.entry, self.shape, {"unpacked": self.path.name}, make, say)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (self.entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error

@@ -75,8 +75,8 @@ def label_mixes(partition: Partition, labels: Labels) -> Numbers:
     table = label_counts(partition, labels)
     # a client without a known positive or known negative image has no mix: that of all clients, at distance 0
     totals = table.sum(axis=1, keepdims=True)
-    whole = np.where(totals > 0, totals, max(table.sum(), 1))
-    return np.asarray(np.where(totals > 0, table, table.sum(axis=0)) / whole)
+    mixes: Numbers = np.where(totals > 0, table, table.sum(axis=0)) / np.where(totals > 0, totals, max(table.sum(), 1))
+    return mixes
 
 
 def jensen_shannon(p: Numbers, q: Numbers) -> float:

@@ -70,9 +70,8 @@ def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) ->
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"the network cannot take a grey image of {side} × {side} pixels: {in_one_line(error)}"
-        ) from None
+        reason = in_one_line(error)
+        raise UserError(f"the network cannot take a grey image of {side} × {side} pixels: {reason}") from None
     if scores.shape != (images, outputs):
         shape = " × ".join(map(str, scores.shape[1:])) or "one"
         raise UserError(f"the network gives {shape} score(s) per image for {outputs} finding(s): it must give one each")

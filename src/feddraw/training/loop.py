@@ -40,7 +40,6 @@ class Examples:
     _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-        """One batch."""
         return next(self.batches([rows], device))
 
     def batches(self, chosen: Iterable[Rows], device: torch.device = CPU) -> Iterator[tuple[Tensor, Tensor]]:

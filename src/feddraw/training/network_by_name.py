@@ -43,7 +43,7 @@ def build_network(
     """
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
     function = catalog.find("models", name)
-    module = _call_factory(function, settings, classes, side, pretrained=pretrained)
+    module = _call_factory(function, settings, classes, side, pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
     foreign = ":" in name  # ours are known to be right
@@ -62,14 +62,12 @@ def build_network(
 build = build_network  # its name in the loaders that earlier versions wrote beside exported models
 
 
-def _call_factory(
-    function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
-) -> Any:
-    parameters = inspect.signature(function).parameters
+def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool) -> Any:
+    parameters = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = next((name for name in CLASSES_ARGUMENTS if name in parameters), "num_classes" if open_ended else "classes")
     own = dict(settings)
-    if _pretrained_file(function, settings):
+    if _pretrained_file(make, settings):
         del own["weights"]
     for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
         missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
@@ -83,11 +81,11 @@ def _call_factory(
             own["pretrained"] = False
     given = {named: own.pop(named, classes)}
     try:
-        return catalog.call_with_settings(function, own, "model", **given)
+        return catalog.call_with_settings(make, own, "model", **given)
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        raise UserError(f"model '{function.__name__}' cannot be made of these settings: {in_one_line(error)}") from None
+        raise UserError(f"model '{make.__name__}' cannot be made of these settings: {in_one_line(error)}") from None
 
 
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
