@@ -103,8 +103,7 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
 
 def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | None:
     """The layers whose outputs each go to one score, in the order of the scores; none if they are not all covered."""
-    heads: list[str] = []
-    start = 0
+    heads, start = list[str](), 0
     while start < outputs:
         fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
         if not fitting:
