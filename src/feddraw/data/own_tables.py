@@ -18,6 +18,7 @@ from feddraw.data.splits import stratified_split
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
 from feddraw.errors import UserError, expanded, is_list_of_numbers, one_of
 
+Paths = Sequence[Path]
 NO_SITE = "(no site)"
 MISSING_COLUMNS = ("refuse", "unknown")
 
@@ -48,7 +49,7 @@ def csv_tables_in(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]) if folder.is_dir() else []
 
 
-def own_image_root(sheets: Sequence[Path], images: str = "") -> Path:
+def own_image_root(sheets: Paths, images: str = "") -> Path:
     """The folder that all images are in."""
     if images:
         return expanded(images)
@@ -59,7 +60,7 @@ def table_file_stem(sheet: Path) -> str:
     return sheet.name.removesuffix(".gz").removesuffix(".csv")
 
 
-def joined_table_names(sheets: Sequence[Path]) -> str:
+def joined_table_names(sheets: Paths) -> str:
     return "+".join(map(table_file_stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
 
 
@@ -86,7 +87,7 @@ class OwnTable:
 
 
 def read_own_tables(
-    paths: list[Path],
+    paths: Paths,
     *,
     root: Path | None = None,
     images: str = "",
@@ -119,7 +120,7 @@ def read_own_tables(
 
 
 def open_own_tables(
-    paths: list[Path], root: Path | None, images: str, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
+    paths: Paths, root: Path | None, images: str, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
 ) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
@@ -141,7 +142,7 @@ def open_own_tables(
     return sources
 
 
-def distinct_table_stems(paths: Sequence[Path]) -> list[str]:
+def distinct_table_stems(paths: Paths) -> list[str]:
     """The files' names, with their folders' where those are alike."""
     stems = [table_file_stem(path) for path in paths]
     return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{table_file_stem(path)}" for path in paths]
