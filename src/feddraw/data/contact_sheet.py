@@ -32,9 +32,8 @@ def contact_sheet(dataset: Dataset, rows: int, columns: int) -> Figure:
     if rows < 1 or columns < 1:
         raise UserError(f"a sheet of {rows} rows and {columns} columns is empty: give at least one of each")
     figure = Figure(figsize=(1.7 * columns, 2.15 * rows + 0.5), layout="constrained")
-    figure.suptitle(
-        f"{dataset.name}, {dataset.size} px{': synthetic images of no patient' if dataset.synthetic else ''}"
-    )
+    synthetic = ": synthetic images of no patient" if dataset.synthetic else ""
+    figure.suptitle(f"{dataset.name}, {dataset.size} px{synthetic}")
     for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
         axes.set_axis_off()
     truth = dataset.labels.truth(np.arange(len(dataset.labels)))

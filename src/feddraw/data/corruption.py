@@ -18,18 +18,13 @@ from feddraw.data.dataset import Dataset, Labels
 from feddraw.errors import UserError, unknown
 
 Rows = NDArray[np.intp]
+SiteRows = Mapping[str, Rows]  # by site
 Grey = NDArray[np.uint8]  # (images, height, width)
 
 ALTERED_TOGETHER = 1024  # images altered at a time
-# The lowest and highest value of each number.
-ALTERATION_BOUNDS = {
-    "flip": (0.0, 1.0),
-    "blur": (0.0, 100.0),
-    "noise": (0.0, 10.0),
-    "gamma": (0.01, 100.0),
-    "contrast": (0.0, 100.0),
-    "crop": (0.0, 0.45),
-}
+ALTERATION_BOUNDS = {  # the lowest and highest value of each number
+    "flip": (0, 1), "blur": (0, 100), "noise": (0, 10), "gamma": (0.01, 100), "contrast": (0, 100), "crop": (0, 0.45),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,15 +120,11 @@ class CorruptedDataset:
     """A data set with some sites' data altered, and where it has the test images as these sites would make them."""
 
     dataset: Dataset
-    views: Mapping[str, Rows]  # by site
+    views: SiteRows
 
 
 def corrupt_dataset(
-    dataset: Dataset,
-    alterations: Mapping[str, Alteration],
-    rows: Mapping[str, Rows],
-    trained_on: Mapping[str, Rows],
-    seed: int,
+    dataset: Dataset, alterations: Mapping[str, Alteration], rows: SiteRows, trained_on: SiteRows, seed: int
 ) -> CorruptedDataset:
     """The data set with each site's data altered as told; `rows` are all of a site, `trained_on` those it trains on.
 
@@ -168,14 +159,11 @@ def _with_test_views(
     different = [site for site in sites if site in alterations and alterations[site].of_images]
     if not different:
         return CorruptedDataset(dataset, {})
-    copies = [
-        alterations[site].altered_images(dataset.images[test], np.random.default_rng([seed, sites.index(site), 2]))
-        for site in different
-    ]
+    chances = {site: np.random.default_rng([seed, sites.index(site), 2]) for site in different}
+    copies = [alterations[site].altered_images(dataset.images[test], rng) for site, rng in chances.items()]
     first = len(dataset.images)
     views = {site: first + len(test) * place + np.arange(len(test)) for place, site in enumerate(different)}
-    everything = np.concatenate([np.arange(first), *[test] * len(different)])
-    labels = dataset.labels.take(everything)
+    labels = dataset.labels.take(np.concatenate([np.arange(first), *[test] * len(different)]))
     named = [f"{name} as at {site}" for site in different for name in dataset.labels.names[test].tolist()]
     names = np.concatenate([dataset.labels.names, np.array(named, dtype=np.str_)])
     images = np.concatenate([dataset.images, *copies])

@@ -53,7 +53,6 @@ class CsvSheet:
             raise UserError(f"cannot read {self.path}: {error}") from error
 
     def column(self, name: str) -> int:
-        """Where a column is."""
         if name not in self.header:
             raise UserError(f"{self.path} has no column '{name}'; it has {', '.join(self.header)}")
         return self.header.index(name)

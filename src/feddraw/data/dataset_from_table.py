@@ -12,17 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset, Split
-from feddraw.data.image_cache import (
-    ImageFiles,
-    ImageSource,
-    PreparedImages,
-    Progress,
-    cache_entry,
-    file_stamp,
-    open_finished_entry,
-    prepare_images,
-)
+from feddraw.data.image_cache import ImageFiles, ImageSource, PreparedImages
 from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization, require_pydicom_for
 from feddraw.data.imaging import BadImage
 from feddraw.data.label_table import LabelTable, RowProblem, describe_row_problems
@@ -38,7 +30,7 @@ log = logging.getLogger(__name__)
 def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePreparation) -> Dataset:
     """The data set of image files under a folder."""
     total = len(table.labels) + len(table.problems)
-    stamps = [file_stamp(root / path) for path in table.paths]
+    stamps = [image_cache.file_stamp(root / path) for path in table.paths]
     there = np.array([row for row, found in enumerate(stamps) if found is not None], dtype=np.intp)
     lost = [missing_file_problem(root, path) for path, found in zip(table.paths, stamps, strict=True) if found is None]
     table = table.take(there, lost)
@@ -46,24 +38,24 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     rows_by_split(name, table.split)
     files = ImageFiles(root, table.paths, tuple(found for found in stamps if found is not None))
     require_pydicom_for(files.paths)
-    return prepared_dataset(name, table, files, how, how.processes, how.progress)
+    return prepared_dataset(name, table, files, how)
 
 
-def prepared_dataset(
-    name: str, table: LabelTable, source: ImageSource, how: ImagePreparation, workers: int, progress: Progress | None
-) -> Dataset:
+def prepared_dataset(name: str, table: LabelTable, source: ImageSource, how: ImagePreparation) -> Dataset:
     """The data set of images that are prepared now, or were before; where they are only looked at, of grey squares."""
+    workers = how.processes
     if how.estimate is None:
-        return assembled_dataset(name, table, prepare_images(source, how.recipe, name, workers, progress), how)
-    entry, shape = cache_entry(name, source.identity(), asdict(how.recipe)), (len(source), how.size, how.size)
-    if (found := open_finished_entry(entry, shape)) is not None:
+        prepared = image_cache.prepare_images(source, how.recipe, name, workers, how.progress)
+        return assembled_dataset(name, table, prepared, how)
+    entry = image_cache.cache_entry(name, source.identity(), asdict(how.recipe))
+    if (found := image_cache.open_finished_entry(entry, (len(source), how.size, how.size))) is not None:
         return assembled_dataset(name, table, found, how)
-    return unprepared_dataset(name, table, source, shape, entry, how)
+    dataset = unprepared_dataset(name, table, source, how)
+    how.estimate.bytes[entry] = dataset.images.size
+    return dataset
 
 
-def unprepared_dataset(
-    name: str, table: LabelTable, source: ImageSource, shape: tuple[int, int, int], entry: Path, how: ImagePreparation
-) -> Dataset:
+def unprepared_dataset(name: str, table: LabelTable, source: ImageSource, how: ImagePreparation) -> Dataset:
     """The data set with grey squares for images; a few of the images are tried, and what the rest costs is noted."""
     assert how.estimate is not None
     rows = np.unique(np.linspace(0, len(source) - 1, TRIED_IMAGES).astype(int))
@@ -74,10 +66,9 @@ def unprepared_dataset(
         except BadImage as error:
             unread.append(RowProblem("that cannot be read", str(table.labels.names[row]), str(error)))
     refuse_bad_rows(name, unread, len(rows), how)
-    how.estimate.bytes[entry] = int(np.prod(shape))
     how.estimate.images += len(source)
     how.estimate.seconds += (time.perf_counter() - began) / len(rows) * len(source)
-    grey = np.broadcast_to(np.uint8(128), shape)
+    grey = np.broadcast_to(np.uint8(128), (len(source), how.size, how.size))
     return Dataset(name, grey, table.labels, rows_by_split(name, table.split), PAPER_MEAN, PAPER_STD)
 
 

@@ -14,15 +14,13 @@ CHESTXRAY14_FINDINGS = (
     "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural Thickening", "Hernia",
 )  # fmt: skip
 FindingChoice = str | Sequence[str]  # "paper", "all", or names
-_SPELLINGS = {name.lower(): name for name in (*CHESTXRAY14_FINDINGS, *PAPER_FINDINGS)} | {
-    "effusion": "Pleural Effusion"
-}
+_SPELLED = {name.lower(): name for name in (*CHESTXRAY14_FINDINGS, *PAPER_FINDINGS)} | {"effusion": "Pleural Effusion"}
 
 
 def canonical_finding(name: str) -> str:
     """A finding's name as the paper spells it, if it is one that we know."""
     words = " ".join(name.replace("_", " ").split())
-    return _SPELLINGS.get(words.lower(), words)
+    return _SPELLED.get(words.lower(), words)
 
 
 def listed_findings(findings: FindingChoice) -> tuple[str, ...]:

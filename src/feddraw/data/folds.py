@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Dataset, Split
-from feddraw.data.splits import patients_in_drawn_order
+from feddraw.data.splits import Rows, patients_in_drawn_order
 from feddraw.errors import UserError
 
 VALIDATION_SHARE = 0.1  # of all images
@@ -29,7 +29,7 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
 
 
-def _fold_of_each_image(groups: NDArray[np.intp], order: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+def _fold_of_each_image(groups: Rows, order: Rows, folds: int) -> Rows:
     """The fold of each image: large groups first, each to the fold with the fewest images."""
     counts = np.bincount(groups)
     fold_of, filled = np.empty(len(counts), dtype=np.intp), np.zeros(folds)
@@ -39,9 +39,7 @@ def _fold_of_each_image(groups: NDArray[np.intp], order: NDArray[np.intp], folds
     return fold_of[groups]
 
 
-def _validation_images(
-    groups: NDArray[np.intp], order: NDArray[np.intp], allowed: NDArray[np.bool_], room: int
-) -> NDArray[np.bool_]:
+def _validation_images(groups: Rows, order: Rows, allowed: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
     """Whole groups in the order given, as long as they fit into the room."""
     counts = np.bincount(groups, allowed)
     chosen = np.zeros(len(counts), dtype=bool)
@@ -49,5 +47,4 @@ def _validation_images(
         if 0 < counts[group] <= room:
             chosen[group] = True
             room -= counts[group]
-    taken: NDArray[np.bool_] = chosen[groups] & allowed
-    return taken
+    return np.asarray(chosen[groups] & allowed)

@@ -109,7 +109,6 @@ def mapped_images(path: Path) -> NDArray[np.uint8]:
 
 
 def cache_folder() -> Path:
-    """Where the cache is."""
     if chosen := os.environ.get("FEDDRAW_CACHE"):
         return expanded(chosen)
     import pooch
@@ -167,12 +166,15 @@ def open_or_make_entry(
                 return found
             require_cache_space(entry, int(np.prod(shape)))
             write_entry_json(entry / "about.json", {**about, "shape": shape})
-            make(entry / "images.partial.npy")
-            finish_entry(entry)
+            partial = entry / "images.partial.npy"
+            make(partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(entry / "images.npy")  # from here on the entry is never written again
+            (entry / "progress.jsonl").unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write the cache {entry}: {error.strerror or error}; FEDDRAW_CACHE names another folder"
-        ) from error
+        why = f"{error.strerror or error}; FEDDRAW_CACHE names another folder"
+        raise UserError(f"cannot write the cache {entry}: {why}") from error
     found = open_finished_entry(entry, shape)
     assert found is not None
     return found
@@ -190,14 +192,6 @@ def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages |
         return None
     close_to_others(entry, *(entry / name for name in ("images.npy", "bad.json", "about.json")))
     return PreparedImages(images, reasons, entry)
-
-
-def finish_entry(entry: Path) -> None:
-    """Give the array its name; from here on the entry is never written again."""
-    with (entry / "images.partial.npy").open("rb") as file:
-        os.fsync(file.fileno())
-    (entry / "images.partial.npy").replace(entry / "images.npy")
-    (entry / "progress.jsonl").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -237,10 +231,9 @@ class ImageChunkJob:
 
 def read_chunk_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
-    if not log.exists():
-        return {}
-    if log.stat().st_size > MAX_CHUNK_LOG:
+    if log.exists() and log.stat().st_size > MAX_CHUNK_LOG:
         log.unlink()  # not as we write it: all chunks are prepared again
+    if not log.exists():
         return {}
     *lines, rest = log.read_bytes().split(b"\n")
     if rest:
@@ -297,10 +290,8 @@ def require_cache_space(entry: Path, needed: int) -> None:
     there = sum(_bytes_on_disk(file) for file in entry.glob("images.partial.npy"))
     free = shutil.disk_usage(entry).free + there
     if needed > free:
-        raise UserError(
-            f"the cache {entry.parent} needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free; "
-            "make room, or set FEDDRAW_CACHE to another folder"
-        )
+        sizes = f"needs {needed / 1e9:.1f} GB and has {free / 1e9:.1f} GB free"
+        raise UserError(f"the cache {entry.parent} {sizes}; make room, or set FEDDRAW_CACHE to another folder")
 
 
 def _bytes_on_disk(file: Path) -> int:

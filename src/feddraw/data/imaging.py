@@ -98,8 +98,7 @@ def check_pixel_count(width: int, height: int) -> None:
 def stretch_grey(values: NDArray[np.float64]) -> Grey:
     """The darkest becomes 0 and the brightest 255; nothing to stretch in a flat image."""
     low, high = values.min(), values.max()
-    grey: Grey = np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
-    return grey
+    return np.asarray(np.rint((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8))
 
 
 def resize(image: Grey, size: int) -> Grey:
@@ -117,8 +116,7 @@ def clahe(image: Grey, kernel: int = 28, clip: float = 0.02) -> Grey:
 
     if image.min() == image.max():
         return image
-    equalized: Grey = np.rint(255 * equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)).astype(np.uint8)
-    return equalized
+    return np.asarray(np.rint(255 * equalize_adapthist(image, kernel_size=kernel, clip_limit=clip)).astype(np.uint8))
 
 
 def why_not_decoded(error: Exception) -> str:

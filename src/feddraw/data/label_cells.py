@@ -111,27 +111,25 @@ def _cell_as_number(text: str) -> float | None:
         return None
 
 
-def cell_meanings(
-    setting: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]
-) -> dict[str, str]:
+def cell_meanings(option: str, policy: CellPolicy, findings: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
     """What such a cell counts as, for each finding: as the user says, else as usual."""
     if isinstance(policy, str):
         given = dict.fromkeys(findings, policy)
     elif policy is None or isinstance(policy, Mapping):
         given = dict(policy or {})
     else:
-        raise UserError(f"{setting} must be unknown, negative or positive, or one of them for each finding: {policy!r}")
+        raise UserError(f"{option} must be unknown, negative or positive, or one of them for each finding: {policy!r}")
     for name, word in given.items():
         if not isinstance(word, str):
-            raise UserError(f"{setting}.{name} must be unknown, negative or positive, not {word!r}")
+            raise UserError(f"{option}.{name} must be unknown, negative or positive, not {word!r}")
         if name not in findings:
             raise unknown("findings", name, findings)
     for old in {*given.values()} & {*OLD_CELL_MEANINGS}:
-        new = f"{setting} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
+        new = f"{option} = {old} is now {OLD_CELL_MEANINGS[old]}; the old word will go in the next minor version"
         warnings.warn(new, FutureWarning, stacklevel=3)
     said = {name: given.get(name, usual.get(name, "unknown")) for name in findings}
     whole = {name: OLD_CELL_MEANINGS.get(word, word) for name, word in said.items()}
-    return {name: one_of(f"{setting}.{name}", word, CELL_MEANINGS) for name, word in whole.items()}
+    return {name: one_of(f"{option}.{name}", word, CELL_MEANINGS) for name, word in whole.items()}
 
 
 def labels_from_cells(

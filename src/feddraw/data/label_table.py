@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,15 +39,9 @@ class LabelTable:
 
     def take(self, rows: NDArray[np.intp], problems: Sequence[RowProblem] = ()) -> LabelTable:
         """Some of the rows, with why the others are left out."""
-        paths = tuple(self.paths[row] for row in rows)
-        return replace(
-            self,
-            labels=self.labels.take(rows),
-            paths=paths,
-            split=self.split[rows],
-            problems=(*self.problems, *problems),
-            marks=None if self.marks is None else self.marks[rows],
-        )
+        paths, told = tuple(self.paths[row] for row in rows), (*self.problems, *problems)
+        marks = None if self.marks is None else self.marks[rows]
+        return LabelTable(self.labels.take(rows), paths, self.split[rows], told, marks, self.notes)
 
 
 @dataclass
@@ -67,7 +61,8 @@ class TableIntake:
             return
         found = []
         for finding, place in self.findings.items():
-            meaning = NO_COLUMN if place is None else self._read(finding, fields[place])
+            read = self.columns[finding].read if finding in self.columns else label_in_numeric_cell
+            meaning = NO_COLUMN if place is None else read(fields[place])
             if meaning is None:
                 detail = f"{finding} is '{fields[place or 0][:20]}'"
                 self.problems.append(RowProblem("with an entry that is no label", where, detail))
@@ -75,9 +70,6 @@ class TableIntake:
             found.append(meaning)
         self.rows[name] = about
         self.marks.append(found)
-
-    def _read(self, finding: str, text: str) -> int | None:
-        return self.columns[finding].read(text) if finding in self.columns else label_in_numeric_cell(text)
 
     def column(self, kind: str) -> list[str] | None:
         """The patient, site or group of every row; nothing where no row has one."""
@@ -90,10 +82,9 @@ class TableIntake:
         values, known = labels_from_cells(marks, tuple(self.findings), blank, uncertain)
         words = {f"{kind}s": found for kind in ("patient", "site", "group") if (found := self.column(kind)) is not None}
         columns: dict[str, Any] = {kind: np.array(found, dtype=np.str_) for kind, found in words.items()}
-        columns |= {} if known.all() else {"known": known}
         doubts = (marks == UNCERTAIN).sum(axis=1).astype(np.uint8)
         names = np.array([*self.rows], dtype=np.str_)
-        labels = Labels(values, tuple(self.findings), names, uncertain=doubts, **columns)
+        labels = Labels(values, tuple(self.findings), names, uncertain=doubts, known=known, **columns)
         paths = tuple(row.get("path", name) for name, row in self.rows.items())
         splits = [row.get("split") for row in self.rows.values()]
         split = np.array([-1 if one is None else one for one in splits], dtype=np.int8)

@@ -16,16 +16,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.data import image_cache
 from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, choose_findings
-from feddraw.data.image_cache import (
-    PreparedImages,
-    Progress,
-    cache_entry,
-    image_array_header,
-    no_progress,
-    open_or_make_entry,
-)
+from feddraw.data.image_cache import PreparedImages, Progress
 from feddraw.data.imaging import BadImage, Grey
 from feddraw.data.label_table import LabelTable, RowProblem
 from feddraw.errors import UserError, first_line
@@ -37,8 +31,7 @@ MAX_ARCHIVE_IMAGES = 2**36
 MAX_ZIP_RATIO = 100  # radiographs shrink to a half, a bomb to a thousandth
 COPIED_BLOCK = 2**23
 _ARCHIVE_DAMAGE = (
-    OSError, ValueError, RuntimeError, NotImplementedError, EOFError, SyntaxError, TypeError, TokenError,
-    zipfile.BadZipFile, zlib.error,
+    OSError, ValueError, RuntimeError, EOFError, SyntaxError, TypeError, TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _NIH_NAME = re.compile(r"\d{8}_\d+")
 
@@ -109,9 +102,8 @@ class NpzArchive:
         split = np.repeat(np.arange(3, dtype=np.int8), sizes)
         names = self.column("names", sizes)
         if names is None:
-            names = np.array(
-                [f"{split}_{row:07d}" for split, size in zip(SPLIT_PREFIXES, sizes, strict=True) for row in range(size)]
-            )
+            splits = zip(SPLIT_PREFIXES, sizes, strict=True)
+            names = np.array([f"{split}_{row:07d}" for split, size in splits for row in range(size)])
         columns = self.columns(findings, marks[0].shape[1])
         values = np.concatenate(marks)[:, list(columns.values())]
         problems = self.problems(values, names)
@@ -152,9 +144,8 @@ class NpzArchive:
         """The images, checked against the labels by their headers."""
         names = [f"{split}_images" for split in SPLIT_PREFIXES]
         if missing := [name for name in names if name not in self.members]:
-            raise UserError(
-                f"{self.path} holds labels but no images ({', '.join(missing)}); it serves `scenario show --labels`"
-            )
+            lack = ", ".join(missing)
+            raise UserError(f"{self.path} holds labels but no images ({lack}); it serves `scenario show --labels`")
         found = [self.members[name] for name in names]
         if len(found[0].shape) < 3:
             raise UserError(f"{self.path}: {found[0].name} must be images, not an array of shape {found[0].shape}")
@@ -162,10 +153,8 @@ class NpzArchive:
         for one, split in zip(found, SPLIT_PREFIXES, strict=True):
             size = self.members[f"{split}_labels"].shape[0]
             if one.dtype != np.uint8 or one.shape not in ((size, *side), (size, *side, 1)) or side[0] != side[-1]:
-                raise UserError(
-                    f"{self.path}: {one.name} is {one.dtype} {one.shape}; "
-                    f"needed are square grey images of one byte per pixel: ({size}, side, side)"
-                )
+                needed = f"square grey images of one byte per pixel: ({size}, side, side)"
+                raise UserError(f"{self.path}: {one.name} is {one.dtype} {one.shape}; needed are {needed}")
         return PackedImages(self.path, found)
 
 
@@ -191,7 +180,7 @@ class PackedImages:
     @property
     def entry(self) -> Path:
         """Where the unpacked images are in the cache, or will be."""
-        return cache_entry(self.path.stem, self.identity(), {"unpacked": True})
+        return image_cache.cache_entry(self.path.stem, self.identity(), {"unpacked": True})
 
     def read(self, row: int) -> Grey:
         """One of the first images of the row's split, which needs only the beginning to be unpacked."""
@@ -209,19 +198,19 @@ class PackedImages:
 
     def unpack(self, progress: Progress | None) -> PreparedImages:
         """All images as one memory-mapped array in the cache, at the size they have."""
-        say = progress or no_progress
+        say = progress or image_cache.no_progress
         what, total = f"unpacking {self.path.name}", len(self.members)
 
         def make(partial: Path) -> None:
             with zipfile.ZipFile(self.path) as file, open_file(partial, "wb", private=True) as target:
-                target.write(image_array_header(self.shape))
+                target.write(image_cache.image_array_header(self.shape))
                 for number, one in enumerate(self.members):
                     say(what, number, total)
                     copy_member(file, one, target)
             say(what, total, total)
 
         try:
-            return open_or_make_entry(self.entry, self.shape, {"unpacked": self.path.name}, make, say)
+            return image_cache.open_or_make_entry(self.entry, self.shape, {"unpacked": self.path.name}, make, say)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             (self.entry / "images.partial.npy").unlink(missing_ok=True)
             raise UserError(f"{self.path} is damaged: {error}") from error
@@ -240,13 +229,11 @@ def member_from_header(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveM
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
         skip = stream.tell()
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    size, packed = int(np.prod(shape, dtype=object)) * dtype.itemsize, info.compress_size
     if dtype.hasobject or fortran or size != info.file_size - skip:
         raise ValueError(f"{info.filename} is no plain array, or not as long as it says")
-    if size > MAX_ARCHIVE_IMAGES or size > max(2**26, MAX_ZIP_RATIO * info.compress_size):
-        raise ValueError(
-            f"{info.filename} would unpack from {info.compress_size:,} to {size:,} bytes, too many for images"
-        )
+    if size > MAX_ARCHIVE_IMAGES or size > max(2**26, MAX_ZIP_RATIO * packed):
+        raise ValueError(f"{info.filename} would unpack from {packed:,} to {size:,} bytes, too many for images")
     return ArchiveMember(info.filename.removesuffix(".npy"), shape, dtype, skip, size, info.CRC)
 
 

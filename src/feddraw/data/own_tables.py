@@ -18,6 +18,7 @@ from feddraw.data.splits import stratified_split
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
 from feddraw.errors import UserError, expanded, is_list_of_numbers, one_of
 
+Paths = Sequence[Path]
 NO_SITE = "(no site)"
 MISSING_COLUMNS = ("refuse", "unknown")
 
@@ -48,7 +49,7 @@ def csv_tables_in(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]) if folder.is_dir() else []
 
 
-def own_image_root(sheets: Sequence[Path], images: str = "") -> Path:
+def own_image_root(sheets: Paths, images: str = "") -> Path:
     """The folder that all images are in."""
     if images:
         return expanded(images)
@@ -59,7 +60,7 @@ def table_file_stem(sheet: Path) -> str:
     return sheet.name.removesuffix(".gz").removesuffix(".csv")
 
 
-def joined_table_names(sheets: Sequence[Path]) -> str:
+def joined_table_names(sheets: Paths) -> str:
     return "+".join(map(table_file_stem, sheets[:3])) + (f"+{len(sheets) - 3}" if len(sheets) > 3 else "")
 
 
@@ -86,7 +87,7 @@ class OwnTable:
 
 
 def read_own_tables(
-    paths: Sequence[Path],
+    paths: Paths,
     *,
     root: Path | None = None,
     images: str = "",
@@ -104,8 +105,7 @@ def read_own_tables(
     names = united_findings(sources, findings, missing_columns == "unknown")
     intake = TableIntake({})
     for source in sources:
-        own = source.layout.findings
-        intake.findings = {name: own.get(name) for name in names}
+        intake.findings = {name: source.layout.findings.get(name) for name in names}
         intake.columns = source.layout.columns
         _take_own_rows(source, intake, several=len(sources) > 1)
     intake.findings = dict.fromkeys(names)
@@ -120,24 +120,17 @@ def read_own_tables(
 
 
 def open_own_tables(
-    paths: Sequence[Path],
-    root: Path | None,
-    images: str,
-    columns: Mapping[str, str],
-    findings: FindingChoice,
-    may_lack: bool,
+    paths: Paths, root: Path | None, images: str, named: Mapping[str, str], findings: FindingChoice, may_lack: bool
 ) -> list[OwnTable]:
     """The tables with their layouts; a column of a kind that one has, all must have."""
     several = len(paths) > 1
     sheets = [CsvSheet.of(path) for path in paths]
-    layouts = [guess_columns(sheet, columns, findings, may_lack=may_lack or several) for sheet in sheets]
+    layouts = [guess_columns(sheet, named, findings, may_lack or several) for sheet in sheets]
     for kind in ("split", "patient"):
         has = [getattr(layout, kind) is not None for layout in layouts]
         if any(has) and not all(has):
-            with_it, without = paths[has.index(True)].name, paths[has.index(False)].name
-            raise UserError(
-                f"{with_it} has a column for the {kind} and {without} has none: all tables need one, or none"
-            )
+            one, other = paths[has.index(True)].name, paths[has.index(False)].name
+            raise UserError(f"{one} has a column for the {kind} and {other} has none: all tables need one, or none")
     stems = distinct_table_stems(paths)
     by_split = several and all(name.lower() in SPLIT_NAMES for name in stems) and layouts[0].split is None
     sources = []
@@ -149,7 +142,7 @@ def open_own_tables(
     return sources
 
 
-def distinct_table_stems(paths: Sequence[Path]) -> list[str]:
+def distinct_table_stems(paths: Paths) -> list[str]:
     """The files' names, with their folders' where those are alike."""
     stems = [table_file_stem(path) for path in paths]
     return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{table_file_stem(path)}" for path in paths]
@@ -196,10 +189,8 @@ def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None
             detail = f"'{written[:20]}'"
             intake.problems.append(RowProblem("with a split other than train, validation, test", where, detail))
         else:
-            about = {
-                kind: None if place is None else fields[place].strip()
-                for kind, place in {"site": layout.site, "patient": layout.patient, "group": layout.group}.items()
-            }
+            places = {"site": layout.site, "patient": layout.patient, "group": layout.group}
+            about = {kind: None if place is None else fields[place].strip() for kind, place in places.items()}
             if about["patient"] and several and source.site is not None:
                 about["patient"] = f"{source.site}: {about['patient']}"  # sites number their patients for themselves
             about["site"] = source.site if about["site"] is None else about["site"] or NO_SITE
@@ -240,8 +231,7 @@ def patient_warnings(table: LabelTable, patients: Sequence[str] | None) -> Itera
         yield f"{blank:,} {what} as a patient of its own, who may also be in another split"
     assert table.labels.patients is not None
     pairs = {*zip(table.labels.patients.tolist(), table.split.tolist(), strict=True)}
-    shared = len(pairs) - len({patient for patient, _ in pairs})
-    if shared:
+    if shared := len(pairs) - len({patient for patient, _ in pairs}):
         yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
 
 

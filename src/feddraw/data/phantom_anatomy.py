@@ -43,16 +43,14 @@ class PatientChance:
         """Smooth noise of about unit spread: a coarse grid of numbers, blown up."""
         coarse = self.rng.standard_normal((self.images, grid, grid), dtype=np.float32)
         spread = smooth_upsampling(size, grid)
-        cloud: Grey = spread @ coarse @ spread.T
-        return cloud
+        return np.asarray(spread @ coarse @ spread.T)
 
 
 def smooth_upsampling(size: int, grid: int) -> Grey:
     """(size, grid) matrix that interpolates smoothly between grid points; rows have unit length to keep the spread."""
     position = np.linspace(0, grid - 1, size, dtype=np.float32)[:, None]
     weights = soft_bump((position - np.arange(grid, dtype=np.float32)) / 2)
-    rows: Grey = weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))
-    return rows
+    return np.asarray(weights / np.sqrt((weights**2).sum(axis=1, keepdims=True)))
 
 
 def soft_edge(distance: Grey, width: float) -> Grey:
@@ -219,12 +217,6 @@ def atelectasis_plates(at: Body, side: Grey, chance: PatientChance) -> Grey:
     return drawn.clip(0, 1)
 
 
-def shifted_body(at: Body, by: Grey) -> Body:
-    """The same body with what lies in its middle pulled to the patient's left."""
-    u = at.u - by
-    return replace(at, u=u, across=np.abs(u), left=soft_edge(u, 0.2))
-
-
 def draw_chests(severity: NDArray[np.float32], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw an image for each row of severities: 0 is absent, 1 is severe, one column per finding.
 
@@ -233,7 +225,8 @@ def draw_chests(severity: NDArray[np.float32], size: int, rng: np.random.Generat
     chance = PatientChance(rng, len(severity))
     collapse, edema, effusion, enlarged, dense = severity.T.astype(np.float32)[..., None, None]
     at, side = place_body(size, chance), chance.sign()
-    middle = shifted_body(at, 0.06 * side * collapse)
+    u = at.u - 0.06 * side * collapse  # a collapsed lung pulls what lies in the middle to its side
+    middle = replace(at, u=u, across=np.abs(u), left=soft_edge(u, 0.2))
     flesh, above = trunk(at, chance), diaphragm(at, chance, 0.16 * collapse, side)
     silhouette, great = heart(middle, 0.4 * enlarged, chance), great_vessels(middle, chance)
     markings = lung_vessels(middle, chance)

@@ -60,7 +60,6 @@ def _patient_properties(labels: Labels, rows: Rows, owner: Rows, patients: int) 
 
 
 def _split_patients(has: NDArray[np.bool_], images: Rows, order: Rows, shares: NDArray[np.float64]) -> NDArray[np.int8]:
-    """The split of each patient."""
     split = np.full(len(images), -1, dtype=np.int8)
     wanted = _wanted_patients_per_split(has.sum(axis=0), shares)
     patients_left, images_left = wanted.copy(), shares * images.sum()

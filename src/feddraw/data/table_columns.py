@@ -42,9 +42,7 @@ class TableColumns:
         return {name: said for name, column in self.columns.items() if (said := column.unusual_entries())}
 
 
-def guess_columns(
-    sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, *, may_lack: bool = False
-) -> TableColumns:
+def guess_columns(sheet: CsvSheet, named: Mapping[str, str], findings: FindingChoice, may_lack: bool) -> TableColumns:
     """What each column is. `may_lack`: a finding that is asked for need not be in this table."""
     columns = read_columns(sheet)
     if not any(column.values for column in columns):
@@ -52,9 +50,8 @@ def guess_columns(
     places = {kind: _column_of_kind(sheet, named.get(kind, ""), kind, columns) for kind in USUAL_COLUMN_NAMES}
     path = places.pop("path")
     if path is None:
-        raise UserError(
-            f"{sheet.path} has no column with image paths; it has {', '.join(sheet.header)} (data.path_column)"
-        )
+        there = ", ".join(sheet.header)
+        raise UserError(f"{sheet.path} has no column with image paths; it has {there} (data.path_column)")
     taken = {path, *places.values()}
     rest = {column.name: place for place, column in enumerate(columns) if place not in taken}
     others = {"(unnamed)": "has no name"} if "" in rest else {}

@@ -33,12 +33,9 @@ def chestmnist(how: ImagePreparation, *, path: str = "", findings: FindingChoice
     file, md5 = ARCHIVES[min((side for side in ARCHIVES if side >= how.size), default=224)]
     archive = find_chestmnist(path or os.environ.get(CHESTMNIST_VARIABLE, ""), file)
     if archive is None and how.estimate is not None:
-        raise UserError(
-            f"no {file} here: give its path ({CHESTMNIST_VARIABLE}, or data.path), or fetch it first with "
-            f"`feddraw data prepare chestmnist --size {how.size}`"
-        )
-    archive = archive or download_chestmnist(file, md5, how.progress)
-    return load_npz(archive, "chestmnist", findings, how)
+        fetch = f"fetch it first with `feddraw data prepare chestmnist --size {how.size}`"
+        raise UserError(f"no {file} here: give its path ({CHESTMNIST_VARIABLE}, or data.path), or {fetch}")
+    return load_npz(archive or download_chestmnist(file, md5, how.progress), "chestmnist", findings, how)
 
 
 def find_chestmnist(path: str, file: str) -> Path | None:
@@ -65,9 +62,8 @@ def download_chestmnist(file: str, md5: str, progress: Progress | None) -> Path:
         return Path(pooch.retrieve(url, f"md5:{md5}", fname=file, **how))
     except (OSError, ValueError) as error:  # no network, a server's refusal; or other content than the hash says
         what = first_line(error) if isinstance(error, ValueError) else "no connection"
-        raise UserError(
-            f"cannot download {file} ({what}); fetch {url} elsewhere and give the file as the data set: PATH/{file}"
-        ) from error
+        advice = f"fetch {url} elsewhere and give the file as the data set: PATH/{file}"
+        raise UserError(f"cannot download {file} ({what}); {advice}") from error
 
 
 class DownloadProgress:

@@ -51,13 +51,9 @@ class ChexpertRelease:
         """A patient's folder, relative to the root."""
         if split not in self._patients:
             homes = [base / split for base in self.bases] + (self.bases if split == "train" else [])
-            self._patients[split] = {
-                found.name: str(Path(found.path).relative_to(self.root))
-                for home in homes
-                if home.is_dir()
-                for found in os.scandir(home)
-                if found.name.startswith("patient")
-            }
+            entries = [entry for home in homes if home.is_dir() for entry in os.scandir(home)]
+            patients = [entry for entry in entries if entry.name.startswith("patient")]
+            self._patients[split] = {one.name: str(Path(one.path).relative_to(self.root)) for one in patients}
         return self._patients[split].get(patient, f"{split}/{patient}")
 
     def frontal_views(self, study: str, patient: str, rest: str) -> list[tuple[str, str]]:
@@ -97,10 +93,9 @@ def chexpert_test_sheet(release: ChexpertRelease) -> Path:
     """The radiologists' labels, which the small release lacks."""
     found = release.table_file("groundtruth.csv", "test_labels.csv", "test.csv")
     if found is None:
-        raise UserError(
-            f"{release.root} has no test labels: put groundtruth.csv of {TEST_LABELS_SOURCE} there and the images "
-            "under test/, or set data.carve_test = 0.1 to test on a tenth of the training patients"
-        )
+        put = f"put groundtruth.csv of {TEST_LABELS_SOURCE} there and the images under test/"
+        carve = "set data.carve_test = 0.1 to test on a tenth of the training patients"
+        raise UserError(f"{release.root} has no test labels: {put}, or {carve}")
     return found
 
 
@@ -112,10 +107,9 @@ def locate_chexpert(path: str) -> ChexpertRelease:
         for folder in (home, *(home / name for name in RELEASE_FOLDERS)):
             if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):
                 return ChexpertRelease(folder)
-    raise UserError(
-        f"no CheXpert in {homes[0]}: a folder with train.csv, valid.csv and the images is expected, "
-        f"such as {RELEASE_FOLDERS[0]}; get it from {CHEXPERT_SOURCE} and give its path (data.path)"
-    )
+    expected = f"a folder with train.csv, valid.csv and the images is expected, such as {RELEASE_FOLDERS[0]}"
+    advice = f"get it from {CHEXPERT_SOURCE} and give its path (data.path)"
+    raise UserError(f"no CheXpert in {homes[0]}: {expected}; {advice}")
 
 
 def read_chexpert(

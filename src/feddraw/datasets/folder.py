@@ -43,21 +43,13 @@ def folder(
     listed but has no column is refused, or unknown throughout (`missing_columns`).
     """
     sheets = find_own_tables(path)
-    columns = {"path": path_column, "split": split_column, "site": site_column, "patient": patient_column}
-    columns |= {"group": group_column}
+    columns = {"path": path_column, "split": split_column, "site": site_column}
+    columns |= {"patient": patient_column, "group": group_column}
     root = own_image_root(sheets, images)
     table = read_own_tables(
-        sheets,
-        root=root,
-        images=images,
-        findings=findings,
-        blank=blank,
-        uncertain=uncertain,
-        missing_columns=missing_columns,
-        columns=columns,
-        shares=shares,
-        seed=seed,
-    )
+        sheets, root=root, images=images, findings=findings, blank=blank, uncertain=uncertain, columns=columns,
+        missing_columns=missing_columns, shares=shares, seed=seed,
+    )  # fmt: skip
     for note in table.notes:
         warnings.warn(note, stacklevel=2)
     return dataset_from_files(joined_table_names(sheets), root, table, how)

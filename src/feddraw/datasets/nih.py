@@ -41,10 +41,8 @@ def nih(
     sheets = sorted(root.glob("Data_Entry_2017*.csv*"))
     missing = [name for name in NIH_SPLIT_LISTS if not (root / name).is_file()]
     if missing := missing + ([] if sheets else ["Data_Entry_2017*.csv"]):
-        raise UserError(
-            f"no ChestX-ray14 in {root}: {', '.join(missing)} is missing beside the folders images_*/images; "
-            f"get it from {NIH_SOURCE} and give its path (data.path)"
-        )
+        lack = f"{', '.join(missing)} is missing beside the folders images_*/images"
+        raise UserError(f"no ChestX-ray14 in {root}: {lack}; get it from {NIH_SOURCE} and give its path (data.path)")
     splits = {image: number for name, number in NIH_SPLIT_LISTS.items() for image in read_nih_list(root / name)}
     table = read_nih_table(sheets[-1], splits, findings, nih_image_paths(root))
     table.split[draw_share_of_patients(table.labels, table.split_rows("train"), validation, seed)] = 1

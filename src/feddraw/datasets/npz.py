@@ -7,21 +7,16 @@ header says.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from feddraw.data import dataset_from_table
 from feddraw.data.dataset import Dataset
-from feddraw.data.dataset_from_table import (
-    assembled_dataset,
-    prepared_dataset,
-    refuse_bad_rows,
-    rows_by_split,
-    unprepared_dataset,
-)
+from feddraw.data.dataset_from_table import assembled_dataset, prepared_dataset
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
-from feddraw.data.image_preparation import ImagePreparation, PreparationEstimate
-from feddraw.data.label_table import LabelTable
-from feddraw.data.npz_archive import NpzArchive, PackedImages
+from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.npz_archive import NpzArchive
 
 
 def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:
@@ -34,10 +29,15 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     archive = NpzArchive.open(path)
     table = archive.table(findings)
     packed = archive.images()
-    refuse_bad_rows(name, table.problems, len(table.labels), how)
-    rows_by_split(name, table.split)
+    dataset_from_table.refuse_bad_rows(name, table.problems, len(table.labels), how)
+    dataset_from_table.rows_by_split(name, table.split)
     if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
-        return npz_not_unpacked(name, table, packed, how, how.estimate)
+        found = dataset_from_table.unprepared_dataset(name, table, packed, how)
+        images, side, _ = packed.shape
+        how.estimate.bytes[packed.entry] = images * side * side
+        if side != how.size or how.clahe:
+            how.estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = images * how.size**2
+        return found
     unpacked = packed.unpack(how.progress)
     side = unpacked.images.shape[1]
     if side == how.size and not how.clahe:
@@ -47,17 +47,5 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     def say(what: str, ready: int, total: int) -> None:
         (how.progress or no_progress)(what if "waiting" in what else label, ready, total)
 
-    workers = how.processes if how.clahe else 1  # resizing alone takes less time than starting workers
-    return prepared_dataset(name, table, CachedImages(unpacked.entry), how, workers, say)
-
-
-def npz_not_unpacked(
-    name: str, table: LabelTable, packed: PackedImages, how: ImagePreparation, estimate: PreparationEstimate
-) -> Dataset:
-    """The data set without its images; nothing is written."""
-    images, side, _ = packed.shape
-    found = unprepared_dataset(name, table, packed, (images, how.size, how.size), packed.entry, how)
-    estimate.bytes[packed.entry] = images * side * side
-    if side != how.size or how.clahe:
-        estimate.bytes[packed.entry.with_name(f"{packed.entry.name}-prepared")] = images * how.size**2
-    return found
+    workers = how.workers if how.clahe else 1  # resizing alone takes less time than starting workers
+    return prepared_dataset(name, table, CachedImages(unpacked.entry), replace(how, workers=workers, progress=say))

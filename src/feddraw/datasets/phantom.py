@@ -63,16 +63,13 @@ def check_phantom_settings(mix: str, label_noise: float, **numbers: int) -> None
         raise UserError(f"phantoms have {SMALLEST_PHANTOM} to {LARGEST_PHANTOM} pixels, not {numbers['size']}")
     if mix not in TABLE_1:
         raise unknown("phantom mixes", str(mix), TABLE_1)
-    images, memory = sum(numbers[split] for split in SPLITS), _machine_memory()
+    images = sum(numbers[split] for split in SPLITS)
+    # no limit where the machine cannot be asked for its memory
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     if images * numbers["size"] ** 2 > memory:
         raise UserError(f"{images:,} phantoms of {numbers['size']} px do not fit in the memory: draw fewer, or smaller")
     if not (isinstance(label_noise, int | float) and 0 <= label_noise < 0.5):
         raise UserError(f"phantom label_noise must be a share from 0 to less than 0.5, not {label_noise!r}")
-
-
-def _machine_memory() -> float:
-    """Bytes that the machine has; where it cannot be asked, no limit."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
 
 def phantom(

@@ -130,10 +130,8 @@ class Processes(EngineWithMemory):
         requests = []
         for job in jobs if in_turn else sorted(jobs, key=lambda job: -len(self.trainer.shards[job.client])):
             memory = self.memory.get(job.client, {})
-            for name, vector in memory.items():
-                self._arrays[f"memory.{name}"][job.client] = (
-                    vector  # already there, except in the first round after a resume
-                )
+            for name, vector in memory.items():  # already there, except in the first round after a resume
+                self._arrays[f"memory.{name}"][job.client] = vector
             numbers = {name: getattr(job, name) for name in ("round", "rounds", "client", "seed", "effort")}
             requests.append({"train": numbers, "row": rows[job.client], "memory": list(memory), "broadcast": broadcast})
         for reply in self._ask(requests, self._rows if in_turn else 0):
@@ -163,10 +161,8 @@ class Processes(EngineWithMemory):
     def predict(self, model: Model, rows: Rows) -> Scores:
         self._publish(model)
         self._arrays["query"][: len(rows)] = rows
-        requests = [
-            {"predict": [start, min(start + PREDICTED_CHUNK, len(rows))]}
-            for start in range(0, len(rows), PREDICTED_CHUNK)
-        ]
+        starts = range(0, len(rows), PREDICTED_CHUNK)
+        requests = [{"predict": [start, min(start + PREDICTED_CHUNK, len(rows))]} for start in starts]
         for _ in self._ask(requests):
             pass
         return self._arrays["scores"][: len(rows)].copy()
@@ -323,10 +319,9 @@ class _JobWorker:
             self._inbox.extra[name][request["row"]] = vector
         for name, vector in learnt.items():
             self._arrays[f"learnt.{name}"][job.client] = vector
-        numbers = {"client": update.client, "size": update.size, "steps": update.steps}
+        numbers = {name: getattr(update, name) for name in ("client", "size", "steps", "seconds")}
         labelled = None if update.labelled is None else update.labelled.tolist()
-        more = {"seconds": update.seconds, "labelled": labelled, "learnt": list(learnt)}
-        return numbers | more | {"metrics": dict(update.metrics)}
+        return numbers | {"labelled": labelled, "learnt": list(learnt), "metrics": dict(update.metrics)}
 
     def predict(self, start: int, stop: int) -> dict[str, Any]:
         self.trainer.network.load(self._sent)

@@ -27,7 +27,11 @@ class Serial(EngineWithMemory):
         self._inbox: EngineInbox | None = None
 
     def train(self, jobs: Sequence[Job], *, in_turn: bool = False) -> Iterator[Update]:
-        inbox = self._room_for(1 if in_turn else len(jobs))
+        rows, layout = 1 if in_turn else len(jobs), self.trainer.network.layout
+        if self._inbox is None or len(self._inbox.params) != rows:
+            shapes = EngineInbox.shapes(layout, rows, self.trainer.sends)
+            self._inbox = EngineInbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+        inbox = self._inbox
         self.steps_taken[:] = 0
         for number, job in enumerate(jobs):
             row = 0 if in_turn else number
@@ -44,10 +48,3 @@ class Serial(EngineWithMemory):
 
     def close(self) -> None:
         pass
-
-    def _room_for(self, rows: int) -> EngineInbox:
-        if self._inbox is None or len(self._inbox.params) != rows:
-            layout = self.trainer.network.layout
-            shapes = EngineInbox.shapes(layout, rows, self.trainer.sends)
-            self._inbox = EngineInbox(layout, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
-        return self._inbox

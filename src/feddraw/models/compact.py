@@ -45,11 +45,8 @@ class Compact(nn.Module):
         if not 1 <= growth <= MOST_GROWTH:
             raise UserError(f"model.growth must be from 1 to {MOST_GROWTH}, not {growth}")
         channels = growth
-        body: list[nn.Module] = [
-            nn.Conv2d(1, channels, 5, stride=2, padding=2, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-        ]
+        first = nn.Conv2d(1, channels, 5, stride=2, padding=2, bias=False)
+        body: list[nn.Module] = [first, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
         for block, depth in enumerate(layers):
             if block:
                 body.append(Transition(channels))

@@ -45,10 +45,9 @@ def _download_imagenet_densenet121() -> SavedParameters:
         download = torch.hub.load_state_dict_from_url
         return dict(download(IMAGENET_URL, progress=False, check_hash=True, weights_only=True))
     except OSError as error:
-        raise UserError(
-            f"cannot download ImageNet weights ({error}): fetch {IMAGENET_URL} on another machine and give its path as "
-            "model.weights = FILE, or start from scratch with model.weights = none"
-        ) from None
+        fetch = f"fetch {IMAGENET_URL} on another machine and give its path as model.weights = FILE"
+        scratch = "start from scratch with model.weights = none"
+        raise UserError(f"cannot download ImageNet weights ({error}): {fetch}, or {scratch}") from None
 
 
 def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> None:
@@ -56,9 +55,7 @@ def load_torchvision_densenet121(network: nn.Module, state: SavedParameters) -> 
     renamed = {re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", k): v for k, v in state.items()}
     own = network.state_dict()
     body = [name for name, value in own.items() if name.startswith("features.") and value.is_floating_point()]
-    bad = [name for name in body if name not in renamed or renamed[name].shape != own[name].shape]
-    if bad:
-        raise UserError(
-            f"these are not DenseNet121's weights: {len(bad)} of {len(body)} tensors differ, first {bad[0]}"
-        )
+    if bad := [name for name in body if name not in renamed or renamed[name].shape != own[name].shape]:
+        differ = f"{len(bad)} of {len(body)} tensors differ, first {bad[0]}"
+        raise UserError(f"these are not DenseNet121's weights: {differ}")
     network.load_state_dict({name: renamed[name] for name in body}, strict=False)

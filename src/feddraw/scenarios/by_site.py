@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.errors import UserError
 from feddraw.scenarios.image_deck import ClientRows, Deck
@@ -23,7 +22,9 @@ def by_site(deck: Deck, scale: float, *, minimum: int = MIN_SITE_IMAGES) -> Clie
         raise UserError("by_site needs a site for every image, and this data has none: use a table with a site column")
     site = deck.labels.sites[deck.rows]
     if deck.by_patient:
-        _require_one_site(deck.units, site)
+        visits = Counter(patient for patient, _ in set(zip(deck.units.tolist(), site.tolist(), strict=True)))
+        if shared := sum(count > 1 for count in visits.values()):
+            raise UserError(f"{shared:,} patients have images at more than one site: leave patient_disjoint out")
     hands = {str(name): deck.only(site == name).sample(scale).rows for name in np.unique(site)}
     small = {name: len(rows) for name, rows in hands.items() if len(rows) < minimum}
     if len(small) == len(hands):
@@ -33,10 +34,3 @@ def by_site(deck: Deck, scale: float, *, minimum: int = MIN_SITE_IMAGES) -> Clie
         said = ", ".join(f"{name} ({count})" for name, count in small.items())
         warnings.warn(f"left out of the federation, under {minimum} training images: {said}", stacklevel=2)
     return {name: rows for name, rows in hands.items() if name not in small}
-
-
-def _require_one_site(patients: NDArray[np.intp], site: NDArray[np.str_]) -> None:
-    visits = Counter(patient for patient, _ in set(zip(patients.tolist(), site.tolist(), strict=True)))
-    shared = sum(count > 1 for count in visits.values())
-    if shared:
-        raise UserError(f"{shared:,} patients have images at more than one site: leave patient_disjoint out")

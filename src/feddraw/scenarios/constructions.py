@@ -44,7 +44,9 @@ def construct_by_quota(deck: Deck, plan: PaperScenario, *, large_positives: int 
     quotas = np.full(len(plan.sizes), scaled_count(plan.small_positives, plan.scale))
     if large_positives is None:
         return _with_natural_large(deck, plan, stratum, quotas)
-    quotas[list(plan.large)] = scaled_count(_whole_number_option("large_positives", large_positives), plan.scale)
+    if not isinstance(large_positives, int) or large_positives < 0:
+        raise UserError(f"large_positives must be a whole number of zero or more, not {large_positives!r}")
+    quotas[list(plan.large)] = scaled_count(large_positives, plan.scale)
     return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
@@ -81,9 +83,8 @@ def construct_enriched(deck: Deck, plan: PaperScenario, *, prevalence: float) ->
 
 def construct_with_findings(deck: Deck, plan: PaperScenario, *, with_finding: float = 1.0) -> list[Rows]:
     """All of a small client's images, or this fraction, have a finding; large clients are a natural draw."""
-    stratum = Stratum(
-        "findings", deck.labels.values[deck.rows].max(axis=1) > 0, "images with one", "images without one"
-    )
+    found = deck.labels.values[deck.rows].max(axis=1) > 0
+    stratum = Stratum("findings", found, "images with one", "images without one")
     fraction = _fraction_option("with_finding", with_finding)
     return _with_natural_large(deck, plan, stratum, np.array([scaled_count(size, fraction) for size in plan.sizes]))
 
@@ -108,9 +109,11 @@ def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> 
     units = federation.units
     images = np.bincount(units)
     information = np.bincount(units, self_information(deck.labels)[federation.rows]) / images
+    spread = information.std()
+    standardised = (information - information.mean()) / spread if spread > 0 else np.zeros_like(information)
     gumbel = -np.log(-np.log(federation.uniform(len(images))))
     # rounded, so that the last bits of a machine's logarithm cannot change who is drawn
-    keys = np.round(tilt * _standardised_information(information) + gumbel, 9)
+    keys = np.round(tilt * standardised + gumbel, 9)
     small = sum(plan.sizes[client] for client in plan.small)
     chosen = _units_that_fit(np.argsort(-keys, kind="stable"), images, small)[units]
     hands: dict[int, Rows] = {}
@@ -123,10 +126,8 @@ def construct_certain(deck: Deck, plan: PaperScenario, *, uncertain_fraction: fl
     """Small clients hold only images without an uncertain label; of a large client's, this fraction has one."""
     fraction = _fraction_option("uncertain_fraction", uncertain_fraction)
     if deck.labels.uncertain is None:
-        raise UserError(
-            "construction 'certain' needs labels that say what was uncertain, as CheXpert's do: "
-            "use construction concentration or tilt"
-        )
+        need = "labels that say what was uncertain, as CheXpert's do"
+        raise UserError(f"construction 'certain' needs {need}: use construction concentration or tilt")
     uncertain = deck.labels.uncertain[deck.rows] > 0
     quotas = np.array([scaled_count(size, fraction) for size in plan.sizes])
     quotas[list(plan.small)] = 0
@@ -159,11 +160,6 @@ def self_information(labels: Labels) -> NDArray[np.float64]:
     return information
 
 
-def _standardised_information(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    spread = values.std()
-    return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)
-
-
 def _units_that_fit(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
     """Which units are taken, in this order, each if it still fits."""
     chosen = np.zeros(len(images), dtype=bool)
@@ -172,18 +168,15 @@ def _units_that_fit(order: NDArray[np.intp], images: NDArray[np.intp], wanted: i
             wanted -= int(images[unit])
             chosen[unit] = True
     if wanted:
-        raise UserError(
-            f"whole patients do not add up to the small clients, {wanted:,} images are missing: use another seed"
-        )
+        lack = f"{wanted:,} images are missing"
+        raise UserError(f"whole patients do not add up to the small clients, {lack}: use another seed")
     return chosen
 
 
 def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ...]) -> Stratum:
-    missing = [name for name in classes if name not in deck.labels.findings]
-    if missing:
-        raise UserError(
-            f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {' and no '.join(missing)}"
-        )
+    if missing := [name for name in classes if name not in deck.labels.findings]:
+        lack = " and no ".join(missing)
+        raise UserError(f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {lack}")
     columns = [deck.labels.findings.index(name) for name in classes]
     return Stratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
 
@@ -191,26 +184,21 @@ def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ..
 def _deal_checked_quotas(deck: Deck, plan: PaperScenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
     for client, (size, positives) in enumerate(zip(plan.sizes, quotas, strict=True), start=1):
         if positives > size:
-            raise UserError(
-                f"{plan.name}, {stratum.subject} at C{client}: needs {positives:,} {stratum.having}, "
-                f"and the client has {size:,} images"
-            )
+            need = f"{plan.name}, {stratum.subject} at C{client}: needs {positives:,} {stratum.having}"
+            raise UserError(f"{need}, and the client has {size:,} images")
     available = int(stratum.marked.sum())
-    _require_enough_images(plan, stratum, stratum.having, quotas, available)
-    _require_enough_images(plan, stratum, stratum.lacking, np.subtract(plan.sizes, quotas), len(deck) - available)
+    _require_enough(plan, stratum, stratum.having, quotas, available)
+    _require_enough(plan, stratum, stratum.lacking, np.subtract(plan.sizes, quotas), len(deck) - available)
     return deck.deal_quotas(plan.sizes, quotas.tolist(), stratum.marked)
 
 
-def _require_enough_images(
-    plan: PaperScenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int
-) -> None:
+def _require_enough(plan: PaperScenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int) -> None:
     """Small clients are served first, so that the message says what they leave."""
     for group in (plan.small, plan.large):
         needs = int(needed[list(group)].sum())
         if needs > left:
-            raise UserError(
-                f"{plan.name}, {stratum.subject} at {_client_span(group)}: needs {needs:,} {kind}, {left:,} are left"
-            )
+            where = f"{plan.name}, {stratum.subject} at {_client_span(group)}"
+            raise UserError(f"{where}: needs {needs:,} {kind}, {left:,} are left")
         left -= needs
 
 
@@ -218,12 +206,6 @@ def _client_span(group: tuple[int, ...]) -> str:
     """C2, or C2–C4: the clients of a group stand side by side in every scenario."""
     first, last = group[0] + 1, group[-1] + 1
     return f"C{first}" if first == last else f"C{first}–C{last}"
-
-
-def _whole_number_option(name: str, value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise UserError(f"{name} must be a whole number of zero or more, not {value!r}")
-    return value
 
 
 def _fraction_option(name: str, value: float) -> float:

@@ -27,10 +27,8 @@ def dirichlet(deck: Deck, scale: float, *, clients: int = 4, alpha: float = 0.5,
         owner = _spread_by_dirichlet(deck, finding, clients, alpha)[units]
         if np.bincount(owner, minlength=clients).min() >= min_size:
             return numbered_clients([deck.rows[owner == client] for client in range(clients)])
-    raise UserError(
-        f"in {MOST_DRAWS:,} draws with alpha {alpha:g} some client always had fewer than {min_size:,} images: "
-        "use a larger alpha, fewer clients or a smaller min_size"
-    )
+    draws = f"in {MOST_DRAWS:,} draws with alpha {alpha:g} some client always had fewer than {min_size:,} images"
+    raise UserError(f"{draws}: use a larger alpha, fewer clients or a smaller min_size")
 
 
 def _spread_by_dirichlet(deck: Deck, finding: NDArray[np.intp], clients: int, alpha: float) -> NDArray[np.intp]:
@@ -51,5 +49,4 @@ def _dirichlet_proportions(deck: Deck, clients: int, alpha: float) -> NDArray[np
     logs = np.log(gammaincinv(alpha + 1, deck.uniform(clients))) + np.log(deck.uniform(clients)) / alpha
     gammas = np.exp(logs - logs.max())
     # rounded, so that the last bits of a machine's functions cannot move a cut
-    proportions: NDArray[np.float64] = np.round(gammas / gammas.sum(), 9)
-    return proportions
+    return np.asarray(np.round(gammas / gammas.sum(), 9))

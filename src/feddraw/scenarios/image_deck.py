@@ -84,11 +84,9 @@ class Deck:
 
     def sample(self, scale: float, clients: int = 1, least: int = 0) -> Deck:
         """A random part of the images, at most all; enough for so many clients to have one, or this many each."""
-        wanted = scaled_count(len(self), scale)
-        if wanted > len(self):
-            raise UserError(
-                f"scale {scale:g} needs {wanted:,} images, the data has {len(self):,}: use a scale of 1 or less"
-            )
+        wanted, have = scaled_count(len(self), scale), len(self)
+        if wanted > have:
+            raise UserError(f"scale {scale:g} needs {wanted:,} images, the data has {have:,}: use a scale of 1 or less")
         at_least("clients", clients, 1)
         if clients > max(wanted, 1):
             raise UserError(f"{clients:,} clients cannot share {wanted:,} images: use fewer clients or a larger scale")
@@ -109,8 +107,7 @@ class Deck:
 
     def deal(self, sizes: Sequence[int]) -> list[Rows]:
         """A random hand of exactly the wanted size for each client."""
-        nothing = np.zeros(len(self), dtype=bool)
-        return self.deal_quotas(sizes, [0] * len(sizes), nothing)
+        return self.deal_quotas(sizes, [0] * len(sizes), np.zeros(len(self), dtype=bool))
 
     def deal_quotas(self, sizes: Sequence[int], quotas: Sequence[int], marked: NDArray[np.bool_]) -> list[Rows]:
         """Random hands of exact sizes, each with an exact number of marked images (a mark per image in drawn order)."""

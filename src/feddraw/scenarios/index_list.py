@@ -51,15 +51,11 @@ def read_index_list(path: Path, labels: Labels, scale: float) -> tuple[str, Clie
     if partition_sha256(names) != sha256:
         raise UserError(f"{path} was changed after it was built: its images do not have the SHA-256 it states")
     row_of = {name: row for row, name in enumerate(labels.names.tolist())}
-    missing = [name for images in names.values() for name in images if name not in row_of]
-    if missing:
-        total = sum(map(len, names.values()))
-        raise UserError(
-            f"{len(missing):,} of the {total:,} images of {path} are not in the data, the first is {missing[0]}"
-        )
-    return scenario, {
-        client: np.array([row_of[name] for name in images], dtype=np.intp) for client, images in names.items()
-    }
+    if missing := [name for images in names.values() for name in images if name not in row_of]:
+        lost = f"{len(missing):,} of the {sum(map(len, names.values())):,} images of {path}"
+        raise UserError(f"{lost} are not in the data, the first is {missing[0]}")
+    rows = {client: np.array([row_of[name] for name in images], dtype=np.intp) for client, images in names.items()}
+    return scenario, rows
 
 
 def _parse_index_list(path: Path) -> tuple[str, float, str, dict[str, list[str]]]:

@@ -15,7 +15,6 @@ def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0
     not_negative("sigma", sigma)
     not_negative("min_size", min_size)
     deck = deck.sample(scale, clients, min_size)
-    spare = len(deck) - clients * min_size
     # rounded, so that the last bits of a machine's functions cannot move an image
     logs = sigma * np.round(ndtri(deck.uniform(clients)), 9)
     drawn = np.round(np.exp(logs - logs.max()), 12)
@@ -23,5 +22,5 @@ def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0
     # everybody has the least size; the rest follows what the draw gives beyond it
     above = np.maximum(whole - min_size, 0)
     shares = above if above.any() else np.ones(clients)
-    sizes = [min_size + part for part in apportion(spare, shares.tolist())]
+    sizes = [min_size + part for part in apportion(len(deck) - clients * min_size, shares.tolist())]
     return numbered_clients(deck.deal(sizes))

@@ -30,8 +30,7 @@ def deal_own_scenario(name: str, labels: Labels, seed: int, scale: float, option
 
 
 def _clients_of_own_scenario(dealt: Any, name: str) -> Mapping[Any, Any]:
-    shards = getattr(dealt, "shards", None)
-    if shards is not None:
+    if (shards := getattr(dealt, "shards", None)) is not None:
         return {shard.client: shard.rows for shard in shards}
     if isinstance(dealt, Mapping):
         return dealt

@@ -69,16 +69,13 @@ class PaperScenario:
 
     def require(self, available: int) -> None:
         """Refuse data or a scale that is too small, and say which scale would fit."""
+        what = f"{self.name} at scale {self.scale:g}"
         if min(self.sizes) < 2:
-            raise UserError(
-                f"{self.name} at scale {self.scale:g} leaves a client {min(self.sizes)} images: use a larger scale"
-            )
+            raise UserError(f"{what} leaves a client {min(self.sizes)} images: use a larger scale")
         if self.total > available:
             fits = self._largest_scale(available)
             hint = f"use a scale of {fits:g} or less" if fits else "use more data"
-            raise UserError(
-                f"{self.name} at scale {self.scale:g} needs {self.total:,} images, the data has {available:,}: {hint}"
-            )
+            raise UserError(f"{what} needs {self.total:,} images, the data has {available:,}: {hint}")
 
     def _largest_scale(self, available: int) -> float:
         """To four digits; 0 if there is none."""

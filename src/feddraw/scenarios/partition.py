@@ -1,7 +1,7 @@
 """Scenarios: ways to deal a data set's training images to clients.
 
-The paper's twelve are in `paper.py`; every other file with a function of its own name that takes a deck is a way of
-the field's (`iid`, `dirichlet`, …). An index list (`NAME.json`) and `package.module:function` are scenarios as well.
+The paper's twelve are in `paper_scenarios.py`; every other file with a function of its own name that takes a deck is a
+way of the field's (`iid`, `dirichlet`, …). An index list (`NAME.json`) and `package.module:function` are, too.
 """
 
 from __future__ import annotations
@@ -128,21 +128,19 @@ def _with_default_options(
     return settled.pop("patient_disjoint"), settled
 
 
-def _deal_paper_scenario(
-    scenario: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]
-) -> Partition:
-    rules, owner = _constructions_for(scenario), scenario.name
+def _deal_paper_scenario(plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]) -> Partition:
+    rules, owner = _constructions_for(plan), plan.name
     given: dict[str, Any] = dict(options)
     construction = next(iter(rules))
     if len(rules) > 1:
         construction = one_of("construction", given.pop("construction", construction), list(rules))
         owner = f"{owner} with construction {construction}"
-    patient_disjoint, settled = _with_default_options(given, rules[construction], owner, scenario)
+    patient_disjoint, settled = _with_default_options(given, rules[construction], owner, plan)
     deck = shuffled_deck(labels, seed, patient_disjoint)
-    scenario.require(len(deck))
-    hands = rules[construction](deck, scenario, **settled)
-    assert [len(rows) for rows in hands] == list(scenario.sizes)
-    return _checked_partition(scenario.name, numbered_clients(hands), labels)
+    plan.require(len(deck))
+    hands = rules[construction](deck, plan, **settled)
+    assert [len(rows) for rows in hands] == list(plan.sizes)
+    return _checked_partition(plan.name, numbered_clients(hands), labels)
 
 
 def _checked_partition(scenario: str, hands: ClientRows, labels: Labels) -> Partition:
@@ -151,13 +149,10 @@ def _checked_partition(scenario: str, hands: ClientRows, labels: Labels) -> Part
         raise UserError(f"{scenario} has no clients")
     for client, rows in hands.items():
         if len(rows) < 2:
-            count = "1 image" if len(rows) else "no image"
-            raise UserError(
-                f"{scenario} leaves {client} {count}, and a client needs two or more to train: use more data"
-            )
+            few = "1 image" if len(rows) else "no image"
+            raise UserError(f"{scenario} leaves {client} {few}, and a client needs two or more to train: use more data")
     dealt = np.concatenate(list(hands.values()))
-    twice = len(dealt) - len(np.unique(dealt))
-    if twice:
+    if twice := len(dealt) - len(np.unique(dealt)):
         raise UserError(f"{scenario} deals {twice:,} images more than once: clients must be disjoint")
     shards = tuple(Shard(client, np.sort(rows)) for client, rows in hands.items())
     return Partition(scenario, shards, index_list.partition_sha256(index_list.client_image_names(hands, labels)))

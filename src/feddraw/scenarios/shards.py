@@ -20,9 +20,8 @@ def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -
     finding = deck.rarest_findings()
     count = clients * per_client
     if count > len(finding):
-        raise UserError(
-            f"{clients} clients with {per_client} shards each need {count:,} pieces, the data has {len(finding):,}"
-        )
+        need = f"{clients} clients with {per_client} shards each need {count:,} pieces"
+        raise UserError(f"{need}, the data has {len(finding):,}")
     pieces = np.array_split(np.argsort(finding, kind="stable"), count)
     owner = np.empty(len(finding), dtype=np.intp)
     for turn, piece in enumerate(np.argsort(deck.raw(count), kind="stable")):

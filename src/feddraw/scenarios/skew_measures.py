@@ -46,23 +46,16 @@ def measure_skew(partition: Partition, labels: Labels) -> Skew:
     mixes = label_mixes(partition, labels)
     pool = label_counts(partition, labels).sum(axis=0)
     together: Numbers = pool / max(pool.sum(), 1)
-    return Skew(
-        measure_sizes(partition.sizes.tolist()),
-        tuple(jensen_shannon(mix, together) for mix in mixes),
-        tuple(earth_movers(mix, together) for mix in mixes),
-        shared_patients(partition, labels),
-    )
+    divergent = tuple(jensen_shannon(mix, together) for mix in mixes)
+    moved = tuple(earth_movers(mix, together) for mix in mixes)
+    return Skew(measure_sizes(partition.sizes.tolist()), divergent, moved, shared_patients(partition, labels))
 
 
 def measure_sizes(sizes: Sequence[int]) -> SizeMeasures:
     """The measures that need no labels."""
     shares = np.asarray(sizes) / np.sum(sizes)
-    return SizeMeasures(
-        size_ratio=float(max(sizes) / min(sizes)),
-        gini=gini(sizes),
-        smallest_share=float(shares.min()),
-        effective_clients=float(1 / (shares**2).sum()),
-    )
+    size_ratio, effective_clients = float(max(sizes) / min(sizes)), float(1 / (shares**2).sum())
+    return SizeMeasures(size_ratio, gini(sizes), float(shares.min()), effective_clients)
 
 
 def gini(sizes: Sequence[int]) -> float:
@@ -73,10 +66,8 @@ def gini(sizes: Sequence[int]) -> float:
 
 def label_counts(partition: Partition, labels: Labels) -> NDArray[np.intp]:
     """Images of each client with each class, and, in the last column, with none."""
-    per_client = [labels.truth(shard.rows) for shard in partition.shards]
-    return np.array(
-        [[*(truth == 1).sum(axis=0), (truth == 0).all(axis=1).sum()] for truth in per_client], dtype=np.intp
-    )
+    clients = [labels.truth(shard.rows) for shard in partition.shards]
+    return np.array([[*(truth == 1).sum(axis=0), (truth == 0).all(axis=1).sum()] for truth in clients], dtype=np.intp)
 
 
 def label_mixes(partition: Partition, labels: Labels) -> Numbers:

@@ -7,6 +7,7 @@ and their other images stay out of the federation. Packing is greedy: it may fai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -55,8 +56,7 @@ class _PatientPlacement:
     def place_whole(self, raw: NDArray[np.uint64]) -> None:
         """Each patient to somebody who can take all of its images."""
         for patient, chance in zip(self.order, raw.tolist(), strict=False):
-            takers = self._takers(patient)
-            if takers:
+            if takers := self._takers(patient):
                 weights = list(accumulate(weight for _, weight in takers))
                 turn = next(i for i, weight in enumerate(weights) if chance % weights[-1] < weight)
                 self._give(patient, takers[turn][0], self.counts[patient])
@@ -74,7 +74,7 @@ class _PatientPlacement:
         (quota, rest), (marked_left, rest_left) = self.needs[client], self.left[client]
         return (rest_left - without) * quota >= (marked_left - with_mark) * rest
 
-    def _give(self, patient: int, client: int, images: tuple[int, int]) -> None:
+    def _give(self, patient: int, client: int, images: Sequence[int]) -> None:
         self.left[client][0] -= images[0]
         self.left[client][1] -= images[1]
         if client < len(self.left) - 1:
@@ -89,20 +89,14 @@ class _PatientPlacement:
             if not short:
                 return
             if self.owner[patient] == NOBODY:
-                offers = [self._useful(patient, client) for client in short]
+                offers = [list(map(min, self.counts[patient], self.left[client])) for client in short]
                 best = max(range(len(short)), key=lambda i: sum(offers[i]))
                 if sum(offers[best]):
                     self._give(patient, short[best], offers[best])
-
-    def _useful(self, patient: int, client: int) -> tuple[int, int]:
-        (a, b), (marked_left, rest_left) = self.counts[patient], self.left[client]
-        return min(a, marked_left), min(b, rest_left)
 
     def require_full(self) -> None:
         marked, rest = (sum(left[kind] for left in self.left[:-1]) for kind in (0, 1))
         if marked or rest:
             short = f"{marked:,} positives and {rest:,} other images" if marked else f"{rest:,} images"
-            raise UserError(
-                f"whole patients do not add up to these clients, {short} are missing: "
-                "use a lower share or scale, or leave patient_disjoint out"
-            )
+            advice = "use a lower share or scale, or leave patient_disjoint out"
+            raise UserError(f"whole patients do not add up to these clients, {short} are missing: {advice}")

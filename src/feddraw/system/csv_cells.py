@@ -15,20 +15,17 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Lines of a CSV. Words that a spreadsheet takes for a formula get an apostrophe; `from_csv_cell` removes it."""
-    written = io.StringIO()
-    usual, quoted = (
-        csv.writer(written, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
+    text = io.StringIO()
+    usual, quoted = (csv.writer(text, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
     for row in rows:  # a carriage return is a new line for those who read a table, but not for the writer
         writer = quoted if any(isinstance(value, str) and "\r" in value for value in row) else usual
         writer.writerow([to_csv_cell(value) for value in row])
-    return written.getvalue()
+    return text.getvalue()
 
 
 def to_csv_cell(value: Any) -> Any:
-    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
+    formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
 
 
 def from_csv_cell(value: str) -> str:

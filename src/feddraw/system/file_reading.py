@@ -47,10 +47,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file, or the one line that says why not."""
     try:
         text = read_text(path, MAX_SETTINGS)
-        if LONG_TOML_NAME.search(text):  # the parser's time and memory grow with the square of their parts
-            raise RecursionError
-        table = tomllib.loads(text)
-        if _toml_depth(table) > MAX_TOML_DEPTH:
+        # long names are not parsed: the time and memory for them grow with the square of their parts
+        if LONG_TOML_NAME.search(text) or _toml_depth(table := tomllib.loads(text)) > MAX_TOML_DEPTH:
             raise RecursionError
         return table
     except ValueError as error:  # wrong TOML, or a number with more digits than Python reads

@@ -108,14 +108,13 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
 def receive_result(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
-        reply = pipe.recv()
+        reply: tuple[int, Any] | Exception | None = pipe.recv()
     except (EOFError, ConnectionResetError):
         how, advice = cause_of_death(process)
         raise RunFailed(f"a worker that {doing} {how}{advice}; {then}") from None
     if isinstance(reply, Exception):
         raise reply
-    result: tuple[int, Any] | None = reply
-    return result
+    return reply
 
 
 def serve_pieces(pipe: Connection, job: Callable[[int], Any]) -> None:

@@ -12,39 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddraw.core import (
-    GRADIENT_MEANS,
-    Asked,
-    Correction,
-    Extent,
-    Job,
-    Layout,
-    Local,
-    Measurement,
-    Memory,
-    Model,
-    Solver,
-    Update,
-    Vector,
-    empty_model,
-    extras_of,
-)
+from feddraw import core
+from feddraw.core import Asked, Correction, Extent, Job, Layout, Local, Measurement, Memory, Model, Update, Vector
+from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
-from feddraw.training.loop import (
-    Examples,
-    Loss,
-    Rows,
-    epoch_batches,
-    fit,
-    known_label_share,
-    logits_of,
-    loss_and_gradient,
-    loss_over_known,
-    make_optimizer,
-    one_thread,
-    seeded_torch,
-)
+from feddraw.training.loop import Examples, Loss, Rows, make_optimizer, one_thread, seeded_torch
 from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.network_by_name import with_frozen_layers
 from feddraw.training.optimizers import Optimizer
@@ -65,11 +38,11 @@ class Trainer:
 
     @property
     def sends(self) -> dict[str, Extent]:
-        return extras_of(self.local, self.asks)
+        return core.extras_of(self.local, self.asks)
 
     def __post_init__(self) -> None:
         keep_freed_memory()
-        self.solver = Solver(self.training.optimizer, self.training.lr, self.training.momentum)
+        self.solver = core.Solver(self.training.optimizer, self.training.lr, self.training.momentum)
         self.local.check(self.solver)
         self.steps_taken = np.zeros(len(self.shards), np.int64)  # by client, of the work under way
         self._references: list[Network] = []  # made when a rule first asks for them
@@ -123,8 +96,8 @@ class Trainer:
                 _restore_optimizer(optimizer, self.network, memory)
             settings = (self.training, correction, job.seed, self.smoothed_loss, optimizer, job.effort)
             taken = self.steps_taken[job.client : job.client + 1]
-            steps, loss = fit(self.network, self.examples, rows, *settings, steps_taken=taken)
-            model = into or empty_model(self.network.layout)
+            steps, loss = loop.fit(self.network, self.examples, rows, *settings, steps_taken=taken)
+            model = into or core.empty_model(self.network.layout)
             self.network.read_into(model)
             update = Update(job.client, model, len(rows), steps, {"loss": loss})
             extra, remembered = self.local.end(job, update, memory, client)
@@ -150,11 +123,10 @@ class _Client:
         network.load(self._job.model)
         network.module.train()
         total, seen = torch.zeros_like(network.grads), 0.0
-        for batch in epoch_batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
+        for batch in loop.epoch_batches(rows, trainer.training.batch_size, np.random.default_rng(self._job.seed)):
             images, targets = trainer.examples.batch(batch, network.device)
-            share = known_label_share(targets)
-            if share:
-                loss_and_gradient(network, images, targets, trainer.smoothed_loss)
+            if share := loop.known_label_share(targets):
+                loop.loss_and_gradient(network, images, targets, trainer.smoothed_loss)
                 total.add_(network.grads, alpha=share)
                 seen += share
         return network.values(total / seen if seen else total)
@@ -164,7 +136,7 @@ class _Client:
         network.load(start)
         optimizer = make_optimizer(network, trainer.training)
         settings = (trainer.training, correction, self._job.seed, trainer.smoothed_loss, optimizer, self._job.effort)
-        fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
+        loop.fit(network, trainer.examples, trainer.shards[self._job.client], *settings)
         return network.read()
 
     def answer(self, question: Asked, trained: Model) -> Vector:
@@ -182,9 +154,9 @@ class _Client:
             return np.asarray(np.nansum(targets, axis=0))
         network = self._trainer.reference(0)
         network.load(trained if question == "accuracy" else self._job.model)
-        logits = logits_of(network, examples, rows)
+        logits = loop.logits_of(network, examples, rows)
         if question == "loss":
-            value = loss_over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
+            value = loop.loss_over_known(self._trainer.smoothed_loss, logits, torch.from_numpy(targets))
             return np.array([value], np.float32)
         if question == "accuracy":
             right = (logits.numpy() >= 0) == (targets >= 0.5)
@@ -195,7 +167,7 @@ class _Client:
     def _measured(self) -> dict[Asked, Vector]:
         """The mean of some batch gradients, and their spread; zeros in a round without a measurement."""
         job, how, found = self._job, Measurement.from_broadcast(self._job.broadcast), dict[Asked, Vector]()
-        for question in [name for name in GRADIENT_MEANS if name in self._trainer.asks]:
+        for question in [name for name in core.GRADIENT_MEANS if name in self._trainer.asks]:
             layer = "all" if question == "gradient mean" else "classifier"
             gradients = self._trainer.batch_gradients(job.client, job.model, how, layer, job.seed)
             due = gradients if job.round % how.every == 0 else iter(())

@@ -102,13 +102,8 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         return {"type": device.type, "memory": total, "free": free}
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
-    return {
-        "type": "cuda",
-        "name": about.name,
-        "capability": f"{about.major}.{about.minor}",
-        "memory": total,
-        "free": free,
-    }
+    capability = f"{about.major}.{about.minor}"
+    return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}
 
 
 def machine_memory() -> tuple[int, int]:
@@ -133,13 +128,10 @@ def _cgroup_number(path: Path) -> int | None:
 
 def cuda_software(tf32: bool) -> dict[str, Any]:
     """What computes on NVIDIA's GPUs, and how exactly."""
-    return {
-        "driver": _nvidia_driver(),
-        "cuda": torch.version.cuda or "",
-        "cudnn": torch.backends.cudnn.version() or 0,  # type: ignore[no-untyped-call]
-        "tf32": tf32,
-        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
-    }
+    cudnn = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
+    versions = {"driver": _nvidia_driver(), "cuda": torch.version.cuda or "", "cudnn": cudnn}
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    return {**versions, "tf32": tf32, "cublas_workspace": workspace}
 
 
 @cache

@@ -38,12 +38,9 @@ def classifier_of(
     _check_classifier_order(heads, reach, outputs)
     names = (heads,) if isinstance(heads, str) else heads
     if tell and any(name in reach and abs(reach[name].max() - 1) > SQUASHED_SCORE for name in names):
-        warnings.warn(
-            f"the network does something more to the outputs of its classifier "
-            f"{classifier_in_words(heads, outputs)} (a sigmoid, "
-            "a tanh?): the loss takes the plain outputs",
-            stacklevel=2,
-        )
+        more = f"something more to the outputs of its classifier {classifier_in_words(heads, outputs)}"
+        why = "the loss takes the plain outputs"
+        warnings.warn(f"the network does {more} (a sigmoid, a tanh?): {why}", stacklevel=2)
     return heads
 
 
@@ -51,11 +48,8 @@ def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, Scor
     """By layer with no more outputs than findings: each of its outputs is raised in an image of its own."""
     _scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
     layers = {name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs}
-    return {
-        name: found
-        for name, layer in layers.items()
-        if (found := _scores_reached_by(module, layer, outputs, side)).size
-    }
+    reached = {name: _scores_reached_by(module, layer, outputs, side) for name, layer in layers.items()}
+    return {name: found for name, found in reached.items() if found.size}
 
 
 def _layer_outputs(layer: nn.Module) -> float:
@@ -109,8 +103,7 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
 
 def _layers_of_scores(reach: Mapping[str, ScoreReach], outputs: int) -> Heads | None:
     """The layers whose outputs each go to one score, in the order of the scores; none if they are not all covered."""
-    heads: list[str] = []
-    start = 0
+    heads, start = list[str](), 0
     while start < outputs:
         fitting = [name for name, one in reach.items() if _goes_to_scores(one, start)]
         if not fitting:
@@ -136,11 +129,8 @@ def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outpu
         if not (reach[head] > LEAST_SCORE_CHANGE).any():
             raise UserError(f"the scores do not depend on the layer '{head}': it is not the classifier")
         if ((reach[head] > LEAST_SCORE_CHANGE).sum(axis=0) == 1).all() and not _goes_to_scores(reach[head], start):
-            raise UserError(
-                f"the classifier {classifier_in_words(heads, outputs)}, gives its scores in another order than the "
-                "network: "
-                "list the layers in the order of the findings"
-            )
+            wrong = f"{classifier_in_words(heads, outputs)}, gives its scores in another order than the network"
+            raise UserError(f"the classifier {wrong}: list the layers in the order of the findings")
         start += reach[head].shape[1]
 
 

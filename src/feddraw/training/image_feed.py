@@ -55,18 +55,15 @@ class CopiedToDevice:
         self._sent: list[torch.cuda.Event | None] = [None, None]
 
     def __call__(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
-        ahead: tuple[list[Tensor], torch.cuda.Event | None] | None = None
-        for number, rows in enumerate(chosen):
-            sent = self._send(rows, number % 2)
-            if ahead is not None:
-                yield self._arrived(*ahead)
-            ahead = sent
-        if ahead is not None:
+        sent = (self._send(rows, number % 2) for number, rows in enumerate(chosen))
+        ahead = next(sent, None)
+        while ahead is not None:
+            following = next(sent, None)
             yield self._arrived(*ahead)
+            ahead = following
 
     def _send(self, rows: Rows, turn: int) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        before = self._sent[turn]
-        if before is not None:
+        if (before := self._sent[turn]) is not None:
             before.synchronize()  # what was in the buffer has left it
         parts = self._filled(rows, turn)
         if self._stream is None:

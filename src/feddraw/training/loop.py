@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,9 +37,9 @@ class Examples:
     std: float = 0.25
     groups: NDArray[np.int8] | None = None  # (n,), 0 or 1, below zero where it is not known
     patients: NDArray[np.int64] | None = None  # (n,), a number each, where a rule must keep their images together
+    _feeds: dict[torch.device, ImageFeed] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, rows: Rows, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-        """One batch."""
         return next(self.batches([rows], device))
 
     def batches(self, chosen: Iterable[Rows], device: torch.device = CPU) -> Iterator[tuple[Tensor, Tensor]]:
@@ -58,10 +58,6 @@ class Examples:
     def _here(self, chosen: Iterable[Rows]) -> Iterator[list[Tensor]]:
         for rows in chosen:
             yield [torch.from_numpy(array[rows]) for array in (self.images, self.targets)]
-
-    @cached_property
-    def _feeds(self) -> dict[torch.device, ImageFeed]:
-        return {}
 
     @cached_property
     def complete(self) -> bool:
@@ -120,11 +116,9 @@ def fit(
     A batch without any known label makes no step. It uses up its place in an epoch, but not one of `training.steps`.
     `steps_taken` is one number that is kept up to date for other threads and processes that show progress.
     """
-    epoch = steps_per_epoch(len(rows), training.batch_size)
-    if not epoch:  # or training would never end
-        raise UserError(
-            f"{len(rows)} image(s) in batches of {training.batch_size}: too few for a training step, give 2"
-        )
+    if not steps_per_epoch(len(rows), training.batch_size):  # or training would never end
+        few = f"{len(rows)} image(s) in batches of {training.batch_size}"
+        raise UserError(f"{few}: too few for a training step, give 2")
     if np.isnan(examples.targets[rows]).all():
         raise UserError(f"none of the {len(rows)} training images has a known label: leave this client out")
     rng = np.random.default_rng(seed)
@@ -214,8 +208,7 @@ def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
 
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
     """Probabilities of the findings."""
-    scores: NDArray[np.float32] = torch.sigmoid(logits_of(network, examples, rows)).numpy()
-    return scores
+    return np.asarray(torch.sigmoid(logits_of(network, examples, rows)).numpy())
 
 
 @contextmanager

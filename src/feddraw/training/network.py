@@ -130,8 +130,7 @@ def scores_in_output(given: Any) -> Tensor:
 def layout_of_module(module: nn.Module, classifier: Heads) -> Layout:
     """What a module's tensors are, as the module itself says."""
     params = dict(module.named_parameters())
-    shared = dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys()
-    if shared:
+    if shared := dict(module.named_parameters(remove_duplicate=False)).keys() - params.keys():
         raise UserError(f"the network uses one parameter in two layers ({min(shared)}): that is not supported")
     frozen = {name: p.detach().cpu().numpy().copy() for name, p in params.items() if not p.requires_grad}
     tensors: list[tuple[str, Kind, tuple[int, ...], str]] = []

@@ -24,13 +24,8 @@ from feddraw.models._saved_parameters import SavedParameters, read_saved_paramet
 from feddraw.training.find_classifier import classifier_of, evaluation_mode
 from feddraw.training.network import Build
 
-CLASSES_ARGUMENTS = (
-    "classes",
-    "num_classes",
-    "n_classes",
-    "out_channels",
-    "num_labels",
-)  # what factories call the findings
+# What factories call the findings, the channels and the pixels.
+CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")
 CHANNELS_ARGUMENTS = ("in_chans", "in_channels", "n_input_channels", "num_channels")
 SIDE_ARGUMENTS = ("img_size", "image_size")
 DIMENSIONS_ARGUMENT = "spatial_dims"  # MONAI's: images, not volumes
@@ -48,7 +43,7 @@ def build_network(
     """
     settings = {key: value for key, value in options.items() if key not in OPTIONS_OF_ANY_MODEL}
     function = catalog.find("models", name)
-    module = _call_factory(function, settings, classes, side, pretrained=pretrained)
+    module = _call_factory(function, settings, classes, side, pretrained)
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gave {type(module).__name__}, not a torch module")
     foreign = ":" in name  # ours are known to be right
@@ -67,14 +62,12 @@ def build_network(
 build = build_network  # its name in the loaders that earlier versions wrote beside exported models
 
 
-def _call_factory(
-    function: Callable[..., Any], settings: Mapping[str, Any], classes: int, side: int, *, pretrained: bool
-) -> Any:
-    parameters = inspect.signature(function).parameters
+def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: int, side: int, pretrained: bool) -> Any:
+    parameters = inspect.signature(make).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = next((name for name in CLASSES_ARGUMENTS if name in parameters), "num_classes" if open_ended else "classes")
     own = dict(settings)
-    if _pretrained_file(function, settings):
+    if _pretrained_file(make, settings):
         del own["weights"]
     for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
         missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
@@ -88,12 +81,11 @@ def _call_factory(
             own["pretrained"] = False
     given = {named: own.pop(named, classes)}
     try:
-        return catalog.call_with_settings(function, own, "model", **given)
+        return catalog.call_with_settings(make, own, "model", **given)
     except (TypeError, ImportError, OSError) as error:  # of what a factory passes on, needs beside itself, or fetches
         if isinstance(error, TypeError) and not open_ended:
             raise
-        reason = in_one_line(error)
-        raise UserError(f"model '{function.__name__}' cannot be made of these settings: {reason}") from None
+        raise UserError(f"model '{make.__name__}' cannot be made of these settings: {in_one_line(error)}") from None
 
 
 def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -134,8 +126,7 @@ def load_pretrained(module: nn.Module, state: SavedParameters, classifier: Heads
     own = module.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     body = [n for n, v in own.items() if v.is_floating_point() and not any(in_layer(n, head) for head in heads)]
-    bad = [name for name in body if name not in fitting]
-    if bad:
+    if bad := [name for name in body if name not in fitting]:
         raise UserError(f"{file} is of another network: {len(bad)} of {len(body)} tensors differ, first {bad[0]}")
     module.load_state_dict(fitting, strict=False)
 

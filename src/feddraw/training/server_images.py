@@ -13,15 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from feddraw.core import Model, Vector
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.training.loop import (
-    Examples,
-    Rows,
-    epoch_batches,
-    logits_of,
-    loss_and_gradient,
-    loss_over_known,
-    one_thread,
-)
+from feddraw.training import loop
+from feddraw.training.loop import Examples, Rows, one_thread
 from feddraw.training.network import Build, Network
 
 
@@ -41,11 +34,11 @@ class ServerImages:
     def loss(self, model: Model) -> float:
         self.network.load(model)
         with one_thread():
-            logits = logits_of(self.network, self.examples, self.rows)
-            return float(loss_over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
+            logits = loop.logits_of(self.network, self.examples, self.rows)
+            return float(loop.loss_over_known(bce, logits, torch.from_numpy(self.examples.targets[self.rows])))
 
     def gradients(self, seed: int) -> Iterator[Callable[[Vector], Vector]]:
-        for batch in epoch_batches(self.rows, self.batch_size, np.random.default_rng(seed)):
+        for batch in loop.epoch_batches(self.rows, self.batch_size, np.random.default_rng(seed)):
             if not np.isnan(self.examples.targets[batch]).all():
                 yield partial(self._gradient, batch)
 
@@ -55,7 +48,7 @@ class ServerImages:
         network.module.train()
         with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # for dropout and the like
-            loss_and_gradient(network, *self.examples.batch(batch), bce)
+            loop.loss_and_gradient(network, *self.examples.batch(batch), bce)
         return network.values(network.grads)
 
 
