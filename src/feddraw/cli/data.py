@@ -103,15 +103,13 @@ def show_contact_sheet(
     print_line(f"written to {out}")
 
 
-def open_dataset_with_bar(
-    name: str, path: str | None, size: int, settings: list[str] | None, **images: object
-) -> Dataset:
+def open_dataset_with_bar(name: str, path: str | None, size: int, set_: list[str] | None, **images: object) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.experiment.dataset_by_name import open_dataset
     from feddraw.experiment.settings import parse_settings
 
     options = {} if name == "phantom" or ":" in name else images
-    options |= ({} if path is None else {"path": path}) | parse_settings(settings or [])
+    options |= ({} if path is None else {"path": path}) | parse_settings(set_ or [])
     with counting_bar(console()) as report_progress:
         return open_dataset(name, size=size, options=options, progress=report_progress)
 

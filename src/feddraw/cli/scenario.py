@@ -100,7 +100,7 @@ def build_scenario(
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
-    settings = {"dataset": paper_dataset_of(partition.scenario), "seed": seed, "scale": scale}
+    settings: Document = {"dataset": paper_dataset_of(partition.scenario), "seed": seed, "scale": scale}
     settings["options"] = scenario_options(set_)
     write_index_list(path, partition, table, settings)
     print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")

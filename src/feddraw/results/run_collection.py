@@ -95,8 +95,9 @@ def collect_runs(folders: Sequence[Path]) -> RunCollection:
             problems.append(UnusedRun(path, unfinished_in_words(run)))
     if not runs:
         raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
-    labelled = _runs_in_order(_labelled_runs(runs))
-    once, twice = _without_copies(labelled)
+    # as they were found, but FedDRAW first, references last, and by seed
+    ordered = sorted(_labelled_runs(runs), key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
+    once, twice = _without_copies(ordered)
     return RunCollection(tuple(once), tuple(problems + twice), tuple(_comparability_notes(once)))
 
 
@@ -111,11 +112,6 @@ def unfinished_in_words(run: RecordedRun) -> str:
         return f"{said}, last written {datetime.fromisoformat(written).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except (ValueError, OverflowError):  # an earlier version does not say when
         return said
-
-
-def _runs_in_order(runs: Runs) -> list[RecordedRun]:
-    """As they were found, but FedDRAW first, references last, and by seed."""
-    return sorted(runs, key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
 
 
 def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
@@ -145,10 +141,8 @@ def _labelled_runs(runs: Runs) -> list[RecordedRun]:
         conditions[scenario] |= {key for key in keys if _is_crossed_setting(key, here)}
     named = [replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run)) for run in named]
     own = _differing_settings(named, attrgetter("scenario", "method"), _describes_method, same)
-    by_method = grouped((method, key) for (_, method), keys in own.items() for key in keys)
-    return [
-        replace(run, method=_name_with_settings(run.method, {*by_method.get(run.method, ())}, run)) for run in named
-    ]
+    settings = grouped((method, key) for (_, method), keys in own.items() for key in keys)
+    return [replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run)) for run in named]
 
 
 def _describes_scenario(key: str) -> bool:
