@@ -23,8 +23,7 @@ DatasetName = Annotated[
     str, Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
 ]
 DatasetPath = Annotated[
-    str | None,
-    Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
+    str | None, Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False)
 ]
 ImageSize = Annotated[int, Option(help="Height and width in pixels.")]
 Clahe = Annotated[bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]

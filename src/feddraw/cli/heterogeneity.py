@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def heterogeneity(
     source: Annotated[
-        Path | None,
-        Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
+        Path | None, Argument(help="An experiment file, or the folder of a run that measured.", show_default=False)
     ] = None,
     data: Annotated[str | None, DataOption] = None,
     scenario: Annotated[str | None, ScenarioOption] = None,

@@ -59,8 +59,7 @@ DevicesOption = Option(
 
 def run(
     file: Annotated[
-        Path | None,
-        Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
+        Path | None, Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False)
     ] = None,
     preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
     data: Annotated[str | None, DataOption] = None,

@@ -18,8 +18,7 @@ from feddraw.system.file_reading import read_text
 def weights(
     sizes: Annotated[str, Option(help="Images of each client, e.g. 20000,5000,5000,5000.")],
     similarity: Annotated[
-        str,
-        Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1)."),
+        str, Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1).")
     ] = "",
     rounds: Annotated[int, Option(help="Number of rounds, T.")] = ROUNDS,
     eta: Annotated[float, Option(help="How fast the weights move from client size to similarity.")] = ETA,
