@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Option
 
 from feddraw.cli.terminal import console, print_json, print_line, table
@@ -14,8 +15,6 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from feddraw.paper.published_tables import Comparisons, PrintedCheck
     from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
     from feddraw.schedules import Reading
@@ -106,10 +105,8 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
     printed = [published_tables.printed_ranks(metric).values for metric in found]
     rows = []
     for i, scenario in enumerate(auc.table.scenarios):
-        computed, given = (
-            [f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)]
-            for pair in ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
-        )
+        pairs = ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
+        computed, given = ([f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)] for pair in pairs)
         rows.append([scenario, *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True))])
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])

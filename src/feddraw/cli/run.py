@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Argument, Option
 
 from feddraw import naming
@@ -18,8 +19,6 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_json, read_toml
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from feddraw.core import Update
     from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment

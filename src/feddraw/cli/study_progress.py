@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
+
 from feddraw import naming
 from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
 from feddraw.cli.terminal import console, plain_words, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from feddraw.data.image_cache import Progress
     from feddraw.study.progress import StudyProgress
     from feddraw.study.worker_pool import StudyEvent
@@ -80,7 +80,6 @@ def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
 
 def _running_runs_table(tally: StudyProgress) -> RenderableType:
     """A line for every run under way, and a bar for all."""
-    from rich.console import Group
     from rich.progress_bar import ProgressBar
 
     now = time.monotonic()

@@ -94,8 +94,7 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
     training, kept_back = _hold_out(experiment, dataset, partition)
     sites = [shard.client for shard in partition.shards]
     rows = {site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)}
-    trained_on = dict(zip(sites, training, strict=True))
-    alterations = experiment.corruption.alterations(sites)
+    trained_on, alterations = dict(zip(sites, training, strict=True)), experiment.corruption.alterations(sites)
     altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
     return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 

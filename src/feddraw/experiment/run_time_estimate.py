@@ -195,7 +195,6 @@ def _network_profile(experiment: Experiment) -> str:
 
 
 def _method_profile(method: Method) -> str:
-    """What a client does under it."""
     return json.dumps([repr(method.local), method.asks])
 
 
