@@ -152,11 +152,18 @@ def _section_defaults(section: str, settings: Section) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
     "paper": {
-        "data": DATA_OF_SCENARIO, "data.size": 224, "data.clahe": True, "scenario.scale": 1.0, "model": "densenet121",
-        "training.lr": 1e-5, "training.weight_decay": 5e-3, "training.label_smoothing": 0.05, "training.clip": 5.0,
+        "data": DATA_OF_SCENARIO,
+        "data.size": 224,
+        "data.clahe": True,
+        "scenario.scale": 1.0,
+        "model": "densenet121",
+        "training.lr": 1e-5,
+        "training.weight_decay": 5e-3,
+        "training.label_smoothing": 0.05,
+        "training.clip": 5.0,
         "training.augment": True,
     },
-}  # fmt: skip
+}
 
 
 def _changed_setting(path: str, old: Any, new: Any) -> Any:
