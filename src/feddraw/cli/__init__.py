@@ -14,31 +14,11 @@ import click
 import typer
 
 from feddraw import naming
-from feddraw.cli import (
-    bench,
-    compare,
-    data,
-    demo,
-    doctor,
-    explain,
-    explore,
-    export,
-    heterogeneity,
-    init,
-    listing,
-    operator,
-    paper,
-    predict,
-    report,
-    run,
-    scenario,
-    site,
-    stats,
-    study,
-    verify,
-    watch,
-    weights,
-)
+
+from feddraw.cli import (  # isort: skip
+    bench, compare, data, demo, doctor, explain, explore, export, heterogeneity, init, listing, operator, paper,
+    predict, report, run, scenario, site, stats, study, verify, watch, weights,
+)  # fmt: skip
 from feddraw.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -80,13 +60,9 @@ def feddraw_itself(
 
 
 INTERRUPTED = 130
-AFTER_CTRL_C = {  # for the commands that keep what was done
-    "run": "; finished rounds are kept: continue with --resume",
-    "demo": "; finished rounds are kept: continue with --resume",
-    "compare": "; finished work is kept: start again to continue",
-    "study": "; finished work is kept: start again to continue",
-    "data prepare": "; finished work is kept: start again to continue",
-}
+# For the commands that keep what was done.
+AFTER_CTRL_C = dict.fromkeys(("run", "demo"), "; finished rounds are kept: continue with --resume")
+AFTER_CTRL_C |= dict.fromkeys(("compare", "study", "data prepare"), "; finished work is kept: start again to continue")
 
 
 def main() -> None:
@@ -112,9 +88,8 @@ def main() -> None:
         code = _drop_standard_output()  # whoever was reading has left
     except OSError as trouble:
         full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        code = _print_error(
-            f"cannot use {_file_behind_error(trouble)}: {trouble.strerror or trouble}", 1 if full else 2
-        )
+        file, reason = _file_behind_error(trouble), trouble.strerror or trouble
+        code = _print_error(f"cannot use {file}: {reason}", 1 if full else 2)
     except UnicodeEncodeError as trouble:
         code = _print_error(f"{trouble.object!r} is not text in UTF-8: rename the file or folder"[:300], 2)
     except (MemoryError, RuntimeError) as trouble:

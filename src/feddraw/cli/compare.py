@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from feddraw.cli.progress_bars import counting_bar, duration_in_words
-from feddraw.cli.run import DevicesOption
+from feddraw.cli.run import DevicesOption, RunsAtOnceOption
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
 
@@ -29,9 +29,7 @@ def compare(
     seeds: Annotated[int, Option(help="Repetitions with different seeds (default: 5, or one per fold).")] = 0,
     folds: Annotated[int, Option(help="Split all images again, by patient, into so many folds; one run per fold.")] = 0,
     out: Annotated[Path | None, Option(help="Folder for runs and report (default: runs/<file name>).")] = None,
-    workers: Annotated[
-        int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
-    ] = 0,
+    workers: Annotated[int, RunsAtOnceOption] = 0,
     devices: Annotated[str, DevicesOption] = "",
     set_: Annotated[
         list[str] | None, Option("--set", help="KEY=VALUE: change a setting of every run (repeatable).")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +23,7 @@ DatasetName = Annotated[
     str, Argument(help="Data set: chestmnist, chexpert, nih, folder, phantom, or the path of an .npz or CSV.")
 ]
 DatasetPath = Annotated[
-    str | None,
-    Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False),
+    str | None, Argument(help="Folder or file of the data set, if it is not where feddraw looks.", show_default=False)
 ]
 ImageSize = Annotated[int, Option(help="Height and width in pixels.")]
 Clahe = Annotated[bool, Option("--clahe/--no-clahe", help="Equalise contrast (CLAHE) as in the paper.")]
@@ -53,8 +51,7 @@ def prepare_images(
     continues where it stopped.
     """
     begun = time.perf_counter()
-    options = {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}
-    dataset = open_dataset_with_bar(name, path, size, options, settings)
+    dataset = open_dataset_with_bar(name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers)
     rows = []
     for split, of_split in dataset.rows.items():
         truth = dataset.labels.truth(of_split)
@@ -93,38 +90,29 @@ def show_contact_sheet(
         split = part
     one_of("--split", split, SPLITS)
     one_of("the ending of --out", out.suffix, (".png", ".pdf", ".svg"))
-    dataset = open_dataset_with_bar(
-        name, path, size, {"clahe": clahe, "skip_bad": skip_bad, "workers": workers}, settings
-    )
+    dataset = open_dataset_with_bar(name, path, size, settings, clahe=clahe, skip_bad=skip_bad, workers=workers)
     from feddraw.analysis.plots import save_figure
     from feddraw.data.contact_sheet import contact_sheet, varied_examples
 
     of_split = {str(name): found for name, found in dataset.rows.items()}[split]
     chosen = of_split[varied_examples(dataset.labels.values[of_split], rows * columns)]
     images, labels = dataset.images[chosen], dataset.labels.take(chosen)
-    figure = contact_sheet(
-        replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels), rows, columns
-    )
-    save_figure(figure, out)
+    shown = replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels)
+    save_figure(contact_sheet(shown, rows, columns), out)
     print_line(f"written to {out}")
 
 
-def open_dataset_with_bar(
-    name: str, path: str | None, size: int, options: Mapping[str, object], settings: list[str] | None
-) -> Dataset:
+def open_dataset_with_bar(name: str, path: str | None, size: int, set_: list[str] | None, **images: object) -> Dataset:
     """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
     from feddraw.experiment.dataset_by_name import open_dataset
     from feddraw.experiment.settings import parse_settings
 
-    common = {} if name == "phantom" or ":" in name else options
-    given = {} if path is None else {"path": path}
+    options = {} if name == "phantom" or ":" in name else images
+    options |= ({} if path is None else {"path": path}) | parse_settings(set_ or [])
     with counting_bar(console()) as report_progress:
-        return open_dataset(
-            name, size=size, options={**common, **given, **parse_settings(settings or [])}, progress=report_progress
-        )
+        return open_dataset(name, size=size, options=options, progress=report_progress)
 
 
 def where_images_lie(dataset: Dataset) -> str:
-    """Where the images lie."""
     file = getattr(dataset.images, "filename", None)
     return f"in {Path(file).parent}" if file else "in memory"

@@ -42,10 +42,9 @@ def demo(
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")
     found = {run.method: [run.test(metric) for metric in METRICS] for run in written.report.collection.runs}
     best = [max(column) for column in zip(*found.values(), strict=True)]
-    rows = [
-        [method, *(f"{value:.4f}" + "*" * (value == top) for value, top in zip(values, best, strict=True))]
-        for method, values in found.items()
-    ]
+    rows = []
+    for method, values in found.items():
+        rows.append([method, *(f"{one:.4f}{'*' * (one == top)}" for one, top in zip(values, best, strict=True))])
     say.print("\nTest metrics after the last round")
     say.print(table(["method", *METRICS.values()], rows))
     say.print("* best in this column; one run per method, so small differences mean nothing")

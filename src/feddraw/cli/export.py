@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.run import KeptModelOption
 from feddraw.cli.terminal import console, table
 
 
@@ -17,9 +18,7 @@ def export(
         Path | None, Option(help="The folder to write (default: export in RUN).", show_default=False)
     ] = None,
     formats: Annotated[str, Option(help="Which of onnx, monai, safetensors, with commas.")] = "onnx,monai,safetensors",
-    model: Annotated[
-        str, Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
-    ] = "last",
+    model: Annotated[str, KeptModelOption] = "last",
     names: Annotated[bool, Option("--names", help="Name the sites in the model card; else they have numbers.")] = False,
     licence: Annotated[str, Option("--licence", "--license", help="The model's licence, for the model card.")] = "",
     trust: Annotated[bool, Option("--trust", help="Import code that the run's file names.")] = False,

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from feddraw import naming
 from feddraw.cli.progress_bars import counting_bar
-from feddraw.cli.run import DataOption, ScenarioOption
+from feddraw.cli.run import DataOption, ScenarioOption, starting_experiment
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import damage_told, read_csv, read_toml
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def heterogeneity(
     source: Annotated[
-        Path | None,
-        Argument(help="An experiment file, or the folder of a run that measured.", show_default=False),
+        Path | None, Argument(help="An experiment file, or the folder of a run that measured.", show_default=False)
     ] = None,
     data: Annotated[str | None, DataOption] = None,
     scenario: Annotated[str | None, ScenarioOption] = None,
@@ -49,7 +48,7 @@ def heterogeneity(
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how much the sites differ (Cochran's Q of their gradients) and show the weights that follow."""
-    from feddraw.experiment.settings import parse_settings
+    from feddraw.experiment.settings import complete, parse_settings
 
     typed = {
         "data": data, "scenario": scenario, "model": model, "data.size": size, "scenario.scale": scale, "seed": seed,
@@ -61,14 +60,13 @@ def heterogeneity(
         found, about = _measured_in_run(source)
         folder = out
     else:
-        experiment = _experiment_to_measure(source, data, scenario, changes, trust)
-        found, about = _measure_experiment(
-            experiment, rounds, (batches, batch_size, layer, mode), permutations, replicates
-        )
-        usual = Path("runs") / naming.folder_name(
-            f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
-        )
-        folder = out or (None if json else usual)
+        if source is None and data is not None and scenario is None and Path(data).exists():
+            changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
+        experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
+        how = (batches, batch_size, layer, mode)
+        found, about = _measure_experiment(experiment, rounds, how, permutations, replicates)
+        name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
+        folder = out or (None if json else Path("runs") / naming.folder_name(name))
     document = about | {"measured": [asdict(one) for one in found]}
     written = _write_heterogeneity(folder, document, found) if folder is not None else []
     if json:
@@ -77,17 +75,6 @@ def heterogeneity(
     show_heterogeneity(found, about)
     if written:
         print_line(f"written to {', '.join(map(str, written))}")
-
-
-def _experiment_to_measure(
-    source: Path | None, data: str | None, scenario: str | None, changes: dict[str, Any], trust: bool
-) -> Experiment:
-    from feddraw.cli.run import starting_experiment
-    from feddraw.experiment.settings import complete
-
-    if source is None and data is not None and scenario is None and Path(data).exists():
-        changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
-    return complete(starting_experiment(source, None, None, trust).with_settings(changes))
 
 
 def _measure_experiment(

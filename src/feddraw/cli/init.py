@@ -77,6 +77,5 @@ def show_survey(found: InspectedData, chosen: FirstRun) -> None:
         out.print(f"note: {note}")
     if problems := unusable_rows(found):
         total = len(found.table.labels) + len(found.table.problems)
-        out.print(
-            f"note: {describe_row_problems(found.sheets[0].name, problems, total)}; data.skip_bad leaves them out"
-        )
+        said = describe_row_problems(found.sheets[0].name, problems, total)
+        out.print(f"note: {said}; data.skip_bad leaves them out")

@@ -64,14 +64,11 @@ def listed_models() -> list[dict[str, Any]]:
     from feddraw import catalog
     from feddraw.experiment.method_by_name import method_defaults, without_required
 
-    return [
-        {
-            "name": name,
-            "what": catalog.first_doc_line("models", name),
-            "settings": without_required(method_defaults(function)),
-        }
-        for name, function in catalog.functions_of_kind("models").items()
-    ]
+    rows = []
+    for name, function in catalog.functions_of_kind("models").items():
+        settings = without_required(method_defaults(function))
+        rows.append({"name": name, "what": catalog.first_doc_line("models", name), "settings": settings})
+    return rows
 
 
 def listed_datasets() -> list[dict[str, Any]]:
@@ -83,6 +80,5 @@ def listed_datasets() -> list[dict[str, Any]]:
 def listed_scenarios() -> list[dict[str, Any]]:
     from feddraw.scenarios.partition import describe_scenario, scenario_names, scenario_options
 
-    return [
-        {"name": name, "what": describe_scenario(name), "settings": scenario_options(name)} for name in scenario_names()
-    ]
+    names = scenario_names()
+    return [{"name": name, "what": describe_scenario(name), "settings": scenario_options(name)} for name in names]

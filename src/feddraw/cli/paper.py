@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Option
 
 from feddraw.cli.terminal import console, print_json, print_line, table
@@ -14,8 +15,6 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from feddraw.paper.published_tables import Comparisons, PrintedCheck
     from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
     from feddraw.schedules import Reading
@@ -52,13 +51,10 @@ def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
-    paths = []
-    for metric, comparison in found.items():
-        for ending in ("png", "svg"):
-            path = folder / f"critical-difference-{metric}.{ending}"
-            save_figure(critical_difference_figure({METRICS[metric]: comparison}), path)
-            paths.append(path)
-    return paths
+    paths = {folder / f"critical-difference-{metric}.{ending}": metric for metric in found for ending in ("png", "svg")}
+    for path, metric in paths.items():
+        save_figure(critical_difference_figure({METRICS[metric]: found[metric]}), path)
+    return list(paths)
 
 
 def paper_document(found: Comparisons) -> dict[str, Any]:
@@ -109,10 +105,8 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
     printed = [published_tables.printed_ranks(metric).values for metric in found]
     rows = []
     for i, scenario in enumerate(auc.table.scenarios):
-        computed, given = (
-            [f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)]
-            for pair in ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
-        )
+        pairs = ((auc.ranks[i], gm.ranks[i]), (printed[0][i], printed[1][i]))
+        computed, given = ([f"{a:g}/{g:g}" for a, g in zip(*pair, strict=True)] for pair in pairs)
         rows.append([scenario, *(c if c == p else f"{c} ({p})" for c, p in zip(computed, given, strict=True))])
     for name, one in (("avg AUC", auc), ("avg GM", gm)):
         rows.append([name, *(f"{one.average_ranks[method]:.2f}" for method in one.table.methods)])
@@ -149,9 +143,8 @@ def _show_significant_pairs(out: Console, found: Comparisons) -> None:
 
     for metric, comparison in found.items():
         pairs = [pair for pair in comparison.pairs if pair.significant]
-        out.print(
-            f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {comparison.difference:.2f} (Nemenyi's p)"
-        )
+        gap = f"{comparison.difference:.2f}"
+        out.print(f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {gap} (Nemenyi's p)")
         named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
         _print_bullets(out, [", ".join(named)])
         _print_bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
@@ -162,26 +155,13 @@ Judged = Sequence[tuple["WeightClaim", Mapping["Reading", Mapping[str, "ClaimVer
 
 
 def _show_weight_claims(out: Console, judged: Judged) -> None:
-    rows = [
-        [
-            f"{claim.scenario} {claim.client}",
-            claim.round.removesuffix(" round"),
-            _printed_claim(claim),
-            *(_verdict_cell(claim, by) for by in some.values()),
-        ]
-        for claim, some in judged
-    ]
+    rows = []
+    for claim, some in judged:
+        about = [f"{claim.scenario} {claim.client}", claim.round.removesuffix(" round"), _printed_claim(claim)]
+        rows.append([*about, *(_verdict_cell(claim, by) for by in some.values())])
     out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
     out.print(table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True), "", sep="\n")
-    _print_bullets(
-        out,
-        [
-            "always: whatever the similarities are; never, not in: for no similarities, with what comes instead",
-            "gap: if the client's similarity exceeds (+) or misses (-) that of the others by this much",
-            "range: if the similarities within the clients differ by about this much",
-            "by chance: only if similarities undo the sizes exactly",
-        ],
-    )
+    _print_bullets(out, VERDICTS_EXPLAINED)
     out.print()
 
 
@@ -193,6 +173,12 @@ def _printed_claim(claim: WeightClaim) -> str:
 
 
 CLAIM_WORDS = {"max-min": "spread", "maximum": "largest", "minimum": "smallest"}
+VERDICTS_EXPLAINED = (
+    "always: whatever the similarities are; never, not in: for no similarities, with what comes instead",
+    "gap: if the client's similarity exceeds (+) or misses (-) that of the others by this much",
+    "range: if the similarities within the clients differ by about this much",
+    "by chance: only if similarities undo the sizes exactly",
+)
 
 
 def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -> str:

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from feddraw.cli.progress_bars import counting_bar
+from feddraw.cli.run import KeptModelOption
 from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed
 
@@ -22,9 +23,7 @@ def predict(
         list[Path],
         Argument(help="PNG, JPEG or DICOM files, folders of them, or a CSV with a column of paths.", metavar="IMAGES…"),
     ],
-    model: Annotated[
-        str, Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
-    ] = "last",
+    model: Annotated[str, KeptModelOption] = "last",
     out: Annotated[Path | None, Option(help="The CSV to write (default: standard output).")] = None,
     root: Annotated[Path | None, Option(help="The folder that a table's paths start from (default: its own).")] = None,
     column: Annotated[str, Option(help="The table's column of paths (default: found by name or content).")] = "",

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from feddraw import naming
 
+Counter = Callable[[str, int, int], None]  # is told what is counted, how much is ready, and of how much
 SILENT_SECONDS = 60.0  # seconds after which a file or pipe gets a line, too
 
 
@@ -54,16 +55,10 @@ class ProgressBars:
 
     def __init__(self, out: Console, *, announced: bool = True) -> None:
         self.out, self._announced = out, announced
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimesColumn(),
-            console=out,
-            transient=True,
-            refresh_per_second=4,
-            disable=not out.is_terminal,
-        )
+        what, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+        columns = (what, BarColumn(), note, TimesColumn())
+        shown = out.is_terminal
+        self.progress = Progress(*columns, console=out, transient=True, refresh_per_second=4, disable=not shown)
         self._tasks: dict[str, Any] = {}
         self._last_line = time.monotonic()
 
@@ -100,9 +95,7 @@ def progress_bars(out: Console, *, announced: bool = True) -> Iterator[ProgressB
 
 
 @contextmanager
-def counting_bar(
-    out: Console, prefix: str = "data: ", *, announced: bool = True
-) -> Iterator[Callable[[str, int, int], None]]:
+def counting_bar(out: Console, prefix: str = "data: ", *, announced: bool = True) -> Iterator[Counter]:
     """What `progress=` takes, for images that are prepared or scored."""
     with progress_bars(out, announced=announced) as shown:
         yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Argument, Option
 
 from feddraw import naming
@@ -18,8 +19,6 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_json, read_toml
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from feddraw.core import Update
     from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 FEW_TEST_IMAGES = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
 
 
-def offered_names(kind: str) -> Callable[[str], list[str]]:
-    """What the tab key offers for a name of this kind."""
+def name_option(kind: str, help: str) -> Any:
+    """An option for a name of this kind, which the tab key completes."""
 
     def beginning(incomplete: str) -> list[str]:
         from feddraw import catalog
@@ -43,20 +42,14 @@ def offered_names(kind: str) -> Callable[[str], list[str]]:
         }
         return [name for name in known[kind]() if name.lower().startswith(incomplete.lower())]
 
-    return beginning
+    return Option(help=help, autocompletion=beginning)
 
 
-DataOption = Option(
-    help="Data set: phantom, chestmnist, chexpert, nih, folder, or a path.", autocompletion=offered_names("data")
-)
-ScenarioOption = Option(
-    help="Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …",
-    autocompletion=offered_names("scenarios"),
-)
-MethodOption = Option(
-    help="A method, or A+B: the weighting of A with the training of B.", autocompletion=offered_names("methods")
-)
-
+DataOption = name_option("data", "Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
+ScenarioOption = name_option("scenarios", "Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …")
+MethodOption = name_option("methods", "A method, or A+B: the weighting of A with the training of B.")
+KeptModelOption = Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
+RunsAtOnceOption = Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
 DevicesOption = Option(
     help="Where workers train: cuda:0,cuda:1 or all (GPUs); several share a GPU as its memory allows. "
     "cpu:0,cpu:1 plays two devices. (default: training.device)"
@@ -65,8 +58,7 @@ DevicesOption = Option(
 
 def run(
     file: Annotated[
-        Path | None,
-        Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False),
+        Path | None, Argument(help="Experiment file (TOML). Options below override its settings.", show_default=False)
     ] = None,
     preset: Annotated[str | None, Option(help="Settings to start from: laptop (default) or paper.")] = None,
     data: Annotated[str | None, DataOption] = None,
@@ -110,8 +102,8 @@ def run(
         from feddraw.results.run_folder import run_folder_by_name
 
         changes = {name: value for name, value in typed.items() if value is not None} | parse_settings(set_ or [])
-        experiment = starting_experiment(file, preset, out if resume else None, trust).with_settings(changes)
-        experiment = complete(experiment)
+        start = starting_experiment(file, preset, out if resume else None, trust)
+        experiment = complete(start.with_settings(changes))
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
     folder = out or run_folder_by_name(scenario, method, experiment.seed, resume=resume)
     carry_out_run(experiment, folder, resume=resume)
@@ -181,23 +173,20 @@ def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callab
             now["area"] = f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
             shown.line(round_line(result))
 
-        on_setup = partial(show_splits, out)
-        yield {"progress": on_progress, "on_update": on_update, "on_setup": on_setup}, on_round
+        yield {"progress": on_progress, "on_update": on_update, "on_setup": partial(show_splits, out)}, on_round
 
 
 def round_line(result: RoundResult) -> str:
     """What a round gave, in one line; rounds are counted from 0, as in the ledger."""
     weights = list(result.weights.values())
-    if len(weights) <= 8:
-        shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
-    else:
+    shares = " ".join(f"{name} {weight:.3f}" for name, weight in result.weights.items())
+    if len(weights) > 8:
         shares = f"{len(weights)} clients, {min(weights):.4f} to {max(weights):.4f}"
     area = result.metrics["validation"]["auc"]["macro"]
     numbers = f"loss {metric_text(result.loss)}  validation AUC {metric_text(area)}  {shares or 'no client counted'}"
-    text = f"round {result.round:>3}  {numbers}"
     trouble = [f"{entry.client} {entry.status}" for entry in result.ledger if entry.status != "counted"]
     trouble += [f"diverged: {result.diverged}"] if result.diverged else []
-    return naming.safe_line(text + (f"  [{'; '.join(trouble)}]" if trouble else ""))
+    return naming.safe_line(f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
 def show_splits(out: Console, setup: PreparedRun) -> None:
@@ -226,16 +215,15 @@ def show_test_metrics(folder: Path) -> None:
     from feddraw.data.splits import too_few_for_auc
     from feddraw.system.file_reading import number_or_nan as undefined_as_nan
 
-    found = read_json(folder / "metrics.json")
+    found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
     test = found["test"]
-    kinds = ("auc", "gm")
     findings = list(test["auc"]["per_class"])
     split = read_toml(folder / "experiment.toml").get("partition", {}).get("splits", {}).get("test")
     marked = {name for place, name in enumerate(findings) if split and too_few_for_auc(split, place)}
-    rows = [
-        [f"{name} †" if name in marked else name, *(metric_text(test[kind]["per_class"][name]) for kind in kinds)]
-        for name in findings
-    ]
+    rows = []
+    for name in findings:
+        values = [metric_text(test[kind]["per_class"][name]) for kind in kinds]
+        rows.append([f"{name} †" if name in marked else name, *values])
     defined = sum(test["auc"]["per_class"][name] is not None for name in findings)
     rows.append([f"mean of {defined}", *(metric_text(test[kind]["macro"]) for kind in kinds)])
     if marked and (sound := [name for name in findings if name not in marked]):

@@ -39,6 +39,7 @@ ScenarioSettings = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 
+Document = dict[str, Any]  # for JSON
 HOW_TO_COUNT = "add --labels FILE (CheXpert's train.csv, also .gz, or an .npz in MedMNIST's layout)"
 
 
@@ -99,12 +100,8 @@ def build_scenario(
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
     table, partition = _deal_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
-    settings = {
-        "dataset": paper_dataset_of(partition.scenario),
-        "seed": seed,
-        "scale": scale,
-        "options": scenario_options(set_),
-    }
+    settings: Document = {"dataset": paper_dataset_of(partition.scenario), "seed": seed, "scale": scale}
+    settings["options"] = scenario_options(set_)
     write_index_list(path, partition, table, settings)
     print_line(f"{path}: {partition.sizes.sum():,} images at {len(partition.shards)} clients")
     print_line(f"sha256 {partition.sha256}")
@@ -161,7 +158,7 @@ def _print_scenario_check(found: ScenarioCheck) -> None:
         print_line(f"{outcome}: worst small client minus best large client {found.margin:+.4f} AUC")
 
 
-def partition_document(partition: Partition, labels: Labels, measures: Skew) -> dict[str, Any]:
+def partition_document(partition: Partition, labels: Labels, measures: Skew) -> Document:
     """The document that `show --json` prints."""
     from feddraw.scenarios.skew_measures import label_counts
 
@@ -180,14 +177,12 @@ def partition_document(partition: Partition, labels: Labels, measures: Skew) -> 
     return _scenario_document(partition.scenario, partition.sha256, clients, heterogeneity)
 
 
-def _scenario_document(
-    scenario: str, sha256: str | None, clients: list[dict[str, Any]], heterogeneity: dict[str, Any]
-) -> dict[str, Any]:
+def _scenario_document(scenario: str, sha256: str | None, clients: list[Document], measures: Document) -> Document:
     from feddraw.scenarios.paper_scenarios import paper_dataset_of
 
     total = sum(client["size"] for client in clients)
     about = {"scenario": scenario, "dataset": paper_dataset_of(scenario), "total": total, "sha256": sha256}
-    return {**about, "clients": clients, "heterogeneity": heterogeneity}
+    return {**about, "clients": clients, "heterogeneity": measures}
 
 
 def scenario_options(settings: list[str] | None) -> dict[str, Any]:
@@ -197,14 +192,12 @@ def scenario_options(settings: list[str] | None) -> dict[str, Any]:
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 
-def _deal_labels(
-    name: str, path: Path, scale: float, seed: int, settings: list[str] | None
-) -> tuple[Labels, Partition]:
+def _deal_labels(name: str, path: Path, scale: float, seed: int, set_: list[str] | None) -> tuple[Labels, Partition]:
     from feddraw.experiment.dataset_by_name import read_training_labels
     from feddraw.scenarios.partition import deal
 
     labels = read_training_labels(path)
-    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(settings))
+    return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
 
 
 def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:

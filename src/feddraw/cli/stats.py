@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from feddraw.analysis.statistics import Comparison
     from feddraw.data.csv_sheet import CsvSheet
 
+LastRounds = Mapping[tuple[str, str], float]  # by scenario and method, the difference in the mean of the last rounds
+
 
 def stats(
     table: Annotated[Path, Argument(help="A CSV file with a row for each scenario and method (also .gz).")],
@@ -103,19 +105,14 @@ def compare_against(
         show_stats_differences(column, of, late[column], reference, alpha, folds)
 
 
-def _difference_document(difference: Difference, late: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+def _difference_document(difference: Difference, late: LastRounds) -> dict[str, Any]:
     """JSON has no infinity: null stands for what a single repeat cannot have, and for more than a thousand repeats."""
     row = asdict(difference) | {"last_five": late.get((difference.scenario, difference.method))}
     return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
 
 
 def show_stats_differences(
-    column: str,
-    found: Sequence[Difference],
-    late: Mapping[tuple[str, str], float],
-    reference: str,
-    alpha: float,
-    folds: int,
+    column: str, found: Sequence[Difference], late: LastRounds, reference: str, alpha: float, folds: int
 ) -> None:
     from feddraw.analysis import statistics_in_words as words
 
@@ -134,7 +131,7 @@ def _print_spaced(*parts: Any) -> None:
         console().print(part, "", sep="\n")
 
 
-def _stats_difference_row(one: Difference, late: Mapping[tuple[str, str], float], alpha: float) -> list[str]:
+def _stats_difference_row(one: Difference, late: LastRounds, alpha: float) -> list[str]:
     from feddraw.analysis import statistics_in_words as words
 
     mark = "*" if one.holm_p < alpha else " "

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from feddraw.cli.report import significance_level, write_and_show_report
-from feddraw.cli.run import DevicesOption
+from feddraw.cli.run import DevicesOption, RunsAtOnceOption
 from feddraw.cli.study_preflight import require_no_obstacle, study_dry_run
 from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console
@@ -20,9 +20,7 @@ from feddraw.system.file_reading import read_toml
 def study(
     file: Annotated[Path, Argument(help="Study file (TOML): an experiment file in which any value may be a list.")],
     out: Annotated[Path | None, Option(help="Folder for the results (default: runs/<file name>).")] = None,
-    workers: Annotated[
-        int, Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
-    ] = 0,
+    workers: Annotated[int, RunsAtOnceOption] = 0,
     devices: Annotated[str, DevicesOption] = "",
     shard: Annotated[str | None, Option(help="i/n: every n-th run, starting with the i-th, for job arrays.")] = None,
     done: Annotated[

@@ -74,10 +74,9 @@ def show_study_preflight(heading: str, found: Preflight) -> None:
     kinds = dict.fromkeys(found.devices)
     at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
     if found.seconds:
-        preparing = (
-            f", after about {duration_in_words(found.preparing)} of preparing images" if found.preparing > 1 else ""
-        )
-        out.print(f"time: about {duration_in_words(found.seconds)} with {at_once}{preparing}")
+        needed, preparing = duration_in_words(found.seconds), duration_in_words(found.preparing)
+        before = f", after about {preparing} of preparing images" if found.preparing > 1 else ""
+        out.print(f"time: about {needed} with {at_once}{before}")
         free = f"{free_memory() / 1e9:.1f} GB are free"
         out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
     out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")

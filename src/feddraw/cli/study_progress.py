@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
+
 from feddraw import naming
 from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
 from feddraw.cli.terminal import console, plain_words, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from feddraw.data.image_cache import Progress
     from feddraw.study.progress import StudyProgress
     from feddraw.study.worker_pool import StudyEvent
@@ -54,9 +54,8 @@ def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: S
             silent = not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS
             if event.kind in ("finished", "failed") or silent:
                 spoken = time.monotonic()
-                out.print(
-                    _ended_run_line(event, tally) if event.kind != "progress" else study_heading(tally), markup=False
-                )
+                said = study_heading(tally) if event.kind == "progress" else _ended_run_line(event, tally)
+                out.print(said, markup=False)
 
 
 def study_heading(tally: StudyProgress) -> str:
@@ -81,18 +80,13 @@ def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
 
 def _running_runs_table(tally: StudyProgress) -> RenderableType:
     """A line for every run under way, and a bar for all."""
-    from rich.console import Group
     from rich.progress_bar import ProgressBar
 
     now = time.monotonic()
     rows = []
     for name, run in list(tally.running.items()):
         left = tally.run_left(name)
-        shown = (
-            f"{100 * run.share:.0f} %",
-            as_clock(now - run.began),
-            "estimating" if left is None else as_clock(left),
-        )
-        rows.append([name, run.now, *shown])
+        times = [as_clock(now - run.began), "estimating" if left is None else as_clock(left)]
+        rows.append([name, run.now, f"{100 * run.share:.0f} %", *times])
     drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
     return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), plain_words(study_heading(tally)))

@@ -12,7 +12,7 @@ from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed
 
 if TYPE_CHECKING:
-    from feddraw.experiment.verify import Verification
+    from feddraw.server.round import RoundResult
 
 
 def verify(
@@ -30,13 +30,11 @@ def verify(
     say = console()
     how: dict[str, Any] = {"engine": engine, "workers": workers, "devices": devices}
     changes = {name: value for name, value in how.items() if value is not None}
-    _show_verification(
-        compare(run, rounds, trust=trust, changes=changes, on_round=lambda result: say.print(round_line(result))), run
-    )
 
+    def told(result: RoundResult) -> None:
+        say.print(round_line(result))
 
-def _show_verification(found: Verification, run: Path) -> None:
-    say = console()
+    found = compare(run, rounds, trust=trust, changes=changes, on_round=told)
     files = [[what, value] for what, value in found.equal if not what.startswith(("rounds.jsonl", "weights.csv"))]
     say.print(table(["identical", "SHA-256 (first 16 digits)"], files, left=2))
     if found.same:

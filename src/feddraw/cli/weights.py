@@ -18,8 +18,7 @@ from feddraw.system.file_reading import read_text
 def weights(
     sizes: Annotated[str, Option(help="Images of each client, e.g. 20000,5000,5000,5000.")],
     similarity: Annotated[
-        str,
-        Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1)."),
+        str, Option(help="One cosine per client (.91,.99,.99,.98), or a CSV with one row per round (default: all 1).")
     ] = "",
     rounds: Annotated[int, Option(help="Number of rounds, T.")] = ROUNDS,
     eta: Annotated[float, Option(help="How fast the weights move from client size to similarity.")] = ETA,
@@ -35,16 +34,9 @@ def weights(
     names = [name.strip() for name in clients.split(",")] if clients else None
     if names is not None and len(names) != len(numbers):
         raise UserError(f"--clients names {len(names)} clients and --sizes {len(numbers)}: give one name per size")
-    rows = schedule(
-        rounds=rounds,
-        sizes=[int(n) if n.is_integer() else n for n in numbers],
-        similarities=parse_similarity(similarity),
-        eta=eta,
-        lam=lam,
-        beta_max=beta_max,
-        reading=reading,  # type: ignore[arg-type]  # checked by schedule
-        clients=names,
-    )
+    how: dict[str, Any] = {"eta": eta, "lam": lam, "beta_max": beta_max, "reading": reading, "clients": names}
+    images = [int(n) if n.is_integer() else n for n in numbers]
+    rows = schedule(rounds=rounds, sizes=images, similarities=parse_similarity(similarity), **how)
     if plot is not None:
         from feddraw.analysis.plots import save_figure, schedule_figure
 
@@ -58,9 +50,8 @@ def weights(
 def show_weights(rows: list[dict[str, Any]]) -> None:
     """The clients, then a table for each part that moves: weights, reputations, similarities."""
     first = rows[0]["clients"]
-    steady = all(
-        client["similarity"] == first[i]["similarity"] for row in rows for i, client in enumerate(row["clients"])
-    )
+    similarities = [[client["similarity"] for client in row["clients"]] for row in rows]
+    steady = all(row == similarities[0] for row in similarities)
     clients = [[c["client"], f"{c['size']:,}", f"{c['prior']:.4f}", f"{c['similarity']:.4f}"] for c in first]
     out = console()
     shown = 4 if steady else 3

@@ -71,11 +71,8 @@ def dataset_defaults(name: str) -> dict[str, Any]:
     if "how" in inspect.signature(function).parameters:
         settings |= {field.name: field.default for field in fields(ImagePreparation)}
     apart = {*CALLER_ARGUMENTS, "workers", *given}  # the caller's own, or without a part in the outcome
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in settings.items()
-        if key not in apart and value is not None
-    }
+    kept = {key: value for key, value in settings.items() if key not in apart and value is not None}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
 def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
@@ -84,8 +81,7 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
         return catalog.find("datasets", name), {}
     path = expanded(name) if len(name) < 4096 and "\0" not in name else Path()
     if name and data_path_exists(path):
-        kind = "npz" if path.suffix == ".npz" else "folder"
-        return catalog.find("datasets", kind), {"path": str(path)}
+        return catalog.find("datasets", "npz" if path.suffix == ".npz" else "folder"), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:
         raise UserError(f"no file or folder {name}: check the path")
     if ":" in name:

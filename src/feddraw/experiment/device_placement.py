@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,8 @@ from feddraw.training.device_memory import step_memory
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices, survey_devices_apart
 from feddraw.training.network_by_name import build_network
 
-_SURVEYED: dict[str, dict[str, Any]] = {}  # what was found out about devices, the last time that workers were placed
+Surveyed = dict[str, dict[str, Any]]  # by device
+_SURVEYED: Surveyed = {}  # what was found out about devices, the last time that workers were placed
 WORKERS_PER_GPU = 4  # workers that are started unless more are asked for
 USABLE_MEMORY = 0.92  # share of a device's free memory that is dealt to workers: allocators leave gaps
 ASSUMED_CLASSES = 14  # of a network whose memory is estimated before its data are opened; they hardly matter
@@ -71,9 +72,7 @@ def _places_on(experiments: Sequence[Experiment], names: Sequence[str], workers:
     return place_workers(names, limited_workers(workers) if workers else 0, need, _SURVEYED, most)
 
 
-def place_workers(
-    names: Sequence[str], workers: int, need: int, surveyed: Mapping[str, Mapping[str, Any]], most: int
-) -> list[WorkerPlace]:
+def place_workers(names: Sequence[str], workers: int, need: int, surveyed: Surveyed, most: int) -> list[WorkerPlace]:
     """A place for each worker: one on every device, then a second, as long as its memory holds one more.
 
     `workers` = 0 starts as many as fit, at most four on a GPU and one a core; `need` are the bytes that one takes there
@@ -122,10 +121,9 @@ def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dic
     devices = []
     for name in names:
         about = _SURVEYED[name]
-        said: dict[str, Any] = {key: about[key] for key in ("name", "capability") if key in about}
+        said = {"device": name} | {key: about[key] for key in ("type", "name", "capability") if key in about}
         if about["type"] == "cuda":
             said["memory_gb"] = round(about["memory"] / 1e9, 1)
-        number = sum(place.device == name for place in places)
-        devices.append({"device": name, "type": about["type"], **said, "workers": number})
+        devices.append({**said, "workers": sum(place.device == name for place in places)})
     gpus = any(device["type"] == "cuda" for device in devices)
     return {"devices": devices} | ({"cuda": cuda_software(experiment.training.tf32)} if gpus else {})

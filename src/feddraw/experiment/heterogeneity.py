@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.site_distances import (
-    BatchGradients,
-    Heterogeneity,
-    SiteDistance,
-    compare_sites,
-    distance_intervals,
-    number_or_none,
-    weights_by_rule,
-)
+from feddraw.analysis import site_distances
 from feddraw.core import Layout, Measurement, Model, gram
 from feddraw.data.image_cache import Progress
 from feddraw.errors import UserError, at_least, not_negative, one_of
@@ -26,7 +19,7 @@ from feddraw.experiment.running import opened_engine
 from feddraw.experiment.settings import MOST_ROUNDS, Experiment
 from feddraw.federation import client_seed, federate
 
-Positions = NDArray[np.intp]  # of parameters in the flat vector
+Groups = dict[str, NDArray[np.intp]]  # of parameters that are compared together: their positions in the flat vector
 MOST_GRADIENT_BYTES = 4 << 30  # of all batch gradients together
 
 
@@ -50,7 +43,7 @@ class HeterogeneityOptions:
 
 def measure_heterogeneity(
     experiment: Experiment, how: HeterogeneityOptions, *, progress: Progress | None = None
-) -> Iterator[Heterogeneity]:
+) -> Iterator[site_distances.Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
@@ -73,68 +66,53 @@ def _after_warm_up(prepared: PreparedRun, rounds: int, progress: Progress | None
             progress("training", done, jobs)
 
     with opened_engine(prepared) as engine:
-        loop = federate(
-            model,
-            prepared.method,
-            engine,
-            prepared.clients,
-            rounds=rounds,
-            seed=experiment.seed,
-            gate=experiment.gate,
-            policy=experiment.policy,
-            efforts=prepared.efforts,
-            on_update=told,
-        )
-        for result in loop:
+        how: dict[str, Any] = {"rounds": rounds, "seed": experiment.seed, "efforts": prepared.efforts}
+        how |= {"gate": experiment.gate, "policy": experiment.policy, "on_update": told}
+        for result in federate(model, prepared.method, engine, prepared.clients, **how):
             model = result.next_model
     return model
 
 
 def _heterogeneity_at(
     prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
-) -> Heterogeneity:
-    seed = prepared.experiment.seed
+) -> site_distances.Heterogeneity:
+    seed, compare = prepared.experiment.seed, site_distances.compare_sites
     layers, findings = compared_parameters(model.layout, prepared.dataset.findings)
-    batches, measured = _gathered_gradients(prepared, model, round, how, {**layers, **findings}, progress)
-    overall = compare_sites(batches, how.layer, how.permutations, seed)
-    found = distance_intervals(batches, how.layer, how.replicates, seed)
+    batches, measured = _gathered_gradients(prepared, model, round, how.measurement, layers | findings, progress)
+    overall = compare(batches, how.layer, how.permutations, seed)
+    found = site_distances.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
-    weights = weights_by_rule(sizes, overall.rho, rounds)
+    weights = site_distances.weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
     for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
         of = {rule: column[number] for rule, column in weights.items()}
-        distance, low, high = map(number_or_none, next(distances) if count else [math.nan] * 3)
-        sites.append(SiteDistance(client, size, count * how.measurement.batch_size, distance, low, high, of))
-    by = [[compare_sites(batches, name, how.permutations, seed) for name in names] for names in (layers, findings)]
-    return Heterogeneity(round, overall, tuple(sites), tuple(by[0]), tuple(by[1]))
+        distance, low, high = map(site_distances.number_or_none, next(distances) if count else [math.nan] * 3)
+        sites.append(site_distances.SiteDistance(client, size, count * batches.batch_size, distance, low, high, of))
+    by = [tuple(compare(batches, name, how.permutations, seed) for name in names) for names in (layers, findings)]
+    return site_distances.Heterogeneity(round, overall, tuple(sites), *by)
 
 
 def _gathered_gradients(
-    prepared: PreparedRun,
-    model: Model,
-    round: int,
-    how: HeterogeneityOptions,
-    groups: Mapping[str, Positions],
-    progress: Progress | None,
-) -> tuple[BatchGradients, list[int]]:
+    prepared: PreparedRun, model: Model, round: int, how: Measurement, groups: Groups, progress: Progress | None
+) -> tuple[site_distances.BatchGradients, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = prepared.clients, prepared.experiment
-    _require_gradient_memory(len(clients) * how.measurement.batches, len(model.params))
+    _require_gradient_memory(len(clients) * how.batches, len(model.params))
     rows, counts = [], []
     for number, _ in enumerate(clients):
         seed = client_seed(experiment.seed, round, number)
-        own = list(prepared.trainer.batch_gradients(number, model, how.measurement, "all", seed))
+        own = list(prepared.trainer.batch_gradients(number, model, how, "all", seed))
         rows += own
         counts.append(len(own))
         if progress is not None:
             progress(f"measuring after {round} rounds" if round else "measuring", number + 1, len(clients))
     if sum(count > 0 for count in counts) < 2:
-        need = 2 * how.measurement.batch_size
-        raise UserError(f"fewer than two sites have {need} images for two batches: lower --batch-size")
+        raise UserError(f"fewer than two sites have {2 * how.batch_size} images for two batches: lower --batch-size")
     matrix = np.stack(rows)
     origin = np.zeros(matrix.shape[1], np.float32)
     products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
-    return BatchGradients(tuple(count for count in counts if count), how.measurement.batch_size, products), counts
+    measured = tuple(count for count in counts if count)
+    return site_distances.BatchGradients(measured, how.batch_size, products), counts
 
 
 def _require_gradient_memory(batches: int, parameters: int) -> None:
@@ -146,25 +124,19 @@ def _require_gradient_memory(batches: int, parameters: int) -> None:
         )
 
 
-def compared_parameters(layout: Layout, findings: tuple[str, ...]) -> tuple[dict[str, Positions], dict[str, Positions]]:
+def compared_parameters(layout: Layout, findings: tuple[str, ...]) -> tuple[Groups, Groups]:
     """Which parameters are compared together: all, the body in three parts, the classifier; and each finding's row."""
-    classifier = _layer_parameters(layout, "classifier")
+    every = np.arange(layout.length("param"))
+    classifier = every[layout.find("classifier")]
     inside = set(classifier.tolist())
     body = [e for e in layout.entries if e.kind == "param" and e.start not in inside]
     names = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in body))
-    layers = {"all": _layer_parameters(layout, "all")}
+    layers = {"all": every[layout.find("all")]}
     for part, title in zip(np.array_split(np.arange(len(names)), 3), ("first", "middle", "last"), strict=True):
         own = {names[i] for i in part}
         places = [np.arange(e.start, e.start + e.size) for e in body if e.name.rpartition(".")[0] in own]
         if places:
             layers[f"{title} third"] = np.concatenate(places)
     layers["classifier"] = classifier
-    rows = {
-        name: np.concatenate([np.arange(place.start, place.stop) for place in layout.rows_of(output)])
-        for output, name in enumerate(findings)
-    }
-    return layers, rows
-
-
-def _layer_parameters(layout: Layout, layer: str) -> Positions:
-    return np.arange(layout.length("param"))[layout.find(layer)]
+    rows = enumerate(findings)
+    return layers, {name: np.concatenate([every[place] for place in layout.rows_of(row)]) for row, name in rows}

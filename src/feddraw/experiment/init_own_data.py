@@ -16,28 +16,13 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
+from feddraw.data import own_tables, table_columns
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS
 from feddraw.data.dataset_from_table import missing_file_problem
 from feddraw.data.imaging import BadImage, decode
 from feddraw.data.label_cells import ABSENT, BLANK, CELL_WORDS, NO_COLUMN, PRESENT, UNCERTAIN, label_in_cell
 from feddraw.data.label_table import LabelTable, RowProblem
-from feddraw.data.own_tables import (
-    column_guesses_in_words,
-    csv_tables_in,
-    find_own_table,
-    open_own_tables,
-    own_image_root,
-    path_inside_folder,
-    read_own_tables,
-)
-from feddraw.data.table_columns import (
-    IMAGE_SUFFIXES,
-    SPLIT_NAMES,
-    USUAL_COLUMN_NAMES,
-    column_by_usual_name,
-    path_column,
-)
 from feddraw.errors import UserError
 from feddraw.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.schedules import ROUNDS
@@ -45,20 +30,10 @@ from feddraw.system.csv_cells import csv_text
 from feddraw.system.workers import cores
 
 LABEL_COLUMNS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
-NORMAL_CLASSES = (
-    "normal",
-    "no finding",
-    "nofinding",
-    "no_finding",
-    "healthy",
-    "none",
-    "negative",
-)  # no class of its own
+# Names that are no class of their own.
+NORMAL_CLASSES = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")
 # A column that only an archive has, its data set, and what lies beside the table in the archive's own folder.
-KNOWN_ARCHIVES = (
-    ("Frontal/Lateral", "chexpert", ("valid.csv", "train.csv")),
-    ("Finding Labels", "nih", ("test_list.txt",)),
-)
+KNOWN_ARCHIVES = {"Frontal/Lateral": ("chexpert", "valid.csv", "train.csv"), "Finding Labels": ("nih", "test_list.txt")}
 MOST_LABEL_CLASSES = 50
 SAMPLED_ROWS = 2000  # rows that guesses are based on
 
@@ -130,17 +105,17 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
         if path.suffix == ".npz":
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
-        if not csv_tables_in(listed[0]):
+        if not own_tables.csv_tables_in(listed[0]):
             made = table_of_classes(rows_of_class_folders(listed[0]))
             return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
-        listed = csv_tables_in(listed[0])
-    sheets = [find_own_table(path) for path in listed]
+        listed = own_tables.csv_tables_in(listed[0])
+    sheets = [own_tables.find_own_table(path) for path in listed]
     for sheet in sheets:
         header = CsvSheet.of(sheet).header
-        for known, name, beside in KNOWN_ARCHIVES:
+        for known, (name, *beside) in KNOWN_ARCHIVES.items():
             if known in header and any((sheet.parent / file).is_file() for file in beside):
-                run = f"feddraw run --data {name} --set data.path={sheet.parent}"
-                raise UserError(f"{sheet} is a known archive: {run}")
+                how = f"feddraw run --data {name} --set data.path={sheet.parent}"
+                raise UserError(f"{sheet} is a known archive: {how}")
     made = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
     if made:
         own = images or str(sheets[0].parent)
@@ -159,9 +134,9 @@ def inspect_made_table(sheet: Path, images: str, content: str, original: Path | 
 def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
     """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
     images = images or image_folder(sheets)
-    root = own_image_root(sheets, images)
-    sources = open_own_tables(sheets, root, images, {}, "all", False)
-    table = read_own_tables(sheets, root=root, images=images)
+    root = own_tables.own_image_root(sheets, images)
+    sources = own_tables.open_own_tables(sheets, root, images, {}, "all", False)
+    table = own_tables.read_own_tables(sheets, root=root, images=images)
     columns = {}
     for kind in ("path", "split", "site", "patient"):
         found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
@@ -169,11 +144,10 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     missing = tuple(missing_file_problem(root, path) for path in table.paths if not (root / path).is_file())
     if len(missing) == len(table.paths):
         raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(column_guesses_in_words(sources))
+    guesses = tuple(own_tables.column_guesses_in_words(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
-    there = (path for path in table.paths if (root / path).is_file())
-    pixels = first_image_side(root, there)
+    pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))
     return InspectedData(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
 
 
@@ -181,10 +155,10 @@ def image_folder(sheets: Sequence[Path]) -> str:
     """The folder below or above the table that its first paths start from; empty if that is the table's own."""
     if len(sheets) > 1:
         return ""
-    source = open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
+    source = own_tables.open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
     some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
     for folder in image_folder_candidates(sheets[0].parent, some):
-        names = [path_inside_folder(path, folder) for path in some]
+        names = [own_tables.path_inside_folder(path, folder) for path in some]
         if any(name is not None and (folder / name).is_file() for name in names):
             return "" if folder == sheets[0].parent else str(folder)
     return ""
@@ -219,8 +193,7 @@ def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> s
 
 def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     """Of the first image that can be read."""
-    some = list(islice(paths, 20))
-    why = ""
+    some, why = list(islice(paths, 20)), ""
     for path in some:
         try:
             return int(min(decode(folder / path).shape))
@@ -233,21 +206,22 @@ def rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
     """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.suffix.lower() in IMAGE_SUFFIXES and len(inside.parts) > 1:
-            split = next((name for name in inside.parts[:-2] if name.lower() in SPLIT_NAMES), "")
+        if path.suffix.lower() in table_columns.IMAGE_SUFFIXES and len(inside.parts) > 1:
+            split = next((name for name in inside.parts[:-2] if name.lower() in table_columns.SPLIT_NAMES), "")
             yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
 
 
 def with_class_columns(sheet: CsvSheet) -> str:
     """The table with one column per class, where it has one column of class names; empty where it needs no change."""
-    place = column_by_usual_name(sheet.header, LABEL_COLUMNS)
+    place = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
     sample = [fields for _, fields in islice(sheet.rows(), SAMPLED_ROWS)]
     if place is None or all(label_in_cell(fields[place]) is not None for fields in sample):
         return ""
-    if (path := path_column(sheet)) is None:
+    if (path := table_columns.path_column(sheet)) is None:
         return ""
-    others = [column_by_usual_name(sheet.header, names) for kind, names in USUAL_COLUMN_NAMES.items() if kind != "path"]
-    kept = {sheet.header[column]: column for column in [path, *others] if column is not None}
+    others = [names for kind, names in table_columns.USUAL_COLUMN_NAMES.items() if kind != "path"]
+    columns = [path, *(table_columns.column_by_usual_name(sheet.header, names) for names in others)]
+    kept = {sheet.header[column]: column for column in columns if column is not None}
     kept["label"] = place
     return table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
@@ -259,25 +233,19 @@ def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     """
     rows = list(rows)
     named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
-    silent = [all(CELL_WORDS.get(name.lower()) == BLANK for name in names) for names in named]
-    classes = sorted(
-        {
-            name
-            for names in named
-            for name in names
-            if name.lower() not in NORMAL_CLASSES and CELL_WORDS.get(name.lower()) != BLANK
-        }
-    )
+    every = {name for names in named for name in names}
+    blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
+    classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)
     if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
         raise UserError(
             f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
             "(0 or 1), a column of class names, or a folder with one subfolder per class"
         )
     others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
-    lines = [
-        [*(row[name] for name in others), *("" if blank else int(name in names) for name in classes)]
-        for row, names, blank in zip(rows, named, silent, strict=True)
-    ]
+    lines = []
+    for row, names in zip(rows, named, strict=True):
+        silent = blank.issuperset(names)
+        lines.append([*(row[name] for name in others), *("" if silent else int(name in names) for name in classes)])
     return csv_text([[*others, *classes], *lines])
 
 
@@ -378,11 +346,10 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
 
 
 def scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
+    yield toml_line("name", chosen.scenario, clients_in_words(found, chosen))
     if chosen.scenario == "by_site":
-        yield toml_line("name", "by_site", clients_in_words(found, chosen))
         yield toml_line("minimum", MIN_SITE_IMAGES, "training images below which a site is left out")
         return
-    yield toml_line("name", "quantity", clients_in_words(found, chosen))
     yield toml_line("clients", chosen.clients, "iid and dirichlet are others: feddraw list scenarios")
     if found.columns["patient"]:
         yield toml_line("patient_disjoint", True, "all images of a patient at one client")
@@ -394,10 +361,8 @@ def clients_in_words(found: InspectedData, chosen: FirstRun) -> str:
         said = f"each site is a client: {sites_in_words(found.large_sites)}"
         small = {site: count for site, count in found.sites.items() if site not in found.large_sites}
         return said + (f"; left out, under {MIN_SITE_IMAGES} training images: {sites_in_words(small)}" if small else "")
-    if not found.sites:
-        why = "no column names sites"
-    else:
-        why = f"fewer than two sites have {MIN_SITE_IMAGES} training images ({sites_in_words(found.sites)})"
+    few = f"fewer than two sites have {MIN_SITE_IMAGES} training images ({sites_in_words(found.sites)})"
+    why = few if found.sites else "no column names sites"
     return f"{why}, so {chosen.clients} clients of unequal size are invented"
 
 

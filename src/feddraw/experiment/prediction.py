@@ -88,9 +88,8 @@ def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[Ima
     sheet = CsvSheet.of(path, columns=1)
     place = path_column(sheet, column)
     if place is None:
-        raise UserError(
-            f"{path} has no column of image paths; it has {', '.join(sheet.header)} (name it with --column)"
-        )
+        there = ", ".join(sheet.header)
+        raise UserError(f"{path} has no column of image paths; it has {there} (name it with --column)")
     folder = path.parent if root is None else root
     for _, fields in sheet.rows():
         name = path_inside_folder(fields[place], folder)

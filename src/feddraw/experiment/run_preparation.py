@@ -89,14 +89,12 @@ def prepare_client_data(experiment: Experiment, dataset: Dataset) -> PreparedDat
     if experiment.folds:
         dataset = refold(dataset, experiment.folds, experiment.seed % experiment.folds)
     scenario, options = experiment.section("scenario")
-    scale = options.pop("scale", 1.0)
-    dealing = {"seed": experiment.partition_seed, "scale": scale, "options": options}
-    partition = deal(scenario, dataset.training_labels(), **dealing)
+    how = {"seed": experiment.partition_seed, "scale": options.pop("scale", 1.0), "options": options}
+    partition = deal(scenario, dataset.training_labels(), **how)
     training, kept_back = _hold_out(experiment, dataset, partition)
     sites = [shard.client for shard in partition.shards]
     rows = {site: np.concatenate(own) for site, *own in zip(sites, training, kept_back, strict=True)}
-    trained_on = dict(zip(sites, training, strict=True))
-    alterations = experiment.corruption.alterations(sites)
+    trained_on, alterations = dict(zip(sites, training, strict=True)), experiment.corruption.alterations(sites)
     altered = corrupt_dataset(dataset, alterations, rows, trained_on, experiment.partition_seed)
     return PreparedData(altered.dataset, partition, training, kept_back, altered.views)
 
@@ -147,13 +145,12 @@ def _check_secure_rounds(setup: PreparedRun) -> None:
     from feddraw.secure_rounds.round_weights import check_weights_fit_sum
 
     experiment, labelled = setup.experiment, setup.trainer.labelled
+    _, settings = experiment.section("method")
     sizes = [len(rows) for rows in setup.training_rows]
     everyone = [announced_party(*party) for party in zip(setup.clients, sizes, labelled, strict=True)]
     for round in range(experiment.rounds):
         asked = [everyone[client] for client in setup.efforts(round)]
-        told = announce_secure_round(
-            "", experiment.section("method")[1], round, experiment.rounds, asked, experiment.policy
-        )
+        told = announce_secure_round("", settings, round, experiment.rounds, asked, experiment.policy)
         check_weights_fit_sum(setup.method, told.facts())
 
 
@@ -216,10 +213,8 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
         if not steps_per_epoch(len(train[-1]), experiment.training.batch_size):
-            raise UserError(
-                f"client {shard.client} has {len(train[-1])} image(s), too few for a training step: "
-                "use more images or fewer clients"
-            )
+            few = f"client {shard.client} has {len(train[-1])} image(s), too few for a training step"
+            raise UserError(f"{few}: use more images or fewer clients")
         if not dataset.labels.known_counts(train[-1]).any():
             raise UserError(f"client {shard.client} has no known label in {len(train[-1])} images: leave it out")
     return tuple(train), tuple(held)

@@ -92,20 +92,15 @@ class RunProgress:
     def now(self) -> str:
         """What is under way, in words."""
         asked = len(self._costs)
-        if self._evaluating_since is not None:
-            return f"round {self._round}: evaluating"
-        return f"round {self._round}: {len(self._back)} of {asked} client{'s' * (asked > 1)}"
+        training = f"{len(self._back)} of {asked} client{'s' * (asked > 1)}"
+        return f"round {self._round}: {training if self._evaluating_since is None else 'evaluating'}"
 
     def done(self) -> int:
         trained = self._before[self._round]
         for client, cost in self._costs.items():
-            trained += cost if client in self._back else self._under_way(client, cost)
+            steps = int(self._steps[client]) if client < len(self._steps) else 0
+            trained += cost if client in self._back else min(cost, self._cost(client, steps))
         return trained + self._evaluated(trained)
-
-    def _under_way(self, client: int, cost: int) -> int:
-        if client >= len(self._steps):
-            return 0
-        return min(cost, self._cost(client, int(self._steps[client])))
 
     def _evaluated(self, done: int) -> int:
         """Guessed from the pace of the training before it."""

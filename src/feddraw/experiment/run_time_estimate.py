@@ -26,16 +26,9 @@ import torch
 from feddraw.core import Job, Memory, Method
 from feddraw.engines.serial import Serial
 from feddraw.errors import OutOfMemory, RunFailed, UserError
+from feddraw.experiment import run_preparation
 from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.run_preparation import (
-    PreparedRun,
-    PreparedTask,
-    initial_model,
-    network_builder,
-    open_experiment_data,
-    prepare,
-)
 from feddraw.experiment.run_progress import evaluated_images
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
@@ -77,7 +70,7 @@ def estimate_run_times(experiments: Sequence[Experiment], places: Sequence[Worke
 def timed_by_workers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
     """What each worker has timed, in JSON; all of them end, and a mistake that one tells is raised."""
     try:
-        return [_timed_by_worker(pipe, process) for pipe, process in team]
+        return [_timed_by_worker(*worker) for worker in team]
     finally:
         stop_workers(team)
 
@@ -100,11 +93,12 @@ def serve_run_timing(pipe: Connection, request: str, place: WorkerPlace) -> None
     warnings.simplefilter("ignore")
     experiments = [Experiment.of(table) for table in json.loads(request)]
     try:
-        dataset = open_experiment_data(experiments[0])
+        dataset = run_preparation.open_experiment_data(experiments[0])
         said: dict[str, Any] = {"timed": []}
         for experiment in experiments:
             began = time.perf_counter()
-            setup = prepare(on_device(replace(experiment, engine="serial"), place.device), dataset=dataset)
+            alone = on_device(replace(experiment, engine="serial"), place.device)
+            setup = run_preparation.prepare(alone, dataset=dataset)
             with memory_shortage_told(setup.trainer):
                 said["timed"].append(asdict(estimate_run_time(setup, time.perf_counter() - began)))
     except (UserError, OutOfMemory) as mistake:
@@ -112,7 +106,7 @@ def serve_run_timing(pipe: Connection, request: str, place: WorkerPlace) -> None
     pipe.send_bytes(json.dumps(said).encode())
 
 
-def estimate_run_time(setup: PreparedRun, opening: float = 0.0) -> RunTimeEstimate:
+def estimate_run_time(setup: run_preparation.PreparedRun, opening: float = 0.0) -> RunTimeEstimate:
     """Time a few steps and an evaluation of what has been prepared; its trainer cannot be used afterwards."""
     step, client = _time_training(setup)
     image = _time_evaluation(setup)
@@ -132,20 +126,17 @@ class RunWork:
         return step * self.steps + client * self.jobs + evaluated_image * self.evaluated
 
     @staticmethod
-    def of(task: PreparedTask) -> RunWork:
+    def of(task: run_preparation.PreparedTask) -> RunWork:
         sizes, training = [len(rows) for rows in task.training_rows], task.experiment.training
         rounds = range(task.experiment.rounds)
         efforts = [task.efforts(round) for round in rounds]
-        steps = sum(
-            steps_in_round(sizes[one], training, effort) * min(1.0, sizes[one] / training.batch_size)
-            for asked in efforts
-            for one, effort in asked.items()
-        )
+        asked = [(sizes[client], effort) for each in efforts for client, effort in each.items()]
+        steps = sum(steps_in_round(n, training, effort) * min(1.0, n / training.batch_size) for n, effort in asked)
         evaluated = sum(evaluated_images(task, final=round == rounds[-1]) for round in rounds)
-        return RunWork(steps, sum(map(len, efforts)), evaluated)
+        return RunWork(steps, len(asked), evaluated)
 
 
-def _time_training(setup: PreparedRun) -> tuple[float, float]:
+def _time_training(setup: run_preparation.PreparedRun) -> tuple[float, float]:
     """Seconds of a training step, and of a client's work beside its steps."""
     trainer, experiment, method = setup.trainer, setup.experiment, setup.method
     client = max(setup.efforts(0), key=lambda one: len(setup.training_rows[one]))
@@ -166,7 +157,7 @@ def _time_training(setup: PreparedRun) -> tuple[float, float]:
     return step, max(0.0, short - step)
 
 
-def _time_evaluation(setup: PreparedRun) -> float:
+def _time_evaluation(setup: run_preparation.PreparedRun) -> float:
     """Seconds per image, with the metrics where the validation images are few enough to be evaluated whole."""
     engine, model, rows = Serial(setup.trainer), setup.initial, setup.dataset.rows["validation"]
     engine.predict(model, rows[:8])
@@ -204,7 +195,6 @@ def _network_profile(experiment: Experiment) -> str:
 
 
 def _method_profile(method: Method) -> str:
-    """What a client does under it."""
     return json.dumps([repr(method.local), method.asks])
 
 
@@ -219,8 +209,7 @@ def rehearse_step_times(
 
 def _mean_over_devices(found: Sequence[Mapping[str, Any]]) -> RehearsedTimes:
     """Mean times, the smallest batch and the most memory."""
-    names = ("step", "client", "evaluated_image")
-    step, client, image = (fmean(one[name] for one in found) for name in names)
+    step, client, image = (fmean(one[name] for one in found) for name in ("step", "client", "evaluated_image"))
     return RehearsedTimes(step, min(one["batch"] for one in found), client, image, max(one["memory"] for one in found))
 
 
@@ -276,7 +265,7 @@ class _TimedExperiment:
     def __init__(self, experiment: Experiment, findings: int, seconds: float) -> None:
         began, whole = time.perf_counter(), experiment.training.batch_size
         self.method = make_method(experiment)
-        size, make = experiment.section("data")[1]["size"], network_builder(experiment, findings)
+        size, make = experiment.section("data")[1]["size"], run_preparation.network_builder(experiment, findings)
         how = (size, findings, experiment.training)
         client = _RehearsedClient(self.method, make, *how, images=2 * whole, seed=experiment.seed)
         client.work(2, 1)  # the first step allocates memory and chooses algorithms
@@ -317,7 +306,7 @@ class _RehearsedClient:
         order = np.arange(images)
         examples = Examples(pixels, targets, groups=(order % 2).astype(np.int8), patients=order)
         self.trainer = Trainer(make, examples, [order], training, method.local, asks=method.asks)
-        self.model = initial_model(partial(make, pretrained=False), seed)
+        self.model = run_preparation.initial_model(partial(make, pretrained=False), seed)
         self.memory_of_client: Memory = {}
 
     def work(self, batch: int, steps: int) -> float:
@@ -346,6 +335,4 @@ class _RehearsedClient:
     def memory(self) -> int:
         """Bytes at the highest so far: on a GPU there, else of this process."""
         device = self.trainer.network.device
-        if device.type == "cuda":
-            return int(torch.cuda.max_memory_reserved(device))
-        return peak_memory()
+        return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else peak_memory()

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,11 @@ def iterate(
     wanted = experiment.table()
     if experiment.tensorboard:
         check_tensorboard()
-    finished = partial(_run_is_finished, folder, wanted, resume)
+
+    def finished() -> bool:
+        """Whether there is nothing left to do; refuses a folder that is not free for this run."""
+        return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
+
     if finished():  # before the data are opened, which may take long
         return
     setup = prepare(experiment, dataset=dataset, progress=progress)
@@ -142,11 +145,6 @@ def iterate(
                 yield result
 
 
-def _run_is_finished(folder: RunFolder | None, wanted: Mapping[str, Any], resume: bool) -> bool:
-    """Whether there is nothing left to do; refuses a folder that is not free for this run."""
-    return folder is not None and not folder.begin(wanted, resume=resume, defaults=unnamed_defaults())
-
-
 def _carry_out_rounds(
     setup: PreparedRun, engine: Engine, folder: RunFolder | None, checkpoint: Checkpoint | None, on_update: OnUpdate
 ) -> Iterator[RoundResult]:
@@ -164,6 +162,7 @@ def _carry_out_rounds(
         folder.forget_from(start)
         if checkpoint is not None:
             keeper.resume()
+    sizes = [len(rows) for rows in setup.training_rows]
     rounds = federate(
         model,
         method,
@@ -177,9 +176,9 @@ def _carry_out_rounds(
         policy=None if method.centralised else experiment.policy,
         efforts=setup.efforts,
         proxy=setup.proxy,
-        sizes=[len(rows) for rows in setup.training_rows] if experiment.stream else None,
+        sizes=sizes if experiment.stream else None,
         on_update=on_update,
-        secure_rounds=_secure_rounds(setup) if experiment.secure else None,
+        secure_rounds=_secure_rounds(setup, sizes) if experiment.secure else None,
     )
     for plain in rounds:
         last = plain.round == experiment.rounds - 1
@@ -203,11 +202,10 @@ def _carry_out_rounds(
         folder.finish(shown, {"round": start - 1} | scored, predictions, setup.dataset, kept)
 
 
-def _secure_rounds(setup: PreparedRun) -> InProcessSecureRounds:
+def _secure_rounds(setup: PreparedRun, sizes: list[int]) -> InProcessSecureRounds:
     from feddraw.secure_rounds.in_process import InProcessSecureRounds
 
     name, settings = setup.experiment.section("method")
-    sizes = [len(rows) for rows in setup.training_rows]
     return InProcessSecureRounds(setup.clients, sizes, {"name": name} | settings, setup.trainer.labelled)
 
 

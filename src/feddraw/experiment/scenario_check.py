@@ -82,14 +82,10 @@ def _clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
     """The same clients without a federation, and one more that has everybody's images."""
     shards = (*setup.training_rows, pooled_rows(setup.training_rows))
     training = replace(setup.experiment.training, steps=steps)
-    trainer = replace(setup.trainer, shards=shards, training=training, local=Local())
-    return replace(setup, trainer=trainer)
+    return replace(setup, trainer=replace(setup.trainer, shards=shards, training=training, local=Local()))
 
 
 def _small_clients(setup: PreparedRun) -> set[int]:
     """The clients that the paper calls small; elsewhere those below the mean size."""
-    known = PAPER_SCENARIOS.get(setup.partition.scenario.lower())
-    if known is not None:
-        return set(known.small)
-    sizes = setup.partition.sizes
-    return set(np.flatnonzero(sizes < sizes.mean()).tolist())
+    known, sizes = PAPER_SCENARIOS.get(setup.partition.scenario.lower()), setup.partition.sizes
+    return set(np.flatnonzero(sizes < sizes.mean()).tolist() if known is None else known.small)

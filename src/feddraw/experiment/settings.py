@@ -121,8 +121,7 @@ class Experiment:
         """From a TOML file, also the one in a run's folder. Code that it names is refused unless trusted."""
         table = read_toml(path)
         table.pop("partition", None)  # what came of the settings, not one of them
-        experiment = Experiment.of(table)
-        return experiment.trusted(trust, f"{path} names")
+        return Experiment.of(table).trusted(trust, f"{path} names")
 
     def trusted(self, trust: bool, source: str, permit: str = "add --trust if you trust it") -> Experiment:
         """The experiment itself, unless it names code that the user has not allowed.
@@ -218,9 +217,8 @@ def complete(experiment: Experiment) -> Experiment:
     device_names(experiment.devices)
     if ":" not in experiment.engine and experiment.engine not in catalog.names("engines"):
         raise unknown("engines", experiment.engine, catalog.names("engines"))
-    experiment.training.check()
-    experiment.corruption.check()
-    experiment.policy.check()
+    for section in (experiment.training, experiment.corruption, experiment.policy):
+        section.check()
     experiment.keep.check(experiment.rounds)
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
@@ -228,7 +226,6 @@ def complete(experiment: Experiment) -> Experiment:
         _require_secure(experiment, method)
     elif experiment.stream:
         _require_streaming(experiment, method)
-    partition_seed = experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed
     model, settings = experiment.section("model")
     found = replace(
         experiment,
@@ -236,7 +233,7 @@ def complete(experiment: Experiment) -> Experiment:
         scenario=_scenario_defaults(experiment),
         method=method_with_defaults(*experiment.section("method")),
         model={"name": model} | model_defaults(catalog.find("models", model)) | settings,
-        partition_seed=partition_seed,
+        partition_seed=experiment.seed if experiment.partition_seed < 0 else experiment.partition_seed,
     )
     object.__setattr__(found, "is_complete", True)
     return found
@@ -258,9 +255,8 @@ def _require_secure(experiment: Experiment, method: Method) -> None:
     if why := method.secure.why_not:
         raise UserError(f"{name} cannot run under secure sums: {why} (`feddraw list methods` shows which can)")
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
-        raise UserError(
-            "a secure sum cannot leave out or clip what it hides: gate.norm = off or warn, and no gate.clip"
-        )
+        instead = "gate.norm = off or warn, and no gate.clip"
+        raise UserError(f"a secure sum cannot leave out or clip what it hides: {instead}")
     if experiment.engine == "flower":
         raise UserError("secure = true is for engine serial or processes; over Flower, give the strategy secure=True")
     if experiment.stream and (method.secure.sums > 1 or experiment.policy.limits_weights):
@@ -279,9 +275,8 @@ def _data_defaults(experiment: Experiment) -> Section:
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
-    scale = options.pop("scale", 1.0)
-    mix = paper_dataset_of(scenario) or "chestmnist"
-    numbers = {"train": wanted_images(scenario, scale) or 4000, "mix": mix}
+    images = wanted_images(scenario, options.get("scale", 1.0)) or 4000
+    numbers = {"train": images, "mix": paper_dataset_of(scenario) or "chestmnist"}
     if settings.get("seed") == SEED_OF_EXPERIMENT:
         settings["seed"] = experiment.seed
     return {"name": name} | dataset_defaults(name) | numbers | settings

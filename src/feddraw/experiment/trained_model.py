@@ -72,15 +72,12 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     one_of("--model", model, TRAINED_MODELS)
     if model != "last":
         if model not in run.models:
-            setting = "keep.best=true" if model == "best" else "keep.tail=5"
-            raise UserError(
-                f"{path} kept no model '{model}': train with `feddraw run --set {setting}`, or use --model last"
-            )
+            command = f"feddraw run --set keep.{'best=true' if model == 'best' else 'tail=5'}"
+            raise UserError(f"{path} kept no model '{model}': train with `{command}`, or use --model last")
         run = run.models[model]
         if "validation" not in run.metrics:  # a Flower server without images of its own
-            raise UserError(
-                f"the model '{model}' of {path} was not evaluated, so it has no thresholds: use --model last"
-            )
+            why = "was not evaluated, so it has no thresholds"
+            raise UserError(f"the model '{model}' of {path} {why}: use --model last")
     experiment = Experiment.read(RunFolder(path).settings, trust=trust)
     name = experiment.section("method")[0]
     if type(make_method(experiment).local).personal is not Local.personal:
@@ -98,9 +95,8 @@ def finished_run(path: Path) -> RecordedRun:
     require_run(path)
     run = read_run(path)
     if not run.finished:
-        raise UserError(
-            f"{path} is not finished: go on with `feddraw run {path}/experiment.toml --out {path} --resume`"
-        )
+        command = f"feddraw run {path}/experiment.toml --out {path} --resume"
+        raise UserError(f"{path} is not finished: go on with `{command}`")
     return run
 
 

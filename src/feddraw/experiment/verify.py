@@ -86,9 +86,7 @@ def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: b
 def _lines_by_round(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
-    said = [
-        {key: value for key, value in entry.items() if key not in CLOCK_FIELDS and value != ""} for entry in entries
-    ]
+    said = [{key: one for key, one in entry.items() if key not in CLOCK_FIELDS and one != ""} for entry in entries]
     with damage_told(folder.path / name):
         return grouped((int(entry["round"]), entry) for entry in said)
 

@@ -46,19 +46,17 @@ def read_checkpoint(path: Path, layout: Layout) -> Checkpoint:
     """Raises whatever it stumbles over in a file that `checkpoint_bytes` did not write."""
     document, arrays = _read_checkpoint_file(path)
     model = Model(arrays["model.params"], arrays["model.buffers"], arrays["model.counters"], layout)
-    for vector, kind, number in zip(
-        (model.params, model.buffers, model.counters), ("param", "buffer", "counter"), "ffi", strict=True
-    ):
+    vectors = {"param": (model.params, "f"), "buffer": (model.buffers, "f"), "counter": (model.counters, "i")}
+    for kind, (vector, number) in vectors.items():
         if vector.shape != (layout.length(kind),) or vector.dtype.kind != number:
             raise ValueError("it is of another network")
     if type(document["next_round"]) is not int or document["next_round"] < 0:
         raise ValueError("it has no round")
     memory = {int(client): dict(vectors) for client, vectors in restore_arrays(document["memory"], arrays).items()}
     if not _all_finite([*arrays.values(), document]):
-        raise UserError(
-            f"{path} holds numbers that are not finite: the run diverged, or the file was changed; "
-            "start again in another folder, with a lower training.lr if it diverged"
-        )
+        why = "the run diverged, or the file was changed"
+        advice = "start again in another folder, with a lower training.lr if it diverged"
+        raise UserError(f"{path} holds numbers that are not finite: {why}; {advice}")
     return Checkpoint(model, dict(restore_arrays(document["state"], arrays)), document["next_round"], memory)
 
 

@@ -70,10 +70,8 @@ class ModelKeeper:
         done = len(logged)
         complete = not self._keep.tail or done <= self._rounds - self._keep.tail
         if not (self._has_best_of(logged) and (complete or self._tail.get("last", -1) in (done - 1, done))):
-            raise UserError(
-                f"{self._folder.kept} is missing or does not fit {self._folder.rounds.name}: "
-                "start again in another folder"
-            )
+            why = f"is missing or does not fit {self._folder.rounds.name}"
+            raise UserError(f"{self._folder.kept} {why}: start again in another folder")
 
     def _has_best_of(self, logged: Mapping[int, float]) -> bool:
         finite = {round: auc for round, auc in logged.items() if math.isfinite(auc)}
@@ -84,9 +82,8 @@ class ModelKeeper:
 
     def add(self, round: int, model: Model, metrics: Mapping[str, Any]) -> None:
         """Look at the model after a round; `metrics` has its validation AUC."""
-        changed = self._keep.best and self._take_if_best(
-            round, model, _macro_auc(metrics.get("validation", {}).get("auc"))
-        )
+        auc = _macro_auc(metrics.get("validation", {}).get("auc"))
+        changed = self._keep.best and self._take_if_best(round, model, auc)
         if self._keep.tail and round >= self._rounds - self._keep.tail and round > self._tail.get("last", -1):
             self._add_to_tail(round, model)
             changed = True

@@ -16,16 +16,8 @@ Floats = NDArray[np.float64]
 
 LARGEST_LEDGER_NUMBER = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_LEDGER_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-LATER_COLUMNS = (
-    "proposed",
-    "allowed",
-    "measured",
-    "variance",
-    "distance",
-    "q",
-    "q_expected",
-    "rho",
-)  # not in early ledgers
+# Not in early ledgers.
+LATER_COLUMNS = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 @dataclass(frozen=True, eq=False)

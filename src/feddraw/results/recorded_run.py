@@ -77,9 +77,8 @@ class RecordedRun:
 
     @cached_property
     def flat(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in dotted_settings(self.settings).items() if not name.startswith("partition.")
-        }
+        every = dotted_settings(self.settings).items()
+        return {name: value for name, value in every if not name.startswith("partition.")}
 
     @property
     def repeat(self) -> str:
@@ -99,9 +98,8 @@ class RecordedRun:
     def curve(self, split: str, metric: str = "auc") -> list[float]:
         """A macro metric by round, NaN where there is none."""
         entries = [entry.get(split) or {} for entry in self.rounds]
-        return [
-            number_or_nan((entry if metric == "auc" else entry.get(metric) or {}).get("macro")) for entry in entries
-        ]
+        found = entries if metric == "auc" else [entry.get(metric) or {} for entry in entries]
+        return [number_or_nan(one.get("macro")) for one in found]
 
     def by_class(self) -> dict[str, Floats]:
         """Weights (rounds × clients) of each finding's row of the classifier, where the method has such weights."""
@@ -121,10 +119,8 @@ class RecordedRun:
     @property
     def models(self) -> dict[str, RecordedRun]:
         """This run with the metrics and predictions of each of its models, where it kept others than the last."""
-        kept = {
-            name: replace(self, model=name, metrics={"clients": {}, "test": UNTESTED} | dict(found))
-            for name, found in self.metrics.get("models", {}).items()
-        }
+        untested, models = {"clients": {}, "test": UNTESTED}, self.metrics.get("models", {})
+        kept = {name: replace(self, model=name, metrics=untested | found) for name, found in models.items()}
         return {self.model: self} | kept if kept else {}
 
     def predictions(self, split: str = "test") -> Predictions | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from feddraw.grouping import grouped
 from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import RunFolder
+
+Runs = Sequence[RecordedRun]
+Key = Callable[[RecordedRun], Any]
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,9 @@ def collect_runs(folders: Sequence[Path]) -> RunCollection:
             problems.append(UnusedRun(path, unfinished_in_words(run)))
     if not runs:
         raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
-    labelled = _runs_in_order(_labelled_runs(runs))
-    once, twice = _without_copies(labelled)
+    # as they were found, but FedDRAW first, references last, and by seed
+    ordered = sorted(_labelled_runs(runs), key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
+    once, twice = _without_copies(ordered)
     return RunCollection(tuple(once), tuple(problems + twice), tuple(_comparability_notes(once)))
 
 
@@ -109,12 +114,7 @@ def unfinished_in_words(run: RecordedRun) -> str:
         return said
 
 
-def _runs_in_order(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """As they were found, but FedDRAW first, references last, and by seed."""
-    return sorted(runs, key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
-
-
-def _without_copies(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[UnusedRun]]:
+def _without_copies(runs: Runs) -> tuple[list[RecordedRun], list[UnusedRun]]:
     """One run for each scenario, method and repeat: shards and copies of a study may hold it again."""
     kept: dict[tuple[str, str, str], RecordedRun] = {}
     again = []
@@ -126,10 +126,7 @@ def _without_copies(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], lis
     return list(kept.values()), again
 
 
-Key = Callable[[RecordedRun], Any]
-
-
-def _labelled_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+def _labelled_runs(runs: Runs) -> list[RecordedRun]:
     """Names, and in brackets the settings that differ under one name.
 
     Settings of the data and the scenario describe a scenario. The others describe a method, but where all methods of
@@ -138,30 +135,25 @@ def _labelled_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     """
     same = _not_compared_precision(runs)
     named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
-    conditions = _differing_settings(named, lambda run: run.scenario, _describes_scenario, same)
-    others = _differing_settings(named, lambda run: run.scenario, lambda key: not _describes_scenario(key), same)
-    crossed = {
-        scenario: {key for key in keys if _is_crossed_setting(key, [run for run in named if run.scenario == scenario])}
-        for scenario, keys in others.items()
-    }
-    named = [
-        replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario] | crossed[run.scenario], run))
-        for run in named
-    ]
-    own = _differing_settings(
-        named, lambda run: (run.scenario, run.method), lambda key: not _describes_scenario(key), same
-    )
-    by_method = grouped((method, key) for (_, method), keys in own.items() for key in keys)
-    return [
-        replace(run, method=_name_with_settings(run.method, {*by_method.get(run.method, ())}, run)) for run in named
-    ]
+    conditions = _differing_settings(named, attrgetter("scenario"), _describes_scenario, same)
+    for scenario, keys in _differing_settings(named, attrgetter("scenario"), _describes_method, same).items():
+        here = [run for run in named if run.scenario == scenario]
+        conditions[scenario] |= {key for key in keys if _is_crossed_setting(key, here)}
+    named = [replace(run, scenario=_name_with_settings(run.scenario, conditions[run.scenario], run)) for run in named]
+    own = _differing_settings(named, attrgetter("scenario", "method"), _describes_method, same)
+    settings = grouped((method, key) for (_, method), keys in own.items() for key in keys)
+    return [replace(run, method=_name_with_settings(run.method, {*settings.get(run.method, ())}, run)) for run in named]
 
 
 def _describes_scenario(key: str) -> bool:
     return key.partition(".")[0] in CONDITIONS
 
 
-def _not_compared_precision(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
+def _describes_method(key: str) -> bool:
+    return not _describes_scenario(key)
+
+
+def _not_compared_precision(runs: Runs) -> tuple[str, ...]:
     """The settings of precision that no two runs, alike in all else, differ in."""
 
     def rest(run: RecordedRun) -> str:
@@ -169,26 +161,21 @@ def _not_compared_precision(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
         return json.dumps(chosen, sort_keys=True, default=str)
 
     several = [members for members in grouped((rest(run), run) for run in runs).values() if len(members) > 1]
-    return tuple(
-        key
-        for key in PRECISION_SETTINGS
-        if all(len({_setting_text(run, key) for run in group}) == 1 for group in several)
-    )
+    values = {key: [{_setting_text(run, key) for run in group} for group in several] for key in PRECISION_SETTINGS}
+    return tuple(key for key, by_group in values.items() if all(len(own) == 1 for own in by_group))
 
 
-def _differing_settings(
-    runs: Sequence[RecordedRun], group: Key, which: Callable[[str], bool], ignored: Sequence[str] = ()
-) -> dict[Any, set[str]]:
+def _differing_settings(runs: Runs, by: Key, which: Callable[[str], bool], apart: Sequence[str]) -> dict[Any, set[str]]:
     """By group, the settings with more than one value in it; a run of an older version may lack a setting."""
     found = {}
-    unseen = {*REPEATS, *NOT_COMPARED, *ignored}
-    for name, members in grouped((group(run), run) for run in runs).items():
+    unseen = {*REPEATS, *NOT_COMPARED, *apart}
+    for name, members in grouped((by(run), run) for run in runs).items():
         keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
         found[name] = {key for key in keys if len({_setting_text(run, key) for run in members if key in run.flat}) > 1}
     return found
 
 
-def _is_crossed_setting(key: str, runs: Sequence[RecordedRun]) -> bool:
+def _is_crossed_setting(key: str, runs: Runs) -> bool:
     values = grouped((run.method, _setting_text(run, key)) for run in runs if not run.reference and key in run.flat)
     sets = [set(own) for own in values.values()]
     return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
@@ -206,7 +193,7 @@ def _setting_text(run: RecordedRun, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _comparability_notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _comparability_notes(runs: Runs) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
     yield from _unequal_settings(runs)
     yield from _unequal_precision(runs)
@@ -221,13 +208,14 @@ def _comparability_notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
 
 
-def _unequal_settings(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _unequal_settings(runs: Runs) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
     found: dict[str, list[str]] = {}
-    kinds = ("training.", "model.", "rounds")
-    differing = _differing_settings(
-        methods, lambda run: run.scenario, lambda key: key.startswith(kinds), PRECISION_SETTINGS
-    )
+
+    def compared(key: str) -> bool:
+        return key.startswith(("training.", "model.", "rounds"))
+
+    differing = _differing_settings(methods, attrgetter("scenario"), compared, PRECISION_SETTINGS)
     for scenario, keys in differing.items():
         for key in keys:
             here = [run for run in methods if run.scenario == scenario]
@@ -239,7 +227,7 @@ def _unequal_settings(runs: Sequence[RecordedRun]) -> Iterator[str]:
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
-def _unequal_precision(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _unequal_precision(runs: Runs) -> Iterator[str]:
     """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
     found = {"kind of device": {run.path: device_kind(run.flat, run.environment) for run in runs}}
     for key in PRECISION_SETTINGS:
@@ -251,14 +239,14 @@ def _unequal_precision(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"Not all runs were computed with the same {what} ({said}): they differ by rounding, too."
 
 
-def _unequal_partitions(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _unequal_partitions(runs: Runs) -> Iterator[str]:
     hashes = grouped(((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs)
     for (scenario, repeat), found in hashes.items():
         if len({*map(str, found)}) > 1:
             yield f"In {scenario}, seed {repeat}, the methods did not have the same images at the same clients."
 
 
-def _missing_repeats(runs: Sequence[RecordedRun]) -> Iterator[str]:
+def _missing_repeats(runs: Runs) -> Iterator[str]:
     for scenario, here in grouped((run.scenario, run) for run in runs).items():
         every = {run.repeat for run in here}
         for method, repeats in grouped((run.method, run.repeat) for run in here).items():

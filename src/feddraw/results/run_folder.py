@@ -53,9 +53,7 @@ from feddraw.system.locks import lock_folder
 
 LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
-LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[
-    LEDGER_COLUMNS.index("proposed") :
-]  # of a ledger: those of earlier versions lack some of them
+LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[LEDGER_COLUMNS.index("proposed") :]  # earlier versions lack some of them
 CLOCK_FIELDS = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
 
 
@@ -100,11 +98,10 @@ class RunFolder:
 
     def _refuse_other_settings(self, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         """A setting that came after the run was written is at its default there."""
-        defaults, written, wanted = (
-            without_execution(dotted_settings({name: value for name, value in settings.items() if name != "partition"}))
-            for settings in (defaults, read_toml(self.settings), table)
-        )
-        there = defaults | written
+        written = read_toml(self.settings)
+        written.pop("partition", None)
+        usual, own, wanted = (without_execution(dotted_settings(one)) for one in (defaults, written, table))
+        there = usual | own
         for name in sorted(there.keys() | wanted.keys()):
             if there.get(name) != wanted.get(name):
                 had, has = there.get(name, "not set"), wanted.get(name, "not set")
@@ -240,8 +237,7 @@ class RunFolder:
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
             self._write_predictions(predictions, dataset)
-        diverged = first_divergence(read_jsonl(self.rounds))
-        document = _without_empty_warnings({**scores, "diverged": diverged})
+        document = _without_empty_warnings({**scores, "diverged": first_divergence(read_jsonl(self.rounds))})
         write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from feddraw.errors import UserError
@@ -36,10 +37,9 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
     own = experiment.section("method")[0]
     methods = COMPARED_METHODS if own in COMPARED_METHODS else (own, *COMPARED_METHODS)
     found = []
-    for number in range(repeats):
-        for method in methods:
-            changes = {"seed": experiment.seed + number} | ({} if method == own else {"method": method})
-            found.append(planned_run(experiment.with_settings(changes), {"method": method}))
+    for seed, method in product(range(experiment.seed, experiment.seed + repeats), methods):
+        changes = {"seed": seed} | ({} if method == own else {"method": method})
+        found.append(planned_run(experiment.with_settings(changes), {"method": method}))
     return found
 
 
@@ -113,8 +113,5 @@ class TimeBudget:
 def runs_by_seed(runs: Sequence[PlannedRun]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
     methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
-    seeds = grouped((tuple(names), seed) for seed, names in methods.items())
-    return "; ".join(
-        f"{', '.join(names)} with seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
-        for names, which in seeds.items()
-    )
+    seeds = grouped((", ".join(names), str(seed)) for seed, names in methods.items())
+    return "; ".join(f"{names} with seed{'s' * (len(own) > 1)} {', '.join(own)}" for names, own in seeds.items())

@@ -22,6 +22,7 @@ from feddraw.results.outcome_settings import ARCHIVES, dotted_settings, without_
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import read_toml
 
+Choice = tuple[dict[str, Any], dict[str, str]]  # settings, and what to call them
 ALWAYS_NAMED = ("scenario", "method")
 MOST_RUNS = 5_000  # of one file: a few short lists multiply to more than any memory holds
 
@@ -49,8 +50,7 @@ class PlannedRun:
 
         Where the data lie on this machine and how the run is carried out are no part of it.
         """
-        usual = dotted_settings(Experiment().table())
-        own = dotted_settings(self.experiment.table())
+        usual, own = (dotted_settings(one.table()) for one in (Experiment(), self.experiment))
         chosen = {name: value for name, value in own.items() if usual.get(name) != value}
         table = without_execution(chosen | ({"data.name": data_name(self.experiment)} if "data.name" in chosen else {}))
         for name in ("data.name", "data.path"):
@@ -87,8 +87,9 @@ def read_study(
     cases = table.pop("case", [{}])
     if not (isinstance(cases, list) and all(isinstance(case, dict) for case in cases)):
         raise UserError(f"{path}: write a case as a table with two brackets: [[case]]")
-    chosen: list[tuple[dict[str, Any], dict[str, str]]] = []
-    for case, called in map(_case_label, cases):
+    chosen: list[Choice] = []
+    for case in cases:
+        called = {"scenario": str(case.pop("label"))} if "label" in case else {}
         chosen += [(settings, label | called) for settings, label in _combinations(table | case)]
         _require_few_runs(len(chosen))
     base = Experiment.preset(preset)
@@ -104,35 +105,22 @@ def read_study(
     return found
 
 
-def _case_label(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A case's settings, and the name that it gives itself."""
-    settings = dict(case)
-    name = settings.pop("label", None)
-    return settings, {} if name is None else {"scenario": str(name)}
-
-
-def _combinations(table: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+def _combinations(table: Mapping[str, Any]) -> list[Choice]:
     """Every choice of one element from each list, with words for what was chosen."""
-    found: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
+    found: list[Choice] = [({}, {})]
     for name, value in table.items():
         items = value if isinstance(value, list) else [value]
-        choices = [choice for item in items for choice in _setting_choices(item)]
+        nested: list[list[Any]] = [_combinations(item) if isinstance(item, Mapping) else [(item, {})] for item in items]
+        choices = [choice for some in nested for choice in some]
         _require_few_runs(len(found) * len(choices))
-        found = [
-            (settings | {name: chosen}, label | _choice_label(name, chosen, inner, len(items) > 1))
-            for settings, label in found
-            for chosen, inner in choices
-        ]
+        more = [({name: chosen}, _choice_label(name, chosen, inner, len(items) > 1)) for chosen, inner in choices]
+        found = [(settings | one, label | words) for settings, label in found for one, words in more]
     return found
 
 
 def _require_few_runs(runs: int) -> None:
     if runs > MOST_RUNS:
         raise UserError(f"the study has {runs:,} runs or more, of {MOST_RUNS:,} allowed: split it into several files")
-
-
-def _setting_choices(item: Any) -> list[tuple[Any, dict[str, str]]]:
-    return [*_combinations(item)] if isinstance(item, Mapping) else [(item, {})]
 
 
 def _choice_label(name: str, chosen: Any, inner: Mapping[str, str], several: bool) -> dict[str, str]:
@@ -151,11 +139,9 @@ def _dotted_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their dotted paths, a section's name before what belongs to it."""
     dotted: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, Mapping):
-            dotted |= {name: value["name"]} if "name" in value else {}
-            dotted |= {f"{name}.{key}": item for key, item in value.items() if key != "name"}
-        else:
-            dotted[name] = value
+        table = value if isinstance(value, Mapping) else {"name": value}
+        dotted |= {name: table["name"]} if "name" in table else {}
+        dotted |= {f"{name}.{key}": item for key, item in table.items() if key != "name"}
     return dotted
 
 
@@ -169,8 +155,7 @@ def planned_run(experiment: Experiment, label: dict[str, str]) -> PlannedRun:
 
 
 def _require_different_names(runs: Sequence[PlannedRun], path: Path) -> None:
-    seen: set[str] = set()
-    firsts: dict[str, PlannedRun] = {}
+    seen, firsts = set[str](), dict[str, PlannedRun]()
     for planned in runs:
         if planned.name in seen:
             raise UserError(f"{path} asks for {planned.name} more than once")

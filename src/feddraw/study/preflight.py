@@ -23,23 +23,8 @@ from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
 from feddraw.data.image_preparation import PreparationEstimate
 from feddraw.errors import RunFailed, UserError
+from feddraw.experiment import run_preparation, run_time_estimate
 from feddraw.experiment.device_placement import places_for_runs
-from feddraw.experiment.run_preparation import (
-    PreparedData,
-    PreparedTask,
-    initial_model,
-    network_builder,
-    open_experiment_data,
-    prepare_client_data,
-    prepare_task,
-)
-from feddraw.experiment.run_time_estimate import (
-    REHEARSAL_SECONDS,
-    RehearsedTimes,
-    RunWork,
-    rehearse_step_times,
-    time_profile,
-)
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
@@ -50,10 +35,8 @@ from feddraw.system.workers import cores
 from feddraw.training.client import client_memory_extents
 from feddraw.training.devices import survey_devices
 
-PREFLIGHT_SECONDS, LEAST_TIMING_SECONDS = (
-    95.0,
-    15.0,
-)  # seconds for everything, so that it ends within two minutes; and for timing, at least
+PREFLIGHT_SECONDS = 95.0  # for everything, so that it ends within two minutes
+LEAST_TIMING_SECONDS = 15.0
 
 Say = Callable[[str], None]
 
@@ -66,7 +49,7 @@ class StudySurvey:
     finished: set[str] = field(default_factory=set)
     obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
     looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)  # by data key
-    work: dict[str, RunWork] = field(default_factory=dict)  # by run
+    work: dict[str, run_time_estimate.RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
     clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
 
@@ -83,14 +66,23 @@ class StudySurvey:
             self.obstacles.setdefault(str(mistake), []).extend(planned.name for planned in runs)
 
     @property
-    def stopped(self) -> set[str]:
-        return {name for names in self.obstacles.values() for name in names}
-
-    @property
     def left(self) -> list[PlannedRun]:
         """Runs that have to be carried out and can be."""
-        apart = self.finished | self.stopped
-        return [planned for planned in self.runs if planned.name not in apart]
+        stopped = {name for names in self.obstacles.values() for name in names}
+        return [planned for planned in self.runs if planned.name not in self.finished | stopped]
+
+    def note_work(self, planned: PlannedRun, dealt: run_preparation.PreparedData, initial: Model | None) -> None:
+        task = run_preparation.prepare_task(planned.complete, dealt)
+        self.work[planned.name] = run_time_estimate.RunWork.of(task)
+        if initial is not None:
+            task.method.weighting.check(initial.layout)
+            self.folder_bytes[planned.name] = _folder_bytes(task, initial)
+        self.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
+
+    def model_key(self, planned: PlannedRun) -> str:
+        """Equal for runs with the same network on the same kind of device."""
+        one = planned.complete
+        return json.dumps([len(self.dataset(one).findings), one.model, one.training.device])
 
     def said(self) -> list[str]:
         """Each obstacle in a line."""
@@ -111,38 +103,24 @@ def survey_study(runs: Sequence[PlannedRun], out: Path, say: Say = lambda _: Non
         say(f"opening {members[0].complete.section('data')[0]}")
         with found.noting(members):
             look = PreparationEstimate()
-            found.looks[key] = open_experiment_data(members[0].complete, estimate=look), look
+            found.looks[key] = run_preparation.open_experiment_data(members[0].complete, estimate=look), look
     opened = [planned for planned in found.left if data_key(planned.complete) in found.looks]
     initial: dict[str, Model] = {}
-    for key, members in grouped((_model_key(found, planned), planned) for planned in opened).items():
+    for key, members in grouped((found.model_key(planned), planned) for planned in opened).items():
         say(f"building {members[0].complete.section('model')[0]}")
         with found.noting(members):
             first = members[0].complete
             first.training.available_device()
-            build = network_builder(first, len(found.dataset(first).findings))
-            initial[key] = initial_model(partial(build, pretrained=True), first.seed)
+            build = run_preparation.network_builder(first, len(found.dataset(first).findings))
+            initial[key] = run_preparation.initial_model(partial(build, pretrained=True), first.seed)
     for members in grouped((_dealing_key(planned), planned) for planned in opened).values():
         say(f"dealing {members[0].label['scenario']}, seed {members[0].experiment.seed}")
         with found.noting(members):
-            dealt = prepare_client_data(members[0].complete, found.dataset(members[0].complete))
+            dealt = run_preparation.prepare_client_data(members[0].complete, found.dataset(members[0].complete))
             for planned in members:
                 with found.noting([planned]):
-                    _note_work(found, planned, dealt, initial.get(_model_key(found, planned)))
+                    found.note_work(planned, dealt, initial.get(found.model_key(planned)))
     return found
-
-
-def _note_work(found: StudySurvey, planned: PlannedRun, dealt: PreparedData, initial: Model | None) -> None:
-    task = prepare_task(planned.complete, dealt)
-    found.work[planned.name] = RunWork.of(task)
-    if initial is not None:
-        task.method.weighting.check(initial.layout)
-        found.folder_bytes[planned.name] = _folder_bytes(task, initial)
-    found.clients.setdefault(planned.label["scenario"], [len(rows) for rows in dealt.training_rows])
-
-
-def _model_key(found: StudySurvey, planned: PlannedRun) -> str:
-    one = planned.complete
-    return json.dumps([len(found.dataset(one).findings), one.model, one.training.device])
 
 
 def _dealing_key(planned: PlannedRun) -> str:
@@ -151,7 +129,7 @@ def _dealing_key(planned: PlannedRun) -> str:
     return json.dumps([data_key(one), own, one.holdout, one.training.batch_size])
 
 
-def _folder_bytes(task: PreparedTask, initial: Model) -> int:
+def _folder_bytes(task: run_preparation.PreparedTask, initial: Model) -> int:
     """Of a run's folder: the model, what is kept beside it, the checkpoint, and the scores of all test images."""
     model = initial.params.nbytes + initial.buffers.nbytes + initial.counters.nbytes
     kept = int(task.experiment.keep.best) + bool(task.experiment.keep.tail)
@@ -171,7 +149,7 @@ class Preflight:
 
     survey: StudySurvey
     devices: tuple[str, ...]  # one for each worker
-    timed: Mapping[str, RehearsedTimes]  # by method, the first of each kind
+    timed: Mapping[str, run_time_estimate.RehearsedTimes]  # by method, the first of each kind
     seconds: float  # of all runs; 0 where nothing was timed
     preparing: float  # seconds
     cache_bytes: int
@@ -211,14 +189,15 @@ def preflight(
     found = survey_study(runs, out, say)
     left, obstacles = found.left, found.said()
     places: Sequence[str] = ()
-    timed: dict[str, RehearsedTimes] = {}
+    timed: dict[str, run_time_estimate.RehearsedTimes] = {}
     expected: dict[str, float] = {}
     try:
-        of_runs = places_for_runs([planned.experiment for planned in left or runs], workers, devices)
-        places = [place.device for place in of_runs]
+        asked = [planned.experiment for planned in left or runs]
+        places = [place.device for place in places_for_runs(asked, workers, devices)]
         if left:
             say("timing a few training steps")
-            seconds = max(LEAST_TIMING_SECONDS, min(REHEARSAL_SECONDS, PREFLIGHT_SECONDS - (time.monotonic() - began)))
+            time_left = PREFLIGHT_SECONDS - (time.monotonic() - began)
+            seconds = max(LEAST_TIMING_SECONDS, min(run_time_estimate.REHEARSAL_SECONDS, time_left))
             timed, expected = _expected_times(found, left, places, seconds)
     except (UserError, RunFailed) as mistake:
         obstacles += [] if any(str(mistake) in one for one in obstacles) else [str(mistake)]
@@ -230,23 +209,22 @@ def preflight(
     obstacles += _too_little_memory(memory, places)
     seconds = StudyProgress([], len(places), expected).seconds_left(list(expected)) or 0.0
     preparing = sum(look.seconds for look in looks) / cores()
-    sizes = (sum(images.values()), folders, memory)
-    return Preflight(found, tuple(places), timed, seconds, preparing, *sizes, tuple(obstacles))
+    costs = (seconds, preparing, sum(images.values()), folders, memory)
+    return Preflight(found, tuple(places), timed, *costs, tuple(obstacles))
 
 
 def _expected_times(
     found: StudySurvey, runs: Sequence[PlannedRun], devices: Sequence[str], seconds: float
-) -> tuple[dict[str, RehearsedTimes], dict[str, float]]:
+) -> tuple[dict[str, run_time_estimate.RehearsedTimes], dict[str, float]]:
     """What was timed, by the first method of its kind; and seconds by run."""
-    kinds = grouped((time_profile(planned.complete), planned) for planned in runs)
+    kinds = grouped((run_time_estimate.time_profile(planned.complete), planned) for planned in runs)
     firsts = [members[0] for members in kinds.values()]
     findings = len(found.dataset(firsts[0].complete).findings)
-    times = rehearse_step_times([_on_phantoms(planned.complete) for planned in firsts], findings, devices, seconds)
-    expected = {
-        planned.name: one.seconds(found.work[planned.name])
-        for members, one in zip(kinds.values(), times, strict=True)
-        for planned in members
-    }
+    on_phantoms = [_on_phantoms(planned.complete) for planned in firsts]
+    times = run_time_estimate.rehearse_step_times(on_phantoms, findings, devices, seconds)
+    expected: dict[str, float] = {}
+    for members, one in zip(kinds.values(), times, strict=True):
+        expected |= {planned.name: one.seconds(found.work[planned.name]) for planned in members}
     return {planned.label["method"]: one for planned, one in zip(firsts, times, strict=True)}, expected
 
 
@@ -262,20 +240,17 @@ def _full_disks(needed: Mapping[Path, int]) -> Iterator[str]:
         total, free = sum(size for _, size in members), shutil.disk_usage(members[0][0]).free
         if total > free:
             where = " and ".join(str(folder) for folder, _ in members)
-            yield (
-                f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free: make room, or name "
-                "other folders (FEDDRAW_CACHE for prepared images, --out for runs)"
-            )
+            advice = "make room, or name other folders (FEDDRAW_CACHE for prepared images, --out for runs)"
+            yield f"the disk of {where} needs {total / 1e9:.1f} GB and has {free / 1e9:.1f} GB free: {advice}"
 
 
 def _too_little_memory(memory: int, devices: Sequence[str]) -> Iterator[str]:
     here, free = sum(device.startswith("cpu") for device in devices), free_memory()
     if memory and here * memory > free:
-        fit = max(1, int(free // memory))
-        yield (
-            f"{here} workers of {memory / 1e9:.1f} GB each do not fit into the {free / 1e9:.1f} GB of memory that are "
-            f"free: give --workers {fit}" + (", or a smaller training.batch_size" if memory > free else "")
-        )
+        there = f"the {free / 1e9:.1f} GB of memory that are free"
+        advice = f"give --workers {max(1, int(free // memory))}"
+        advice += ", or a smaller training.batch_size" if memory > free else ""
+        yield f"{here} workers of {memory / 1e9:.1f} GB each do not fit into {there}: {advice}"
 
 
 def free_memory() -> float:

@@ -14,8 +14,6 @@ ENOUGH_DONE = 0.02  # of a run must be done before its time is multiplied up
 
 @dataclass
 class RunUnderWay:
-    """A run under way."""
-
     began: float
     now: str = "starting"
     share: float = 0.0  # of the whole run that is done

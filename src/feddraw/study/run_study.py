@@ -45,11 +45,10 @@ def run_study(
     """
     waiting = []
     for planned in runs:
-        event = _done_before(planned, out, tables)
-        if event is None:
-            waiting.append(planned)
-        else:
+        if event := _done_before(planned, out, tables):
             yield event
+        else:
+            waiting.append(planned)
     unusable = prepare_study_data(waiting, progress)
     yield from (StudyEvent("failed", planned.name, reason) for planned, reason in unusable.items())
     waiting = [planned for planned in waiting if planned not in unusable]

@@ -152,9 +152,7 @@ def serve_runs(pipe: Connection, place: WorkerPlace) -> None:
         pass  # the parent has closed the pipe
 
 
-def _carry_out_run(
-    pipe: Connection, request: Mapping[str, Any], opened: dict[str, Dataset], place: WorkerPlace
-) -> dict[str, Any]:
+def _carry_out_run(pipe: Connection, request: Any, opened: dict[str, Dataset], place: WorkerPlace) -> dict[str, Any]:
     last = 0.0
 
     def progress(what: str, ready: int, total: int) -> None:
