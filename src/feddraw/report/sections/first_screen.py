@@ -17,7 +17,6 @@ from feddraw.results.recorded_run import METRICS
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:
-    """The weights of the method in focus beside the table of one scenario."""
     tables = [OnlyFor([first_screen_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
     weighed = methods_with_weights(report.collection, scenario)
     focus = report.focus if report.focus in weighed else next(iter(weighed), "")

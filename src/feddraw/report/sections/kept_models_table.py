@@ -17,7 +17,6 @@ KEPT_MODEL_NAMES = {"last": "last round", "best": "best validation round", "tail
 
 
 def kept_models_section(report: Report, scenario: str) -> Iterator[Block]:
-    """The models that runs kept on request, side by side."""
     rows, notes = [], []
     chosen: dict[str, None] = {}  # what chose each model, each said once
     for method in report.shown:

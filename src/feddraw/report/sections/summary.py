@@ -39,7 +39,6 @@ def summary_sentences(report: Report) -> Iterator[str]:
 
 
 def _metric_headline(report: Report, metric: str) -> str:
-    """What a metric says in one sentence."""
     scenarios, label, ranking = report.collection.scenarios, METRICS[metric], report.rankings[metric]
     if (comparison := ranking.comparison) is not None:
         return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.comparison_in_words(comparison)}"
