@@ -105,7 +105,7 @@ class RivalProcess:
         scripts = folder / "scripts"
         shutil.copytree(RIVAL_SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(peer_task.__file__, scripts)
-        command = [python, scripts / rival.script, *rival.arguments]
+        command = [python, str(scripts / rival.script), *rival.arguments]
         inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         environment = inherited | ONE_THREAD | variables
         with self._log.open("w") as log:

@@ -59,7 +59,8 @@ def _scenarios_by_data_set(report: Report) -> dict[str, list[str]]:
 
 def _data_set_title(report: Report, scenario: str) -> str:
     name = str(report.collection.of(scenario)[0].settings["data"]["name"])
-    titles = {"phantom": "phantoms", "nih": "ChestX-ray14", **PAPER_DATASET_TITLES}
+    of_paper = {str(key): title for key, title in PAPER_DATASET_TITLES.items()}
+    titles = of_paper | {"phantom": "phantoms", "nih": "ChestX-ray14"}
     return titles.get(name, name.rpartition("/")[2])
 
 
