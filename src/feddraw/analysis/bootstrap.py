@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
-Folds = Sequence[NDArray[np.intp]]  # the images of each
+Indices = NDArray[np.intp]
+Folds = Sequence[Indices]  # the images of each
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure
 _PRODUCT_COLUMNS = 200  # columns of a product of matrices: one of ten takes four times as long by column
@@ -86,12 +87,7 @@ def _macro_of_replicates(measure: Measure, outputs: Floats, truth: Truth, weight
 
 
 def _bootstrap_by_parts(
-    measure: Measure,
-    models: Sequence[Floats],
-    truth: Truth,
-    owner: NDArray[np.intp],
-    by_fold: Folds,
-    draws: Iterable[Floats],
+    measure: Measure, models: Sequence[Floats], truth: Truth, owner: Indices, by_fold: Folds, draws: Iterable[Floats]
 ) -> Floats:
     """The same from each image's part in a measure, summed by unit once: then a replicate is a product of matrices."""
     parts, joined = _PARTS_OF_MEASURE[measure]

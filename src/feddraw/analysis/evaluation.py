@@ -138,13 +138,10 @@ def _warn_of_undefined(found: Mapping[str, Any], split: str) -> None:
     broken = found["not_finite"]
     rest = [name for name in found["undefined"] if name not in broken]
     alike = [name for name in rest if math.isnan(found["auc"]["per_class"][name])]
+    without_threshold = [name for name in rest if name not in alike]
     for what, names, why in (
         ("AUC or GM", alike, f"one label only in {split} data"),
-        (
-            "GM",
-            [name for name in rest if name not in alike],
-            "one label only in validation data, so there is no threshold",
-        ),
+        ("GM", without_threshold, "one label only in validation data, so there is no threshold"),
         ("AUC or GM", broken, "the model's scores are not finite numbers"),
     ):
         if names:

@@ -247,9 +247,8 @@ def draw_heat_map(
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     margin = high - low or 1.0
-    mesh = axes.pcolormesh(
-        np.ma.masked_invalid(values), cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin
-    )
+    shades = np.ma.masked_invalid(values)
+    mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin)
     if len(rows) <= MOST_NAMED_ROWS:
         _draw_heat_map_numbers(axes, mesh, values, percent)
         axes.set_yticks(np.arange(len(rows)) + 0.5, [short_label(name) for name in rows], fontsize=8)

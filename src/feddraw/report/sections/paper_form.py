@@ -70,9 +70,8 @@ def _performance_tables(report: Report, title: str, scenarios: Sequence[str]) ->
     parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
     runs = {len(report.collection.of(s, m)) for s in scenarios for m in report.collection.methods}
     over = f"standard deviation over {_number_word(runs.pop())} runs" if len(runs) == 1 else "sd over runs"
-    caption = (
-        f"Performance (%) on {title} across {_number_word(len(scenarios))} client-partition scenarios (mean ± {over})"
-    )
+    count = _number_word(len(scenarios))
+    caption = f"Performance (%) on {title} across {count} client-partition scenarios (mean ± {over})"
     for number, part in enumerate(parts, 1):
         columns = [_performance_column(report, scenario, metric) for scenario in part for metric in METRICS]
         rows = [[Cell(name_in_paper(m)), *(column[m] for column in columns)] for m in methods_in_paper_order(report)]
@@ -193,13 +192,11 @@ def _beside_published(report: Report) -> Iterator[Block]:
         methods = [m for m in table.methods if m.lower() in report.collection.methods]
         if len(scenarios) < 2 or len(methods) < 2:
             return
-        yield _means_beside_published(report, metric, scenarios, methods)
+        yield _means_beside_paper(report, metric, scenarios, methods)
     yield from _beside_published_tests(report)
 
 
-def _means_beside_published(
-    report: Report, metric: str, scenarios: Sequence[str], methods: Sequence[str]
-) -> ReportTable:
+def _means_beside_paper(report: Report, metric: str, scenarios: Sequence[str], methods: Sequence[str]) -> ReportTable:
     label, published, rows = METRICS[metric], published_tables.published_results(metric).rows(), []
     for method in methods:
         ours = [report.mean(s, method.lower(), metric).value for s in scenarios]
