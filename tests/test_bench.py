@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from feddraw.bench import (
-    bare_loops,
     document,
     growth,
     made_up_model,
     peer_task,
     printed_table,
     rivals,
+    round_overhead,
     secure_costs,
     server_memory,
     server_step,
@@ -159,14 +159,14 @@ def test_what_secure_sums_cost_is_measured_and_becomes_lines(tmp_path):
 
 
 def test_a_bare_process_trains_its_half_of_the_clients_and_says_how_long_it_took(monkeypatch):
-    monkeypatch.setattr(bare_loops, "belong_to_parent", lambda: None)
+    monkeypatch.setattr(round_overhead, "belong_to_parent", lambda: None)
     seen: list[int] = []
-    bare_loop = bare_loops.bare_loop
-    monkeypatch.setattr(bare_loops, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
+    bare_loop = round_overhead.bare_loop
+    monkeypatch.setattr(round_overhead, "bare_loop", lambda t, m: seen.append(len(t.shards)) or bare_loop(t, m))
     here, there = multiprocessing.Pipe()
     here.send(True)
     here.send(False)
-    bare_loops._bare_process(there, workloads.Workload("tiny", "compact", 16, 3, 1, 4), 0)
+    round_overhead._bare_process(there, workloads.Workload("tiny", "compact", 16, 3, 1, 4), 0)
     assert here.recv() > 0
     assert seen == [2]
 

@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Truth = NDArray[np.integer[Any]]
+Indices = NDArray[np.intp]
+Folds = Sequence[Indices]  # the images of each
 Measure = Callable[[Floats, Truth, Floats], Floats]  # of outputs, truth and weights: a value for each row of weights
 LARGE = 5_000  # test images from which on a replicate is computed from each image's part in the measure
 _PRODUCT_COLUMNS = 200  # columns of a product of matrices: one of ten takes four times as long by column
@@ -52,12 +54,10 @@ def bootstrap(
     by_fold = [np.flatnonzero(labels == fold) for fold in np.unique(labels)]
     units = int(owner.max()) + 1
     draws = chain([np.ones((1, units))], _bootstrap_draws(units, replicates, rng))
-    if (measure or weighted_auc) in _PARTS_OF_MEASURE and min(map(len, by_fold)) >= LARGE:
-        return _bootstrap_by_parts(measure or weighted_auc, models, truth, owner, by_fold, draws)
-    blocks = [
-        [_macro_of_replicates(measure or weighted_auc, m, truth, drawn[:, owner], by_fold) for m in models]
-        for drawn in draws
-    ]
+    measure = measure or weighted_auc
+    if measure in _PARTS_OF_MEASURE and min(map(len, by_fold)) >= LARGE:
+        return _bootstrap_by_parts(measure, models, truth, owner, by_fold, draws)
+    blocks = [[_macro_of_replicates(measure, m, truth, drawn[:, owner], by_fold) for m in models] for drawn in draws]
     return np.concatenate([np.stack(block) for block in blocks], axis=1)
 
 
@@ -77,30 +77,17 @@ def _bootstrap_draws(units: int, replicates: int, rng: np.random.Generator) -> I
         yield np.stack([np.bincount(row, minlength=units) for row in chosen]).astype(np.float64)
 
 
-def _macro_of_replicates(
-    measure: Measure,
-    outputs: Floats,
-    truth: Truth,
-    weights: Floats,
-    by_fold: Sequence[NDArray[np.intp]],
-) -> Floats:
+def _macro_of_replicates(measure: Measure, outputs: Floats, truth: Truth, weights: Floats, by_fold: Folds) -> Floats:
     """Mean over folds and findings, for each row of weights; what is undefined or unknown (below zero) is left out."""
-    columns = range(truth.shape[1])
-    chosen = [(rows[truth[rows, c] >= 0], c) for rows in by_fold for c in columns]
+    chosen = [(rows[truth[rows, c] >= 0], c) for rows in by_fold for c in range(truth.shape[1])]
     nothing = np.full(len(weights), np.nan)
     stacked = np.stack([measure(outputs[r, c], truth[r, c], weights[:, r]) if len(r) else nothing for r, c in chosen])
     defined = ~np.isnan(stacked)
-    totals = np.where(defined, stacked, 0.0).sum(axis=0)
-    return _divided_or_nan(totals, defined.sum(axis=0))
+    return _divided_or_nan(np.where(defined, stacked, 0.0).sum(axis=0), defined.sum(axis=0))
 
 
 def _bootstrap_by_parts(
-    measure: Measure,
-    models: Sequence[Floats],
-    truth: Truth,
-    owner: NDArray[np.intp],
-    by_fold: Sequence[NDArray[np.intp]],
-    draws: Iterable[Floats],
+    measure: Measure, models: Sequence[Floats], truth: Truth, owner: Indices, by_fold: Folds, draws: Iterable[Floats]
 ) -> Floats:
     """The same from each image's part in a measure, summed by unit once: then a replicate is a product of matrices."""
     parts, joined = _PARTS_OF_MEASURE[measure]
@@ -185,9 +172,7 @@ def _divided_or_nan(totals: Floats, counts: NDArray[Any]) -> Floats:
     return np.asarray(np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0))
 
 
-_PARTS_OF_MEASURE: dict[
-    Measure, tuple[Callable[[Floats, Truth], tuple[Floats, Floats]], Callable[[Floats, Floats], Floats]]
-] = {
+_PARTS_OF_MEASURE: dict[Measure, tuple[Callable[..., tuple[Floats, Floats]], Callable[..., Floats]]] = {
     weighted_auc: (_auc_parts, np.add),
     weighted_gm: (_gm_parts, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
 }

@@ -17,6 +17,8 @@ from feddraw.data.dataset import Dataset, Split
 from feddraw.engines import Engine, Rows
 
 Scores = NDArray[np.float32]  # (models, images, classes): one common model, or one per client
+Arrays = dict[str, NDArray[Any]]  # by name, as predictions are kept
+Thresholds = Sequence[Sequence[float]]  # of each model, a finding each
 HoldoutScores = Mapping[int, NDArray[np.float32]]  # by client that kept images back: its model's scores of them
 
 
@@ -40,9 +42,7 @@ class Evaluator:
             kept["test"] |= self._test_auc_by_site(engine, models)
         return kept
 
-    def at_the_end(
-        self, engine: Engine, models: Sequence[Model], *, personal: bool
-    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def at_the_end(self, engine: Engine, models: Sequence[Model], *, personal: bool) -> tuple[dict[str, Any], Arrays]:
         """All metrics, with thresholds chosen on validation data; and the scores they come from."""
         splits: tuple[Split, ...] = ("validation", "test")
         scores = {split: self._scores(engine, models, split) for split in splits}
@@ -81,18 +81,13 @@ class Evaluator:
         return np.stack([engine.predict(model, self.dataset.rows[split]) for model in models])
 
     def _thresholds(self, scores: Mapping[Split, Scores]) -> list[list[float]]:
-        """Of each model, a finding each."""
         return [metrics.choose_thresholds(one, self.truth("validation")) for one in scores["validation"]]
 
-    def _evaluations(
-        self, scores: Scores, truth: metrics.Truth, thresholds: Sequence[Sequence[float]]
-    ) -> list[dict[str, Any]]:
+    def _evaluations(self, scores: Scores, truth: metrics.Truth, thresholds: Thresholds) -> list[dict[str, Any]]:
         pairs = zip(scores, thresholds, strict=True)
         return [metrics.evaluate(one, truth, self.dataset.findings, own) for one, own in pairs]
 
-    def _holdout_metrics(
-        self, kept_back: HoldoutScores, thresholds: Sequence[Sequence[float]]
-    ) -> dict[str, dict[str, Any]]:
+    def _holdout_metrics(self, kept_back: HoldoutScores, thresholds: Thresholds) -> dict[str, dict[str, Any]]:
         """The model that each client would use, on the images that it kept back."""
         found = {}
         for client, scores in kept_back.items():
@@ -101,9 +96,9 @@ class Evaluator:
             found[self.clients[client]] = {"holdout": metrics.evaluate(scores, truth, self.dataset.findings, own)}
         return found
 
-    def _split_predictions(self, scores: Mapping[Split, Scores], personal: bool) -> dict[str, NDArray[Any]]:
+    def _split_predictions(self, scores: Mapping[Split, Scores], personal: bool) -> Arrays:
         """Scores and truth by image, and which images are of one patient: what paired comparisons need."""
-        found: dict[str, NDArray[Any]] = {}
+        found: Arrays = {}
         codes = self._patient_numbers()
         for split, values in scores.items():
             found[f"{split}.scores"] = values if personal else values[0]
@@ -112,12 +107,12 @@ class Evaluator:
                 found[f"{split}.patients"] = codes[self.dataset.rows[split]]
         return found
 
-    def _holdout_predictions(self, kept_back: HoldoutScores) -> dict[str, NDArray[Any]]:
+    def _holdout_predictions(self, kept_back: HoldoutScores) -> Arrays:
         """The same for the images that clients kept back, each with its client's number."""
         if not kept_back:
             return {}
         rows = np.concatenate([self.holdout[client] for client in kept_back])
-        found: dict[str, NDArray[Any]] = {
+        found: Arrays = {
             "holdout.scores": np.concatenate(list(kept_back.values())),
             "holdout.truth": self.dataset.labels.truth(rows),
             "holdout.client": np.repeat(list(kept_back), [len(scores) for scores in kept_back.values()]),

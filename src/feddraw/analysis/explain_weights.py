@@ -61,8 +61,7 @@ class WeightExplanation:
     @property
     def parts(self) -> dict[str, Floats | None]:
         """What made a share differ from 1/K, by name."""
-        names = ("from_size", "from_similarity", "from_policy")
-        return dict(zip(names, (self.from_size, self.from_similarity, self.from_policy), strict=True))
+        return {"from_size": self.from_size, "from_similarity": self.from_similarity, "from_policy": self.from_policy}
 
     @property
     def small(self) -> NDArray[np.bool_]:
@@ -86,10 +85,9 @@ class WeightExplanation:
     @property
     def events(self) -> list[tuple[int, str, str]]:
         """Round, client and reason of everybody who was asked and did not count."""
-        rounds = enumerate(self.run.ledger.status)
         return [
             (t, client, status)
-            for t, row in rounds
+            for t, row in enumerate(self.run.ledger.status)
             for client, status in zip(self.clients, row, strict=True)
             if not status.startswith("counted") and status != "not asked"
         ]
@@ -115,9 +113,8 @@ def explain_run_weights(run: RecordedRun) -> WeightExplanation:
 def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) -> tuple[Floats, Floats] | None:
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
-    scores = _size_and_similarity_scores(
-        *(ledger[name][round, counted] for name in ("prior", "similarity", "gamma", "beta", "reputation"))
-    )
+    names = ("prior", "similarity", "gamma", "beta", "reputation")
+    scores = _size_similarity_scores(*(ledger[name][round, counted] for name in names))
     proposed = ledger["proposed"][round, counted]  # before a policy
     made = shares[counted] if np.isnan(proposed).any() else proposed
     if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), made, atol=1e-6):
@@ -127,9 +124,7 @@ def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) 
     return columns[0], columns[1]
 
 
-def _size_and_similarity_scores(
-    prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats
-) -> Any:
+def _size_similarity_scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats) -> Any:
     """The score for size and the score for similarity whose softmax the weights are."""
     if not len(prior) or np.isnan(prior).any() or np.isnan(similarity).any():
         return None
@@ -144,10 +139,7 @@ def split_weights(size: Floats, similarity: Floats) -> tuple[Floats, Floats]:
     """Shapley's value of each score for softmax(size + similarity) - 1/K."""
     both, size_only, similarity_only = (softmax(score, 1.0) for score in (size + similarity, size, similarity))
     fair = 1 / len(size)
-    return (
-        ((size_only - fair) + (both - similarity_only)) / 2,
-        ((similarity_only - fair) + (both - size_only)) / 2,
-    )
+    return ((size_only - fair) + (both - similarity_only)) / 2, ((similarity_only - fair) + (both - size_only)) / 2
 
 
 def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
@@ -209,15 +201,13 @@ def _equal_weights_in_words(found: WeightExplanation) -> Iterator[str]:
     near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
     if not near:
         gap = np.abs(found.shares - fair).max(axis=1)
-        off = percent(gap.min() / fair)
-        nearest = f"they came nearest in round {gap.argmin()}, up to {off} off an equal share"
+        nearest = f"they came nearest in round {gap.argmin()}, up to {percent(gap.min() / fair)} off an equal share"
         yield f"The weights never became equal; {nearest}."
         return
     settled = near[-1][1] == last
     when = f"from round {near[-1][0]} to the end" if settled and len(near) == 1 else f"in {rounds_in_words(near)}"
-    yield f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f}) {when}" + (
-        f", and exactly equal in {rounds_in_words(exact)}." if exact else "."
-    )
+    exactly = f", and exactly equal in {rounds_in_words(exact)}" if exact else ""
+    yield f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f}) {when}{exactly}."
 
 
 def _size_or_similarity_in_words(found: WeightExplanation) -> Iterator[str]:
@@ -231,15 +221,12 @@ def _size_or_similarity_in_words(found: WeightExplanation) -> Iterator[str]:
             yield f"Compared with its share of the images, {found.clients[place]} {gained}."
         return
     size, similarity = (np.abs(part).sum(axis=1) for part in (found.from_size, found.from_similarity))
-    by_size = spans_of_rounds(size > similarity + EXACTLY_EQUAL)
     total = size.sum() + similarity.sum()
     if total > EXACTLY_EQUAL:
         yield f"Size made {percent(size.sum() / total)} of all differences between weights, similarity the rest."
-    if by_size:
-        yield f"Size made more of the differences than similarity in {rounds_in_words(by_size)}."
-    by_similarity = spans_of_rounds(similarity > size + EXACTLY_EQUAL)
-    if by_similarity:
-        yield f"Similarity made more of the differences than size in {rounds_in_words(by_similarity)}."
+    for more, less, name, other in ((size, similarity, "Size", "similarity"), (similarity, size, "Similarity", "size")):
+        if when := spans_of_rounds(more > less + EXACTLY_EQUAL):
+            yield f"{name} made more of the differences than {other} in {rounds_in_words(when)}."
 
 
 def _policy_in_words(found: WeightExplanation) -> Iterator[str]:
@@ -357,12 +344,11 @@ def explanation_document(found: WeightExplanation) -> dict[str, Any]:
 
 
 def _client_explanations(found: WeightExplanation) -> Iterator[dict[str, Any]]:
-    sizes = found.run.ledger.sizes
     for i, client in enumerate(found.clients):
         column = found.shares[:, i]
         yield {
             "client": client,
-            "size": int(sizes[i]),
+            "size": int(found.run.ledger.sizes[i]),
             "image_share": float(found.image_shares[i]),
             "first": float(column[0]),
             "mean": float(column.mean()),

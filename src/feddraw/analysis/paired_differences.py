@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from feddraw.analysis.statistics import (
-    at_least_two,
-    by_repeat,
-    check_level,
-    holm,
-    mean_of_repeats,
-    rounded,
-    steps_in_one,
-)
+from feddraw.analysis import statistics
 from feddraw.errors import UserError, unknown
 
 Floats = NDArray[np.float64]
@@ -52,21 +44,21 @@ class Difference:
 
 
 def against(
-    rows: Iterable[tuple[str, str, str, float]], reference: str, *, alpha: float = 0.05, folds: int = 0
+    rows: Iterable[statistics.RepeatRow], reference: str, *, alpha: float = 0.05, folds: int = 0
 ) -> list[Difference]:
     """Every method minus the reference, from rows (scenario, method, repeat, value), by scenario and over all of them.
 
     Repeats that only one of the two has are left out, so that an unfinished study can be looked at. `folds` is into how
     many parts the images were split where repeats share training images, and 0 where they do not.
     """
-    check_level(alpha)
+    statistics.check_level(alpha)
     if folds < 0 or folds == 1:
         raise UserError(f"folds must be at least 2, or 0 where repeats share no training images, not {folds}")
-    cells = by_repeat(rows)
-    steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
+    cells = statistics.by_repeat(rows)
+    steps = statistics.steps_in_one([value for cell in cells.values() for value in cell.values()])
     scenarios = list(dict.fromkeys(scenario for scenario, _ in cells))
     methods = list(dict.fromkeys(method for _, method in cells))
-    at_least_two("method", methods)
+    statistics.at_least_two("method", methods)
     if reference not in methods:
         raise unknown("methods", reference, methods)
     found = []
@@ -74,7 +66,7 @@ def against(
         both = {s: (cells.get((s, method), {}), cells.get((s, reference), {})) for s in scenarios}
         by_scenario = {s: _differences_by_repeat(*pair, steps) for s, pair in both.items()}
         shared = set.intersection(*(set(pairs) for pairs in by_scenario.values())) if len(scenarios) > 1 else ()
-        means = {repeat: mean_of_repeats([by_scenario[s][repeat] for s in scenarios], steps) for repeat in shared}
+        means = {r: statistics.mean_of_repeats([by_scenario[s][r] for s in scenarios], steps) for r in shared}
         for scenario, pairs in {**by_scenario, "": means}.items():
             if pairs:
                 values = np.array(list(pairs.values()))
@@ -86,14 +78,14 @@ def against(
 
 def _holm_corrected(family: Sequence[Difference]) -> Iterator[Difference]:
     tested = [one for one in family if one.repeats > 1]
-    for one, p in zip(tested, holm([one.p for one in tested]).tolist(), strict=True):
+    for one, p in zip(tested, statistics.holm([one.p for one in tested]).tolist(), strict=True):
         yield replace(one, holm_p=p)
     yield from (one for one in family if one.repeats == 1)
 
 
 def _differences_by_repeat(first: Mapping[str, float], second: Mapping[str, float], steps: float) -> dict[str, float]:
     shared = [repeat for repeat in first if repeat in second]
-    differences = rounded(np.array([first[repeat] - second[repeat] for repeat in shared]), steps)
+    differences = statistics.rounded(np.array([first[repeat] - second[repeat] for repeat in shared]), steps)
     return dict(zip(shared, differences.tolist(), strict=True))
 
 

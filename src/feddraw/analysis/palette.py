@@ -29,9 +29,8 @@ LIGHT, DARK = ({name: pair[place] for name, pair in COLOURS.items()} for place i
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 SERIES = tuple(colour for name, colour in LIGHT.items() if name.startswith("c") and name[1:].isdigit())
 MATPLOTLIB_GREYS = {"#000000": "ink", "#595959": "muted", "#999999": "muted"}  # matplotlib's own, in figures
-COLOUR_NAMES = {
-    LIGHT[name]: name for name in ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")
-} | MATPLOTLIB_GREYS
+DRAWN_COLOURS = ("ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6")
+COLOUR_NAMES = {LIGHT[name]: name for name in DRAWN_COLOURS} | MATPLOTLIB_GREYS
 FONTS = {
     "sans": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif',
     "serif": '"STIX Two Text", Cambria, Georgia, "DejaVu Serif", serif',

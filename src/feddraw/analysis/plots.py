@@ -78,8 +78,7 @@ def panel_figure(width: float = PANEL_INCHES[0], height: float = PANEL_INCHES[1]
 
 def lay_out_figure(figure: Figure) -> None:
     """Put the parts in their places for good: saving does not reckon them again, nor draw once more for that."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
+    if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
     with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
         figure.set_layout_engine(None)
@@ -121,8 +120,7 @@ def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
     shown = lines or [line for line in axes.lines if line.get_marker() not in ("None", "")]
     if 1 < len(shown) <= 12:
         labels = [str(line.get_label()) for line in shown]
-        longest = max(map(len, labels))
-        columns = max(1, min(len(shown), 56 // (longest + 6)))
+        columns = max(1, min(len(shown), 56 // (max(map(len, labels)) + 6)))
         below = axes.transAxes + ScaledTranslation(0, -0.42, axes.figure.dpi_scale_trans)  # of ticks and their label
         axes.legend(shown, labels, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below)
 
@@ -130,10 +128,9 @@ def draw_legend(axes: Axes, lines: Sequence[Line2D] = ()) -> None:
 def draw_weights(axes: Axes, weights: Series, *, title: str = "", spread: Spread | None = None) -> None:
     """Weights of each client over the rounds, with the level at which all count the same."""
     draw_lines(axes, weights, spread=spread)
-    axes.axhline(1 / len(weights), color="0.6", linewidth=0.8, zorder=0)
-    axes.text(
-        1.01, 1 / len(weights), "equal", transform=axes.get_yaxis_transform(), fontsize=7, color=MUTED, va="center"
-    )
+    equal = 1 / len(weights)
+    axes.axhline(equal, color="0.6", linewidth=0.8, zorder=0)
+    axes.text(1.01, equal, "equal", transform=axes.get_yaxis_transform(), fontsize=7, color=MUTED, va="center")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("weight")
     axes.set_title(title)
@@ -249,15 +246,14 @@ def draw_heat_map(
     """A number in every cell, darker where it is larger; a dash where it is undefined."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    shades = np.ma.masked_invalid(values)
     margin = high - low or 1.0
+    shades = np.ma.masked_invalid(values)
     mesh = axes.pcolormesh(shades, cmap="Blues", vmin=low - 0.15 * margin, vmax=high + 0.25 * margin)
     if len(rows) <= MOST_NAMED_ROWS:
         _draw_heat_map_numbers(axes, mesh, values, percent)
         axes.set_yticks(np.arange(len(rows)) + 0.5, [short_label(name) for name in rows], fontsize=8)
-    axes.set_xticks(
-        np.arange(len(columns)) + 0.5, [short_label(name, 14) for name in columns], rotation=30, ha="right", fontsize=7
-    )
+    names = [short_label(name, 14) for name in columns]
+    axes.set_xticks(np.arange(len(columns)) + 0.5, names, rotation=30, ha="right", fontsize=7)
     axes.invert_yaxis()
     axes.tick_params(length=0)
     for side in ("left", "bottom"):
@@ -290,9 +286,8 @@ def draw_roc(
         looks = line_look(order.index(name))
         marker = looks.pop("marker")
         axes.plot(alarms, sensitivity, linewidth=1.2, **looks)
-        axes.plot(
-            *points[name], marker=marker, color=looks["color"], markersize=7, linestyle="none", label=short_label(name)
-        )
+        at_threshold = {"marker": marker, "color": looks["color"], "linestyle": "none"}
+        axes.plot(*points[name], markersize=7, label=short_label(name), **at_threshold)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, zorder=0)
     axes.set(xlabel="false alarms (1 - specificity)", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     axes.set_aspect("equal")
@@ -356,9 +351,8 @@ def draw_critical_difference(
         edge, depth = (0.9, top + line) if left else (right + 0.1, top + line - better)
         axes.plot([average_ranks[name]] * 2 + [edge], [0, depth, depth], color="0.35", linewidth=0.9, clip_on=False)
         label = f"{name}  {average_ranks[name]:.2f}" if left else f"{average_ranks[name]:.2f}  {name}"
-        axes.text(
-            edge + (-0.08 if left else 0.08), depth, label, ha="right" if left else "left", va="center", fontsize=9
-        )
+        start, side = (edge - 0.08, "right") if left else (edge + 0.08, "left")
+        axes.text(start, depth, label, ha=side, va="center", fontsize=9)
     axes.set(xlim=(0.9, right + 0.1), ylim=(top + better - 0.5, -2.4))
     axes.axis("off")
 
@@ -437,8 +431,7 @@ def _draw_label_mixes(partition: Partition, labels: Labels, axes: Axes) -> None:
     for column, (part, shade) in enumerate(zip(parts, shades, strict=True)):
         edge = "white" if column < len(parts) / 2 else "0.2"  # hatches are drawn in it
         hatch = HATCHES[column % len(HATCHES)] if part != "none" else ""
-        share = 100 * mixes[:, column]
-        rows = range(len(mixes))
+        rows, share = range(len(mixes)), 100 * mixes[:, column]
         axes.barh(rows, share, left=start, height=0.7, color=shade, edgecolor=edge, hatch=hatch, lw=0.5, label=part)
         start += share
     axes.set_xlim(0, 100.4)

@@ -14,14 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.methods.random_effects import (
-    EffectSums,
-    corrected_distances,
-    distances_by_variance,
-    estimate_effects,
-    squared_distances,
-    weights_by_rho,
-)
+from feddraw.methods import random_effects as effects
 from feddraw.results.ledger_table import LedgerTable
 from feddraw.schedules import schedule
 
@@ -89,18 +82,20 @@ class Heterogeneity:
 
 def compare_sites(batches: BatchGradients, group: str, permutations: int, seed: int) -> GroupHeterogeneity:
     """Q over all sites for one group of parameters, with its p."""
-    found = estimate_effects(EffectSums.of(*batches.numbers(group)))
+    found = _effects_of(batches.numbers(group))
     if found is None:
         return GroupHeterogeneity(group, 0.0, 0.0, 0.0, 0.0)
     whole = GroupHeterogeneity(group, found.q, found.expected, found.i_squared, found.rho)
     if not permutations:
         return whole
     rng, places = np.random.default_rng([seed, permutations]), np.arange(sum(batches.counts))
-    dealt = (
-        estimate_effects(EffectSums.of(*batches.numbers(group, rng.permutation(places)))) for _ in range(permutations)
-    )
+    dealt = (_effects_of(batches.numbers(group, rng.permutation(places))) for _ in range(permutations))
     larger = sum(one is not None and one.q >= found.q * (1 - 1e-12) for one in dealt)
     return replace(whole, p=(1 + larger) / (1 + permutations))
+
+
+def _effects_of(numbers: SiteNumbers) -> effects.EffectsEstimate | None:
+    return effects.estimate_effects(effects.EffectSums.of(*numbers))
 
 
 def distance_intervals(batches: BatchGradients, group: str, replicates: int, seed: int) -> Floats:
@@ -110,11 +105,11 @@ def distance_intervals(batches: BatchGradients, group: str, replicates: int, see
     from the estimate (the basic bootstrap); quantiles of the resamples themselves would count sampling noise twice.
     """
     images, products, variances = batches.numbers(group)
-    found = distances_by_variance(images, products, variances)
-    whole = estimate_effects(EffectSums.of(images, products, variances))
+    found = effects.distances_by_variance(images, products, variances)
+    whole = _effects_of((images, products, variances))
     if not replicates or whole is None or not whole.variance:
         return np.stack([found, np.full_like(found, np.nan), np.full_like(found, np.nan)], axis=1)
-    between = squared_distances(images, products) / whole.variance
+    between = effects.squared_distances(images, products) / whole.variance
     rng, ends = np.random.default_rng([seed, replicates]), np.cumsum([0, *batches.counts])
     few = np.array(batches.counts) / (np.array(batches.counts) - 1)  # resamples of few batches vary too little
     drawn = np.empty((replicates, len(images)))
@@ -122,7 +117,7 @@ def distance_intervals(batches: BatchGradients, group: str, replicates: int, see
         order = np.concatenate([rng.integers(a, b, b - a) for a, b in pairwise(ends.tolist())])
         _, moved, spreads = batches.numbers(group, order)
         variance = images @ (few * spreads) / images.sum() or whole.variance
-        row[:] = corrected_distances(images, moved, spreads) / variance - between
+        row[:] = effects.corrected_distances(images, moved, spreads) / variance - between
     drawn *= np.sqrt(few)
     high, low = (found - np.quantile(drawn, share, axis=0) for share in (0.025, 0.975))
     return np.stack([found, low, high], axis=1)
@@ -132,7 +127,7 @@ def weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str
     """Beside each other: FedDRAW's are the mean over its rounds, for clients that are fully similar."""
     counts = np.asarray(sizes, np.float64)
     drawn = [[client["weight"] for client in row["clients"]] for row in schedule(rounds=rounds, sizes=list(sizes))]
-    fedavg, random_effects, uniform = (weights_by_rho(counts, one) for one in (0.0, rho, float("inf")))
+    fedavg, random_effects, uniform = (effects.weights_by_rho(counts, one) for one in (0.0, rho, float("inf")))
     columns = (fedavg, random_effects, np.mean(drawn, axis=0), uniform)
     return {rule: column.tolist() for rule, column in zip(RULES, columns, strict=True)}
 

@@ -26,6 +26,7 @@ from feddraw.errors import UserError, positive
 from feddraw.old_names import names_moved_from
 
 Floats = NDArray[np.float64]
+RepeatRow = tuple[str, str, str, float]  # scenario, method, repeat (seed, fold) and value
 
 __getattr__ = names_moved_from(__name__)
 
@@ -86,9 +87,8 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     methods = tuple(dict.fromkeys(method for _, method in cells))
     twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
     _refuse_cells("more than one row for", twice, "give one, such as the mean over seeds")
-    _refuse_cells(
-        "no row for", [(s, m) for s in scenarios for m in methods if (s, m) not in cells], "complete the table"
-    )
+    missing = [(s, m) for s in scenarios for m in methods if (s, m) not in cells]
+    _refuse_cells("no row for", missing, "complete the table")
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
     _refuse_cells("no finite number for", broken, "correct these")
     at_least_two("method", methods)
@@ -97,7 +97,7 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     return Table(scenarios, methods, values, steps)
 
 
-def tabulate_repeats(rows: Iterable[tuple[str, str, str, float]]) -> Table:
+def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
     """The table of means over repeats (seeds) of rows (scenario, method, repeat, value); all have the same repeats."""
     cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
@@ -112,7 +112,7 @@ def mean_of_repeats(values: Sequence[float], steps: float) -> float:
     return float(np.rint(sum(values) * steps) / (steps * len(values)) if steps else np.mean(values))
 
 
-def by_repeat(rows: Iterable[tuple[str, str, str, float]]) -> dict[tuple[str, str], dict[str, float]]:
+def by_repeat(rows: Iterable[RepeatRow]) -> dict[tuple[str, str], dict[str, float]]:
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for scenario, method, repeat, value in rows:
         cell = cells.setdefault((scenario, method), {})

@@ -66,10 +66,8 @@ def what_tests_can_show(comparison: Comparison) -> list[str]:
             f"Wilcoxon's signed-rank test cannot give a p below {smallest:.3g} with {scenarios} scenarios, and after "
             f"Holm's correction for {pairs} pairs none below {min(1.0, smallest * pairs):.3g}: it cannot reject here."
         )
-    lines.append(
-        "Scenarios that share images are not independent, so these tests describe the table more than they prove."
-    )
-    return lines
+    shared = "Scenarios that share images are not independent, so these tests describe the table more than they prove."
+    return [*lines, shared]
 
 
 def more_repeats_in_words(one: Difference) -> str:

@@ -6,18 +6,11 @@ import math
 from collections.abc import Callable
 
 from feddraw.analysis.paired_differences import against, mean_of_last
-from feddraw.analysis.statistics import Table, tabulate, tabulate_repeats
+from feddraw.analysis.statistics import RepeatRow, Table, tabulate, tabulate_repeats
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.errors import UserError
 
-DESCRIBING_COLUMNS = (
-    "_std",
-    "_sd",
-    "_sem",
-    "_var",
-    "_by_round",
-    "_by_client",
-)  # endings of columns that describe another one
+DESCRIBING_COLUMNS = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns about another
 
 
 def value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
@@ -52,10 +45,10 @@ def _tidy_value(text: str, what: str) -> float:
 
 def read_tidy_rows(
     sheet: CsvSheet, scenario: str, method: str, value: str, over: str, read: Callable[[str, str], float] = _tidy_value
-) -> list[tuple[str, str, str, float]]:
+) -> list[RepeatRow]:
     """Scenario, method, repeat and value of every line; `read` makes the value of a field's text and its name."""
     places = [sheet.column(name) for name in (scenario, method, over or scenario, value)]
-    rows: list[tuple[str, str, str, float]] = []
+    rows: list[RepeatRow] = []
     for line, fields in sheet.rows():
         where, who, repeat, text = (fields[place].strip() for place in places)
         if not where or not who:

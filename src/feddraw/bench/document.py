@@ -12,17 +12,13 @@ from typing import Any
 
 import torch
 
-from feddraw.bench import (
-    growth,
-    image_preparation,
-    rivals,
-    round_overhead,
-    server_memory,
-    server_step,
-    short_runs,
-    training_step,
-)
+from feddraw.bench import growth, rivals, training_step
+from feddraw.bench.image_preparation import measure_image_preparation
 from feddraw.bench.printed_table import bench_markdown
+from feddraw.bench.round_overhead import measure_round_overhead
+from feddraw.bench.server_memory import measure_server_memory
+from feddraw.bench.server_step import measure_server_step
+from feddraw.bench.short_runs import measure_short_runs
 from feddraw.bench.timing import TimingSession
 from feddraw.errors import UserError, unknown
 from feddraw.results.environment import environment
@@ -41,12 +37,12 @@ def _measure_secure_if_installed(session: TimingSession) -> dict[str, Any]:
 
 
 PARTS: Mapping[str, MeasuredPart] = {
-    "rounds": round_overhead.measure_round_overhead,
+    "rounds": measure_round_overhead,
     "steps": training_step.measure_training_steps,
-    "study": short_runs.measure_short_runs,
-    "server": server_step.measure_server_step,
-    "memory": server_memory.measure_server_memory,
-    "preparation": image_preparation.measure_image_preparation,
+    "study": measure_short_runs,
+    "server": measure_server_step,
+    "memory": measure_server_memory,
+    "preparation": measure_image_preparation,
     "growth": growth.measure_growth,
     "paper": training_step.measure_paper_step,
     "secure": _measure_secure_if_installed,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 USUAL_SIZES = {"clients": 10, "rounds": 2, "pixels": 28, "hidden": 32}  # a point that all lines go through, or nearly
-GROWING: Mapping[str, Sequence[int]] = {
-    "clients": (10, 100, 1000),
-    "rounds": (1, 4, 16),
-    "pixels": (28, 84, 224),
-    "hidden": (32, 400, 4400),
-}
+GROWING = {"clients": (10, 100, 1000), "rounds": (1, 4, 16), "pixels": (28, 84, 224), "hidden": (32, 400, 4400)}
 AXIS_LABELS = {"clients": "clients", "rounds": "rounds", "pixels": "pixels across", "hidden": "million parameters"}
 SUMMED = {"all at once": False, "streaming": True}
 
@@ -54,10 +49,8 @@ def run_of_size(clients: int, rounds: int, pixels: int, hidden: int, stream: boo
     from feddraw.training.loop import Examples
     from feddraw.training.settings import Training
 
-    examples, build = (
-        Examples(*peer_task.random_pictures(20 * clients, pixels)),
-        partial(peer_task.build_net, hidden, pixels),
-    )
+    examples = Examples(*peer_task.random_pictures(20 * clients, pixels))
+    build = partial(peer_task.build_net, hidden, pixels)
     shards = np.split(np.arange(20 * clients), clients)
     trainer = Trainer(build, examples, shards, Training(epochs=1, batch_size=20), feddraw().local)
     model, names = initial_model(build, 0), client_names(clients)

@@ -119,14 +119,12 @@ def _secure_round_rows(part: Mapping[str, Any]) -> list[Row]:
     if here is None:
         return [("a secure round over Flower", "not here", part["missing"], "")]
     seconds = here["seconds"]
-    found = [
-        _printed_row(f"a {way} round without training, in-process grid, s", seconds[way]) for way in ("plain", "secure")
-    ]
+    what = "round without training, in-process grid, s"
+    found = [_printed_row(f"a {way} {what}", seconds[way]) for way in ("plain", "secure")]
     found.append(_printed_row("a secure round ÷ a plain one, in-process grid", here["secure_over_plain"]))
     found.append(_printed_row("the same in processor time", here["processor_over_plain"]))
-    found.append(
-        ("bytes up and down of a secure round ÷ a plain one", f"{here['bytes_over_plain']:.3f}", "", "at most 2")
-    )
+    traffic = f"{here['bytes_over_plain']:.3f}"
+    found.append(("bytes up and down of a secure round ÷ a plain one", traffic, "", "at most 2"))
     if "missing" in link:
         found.append(("a secure round over a SuperLink", "not here", link["missing"], ""))
     elif link:

@@ -21,6 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 from typing import Any, TextIO
 
 import numpy as np
@@ -104,16 +105,12 @@ class RivalProcess:
         scripts = folder / "scripts"
         shutil.copytree(RIVAL_SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(peer_task.__file__, scripts)
-        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+        command = [python, str(scripts / rival.script), *rival.arguments]
+        inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+        environment = inherited | ONE_THREAD | variables
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [python, scripts / rival.script, *rival.arguments],
-                env=environment | ONE_THREAD | variables,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=environment, cwd=folder, stdin=DEVNULL, stdout=log, stderr=STDOUT, start_new_session=True
             )
         try:
             self._lines = self._accept(listening)

@@ -172,7 +172,6 @@ def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
 
 @contextmanager
 def _log_errors_only(log: logging.Logger) -> Iterator[None]:
-    """Errors only, and afterwards as before."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -21,7 +21,7 @@ from feddraw.paper.published_tables import (
     published_comparisons,
     published_results,
 )
-from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim, judge_claims, similarity_gap
+from feddraw.paper.weight_claims import JudgedClaim, judge_claims, similarity_gap
 from feddraw.scenarios.skew_measures import measure_sizes
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
@@ -77,13 +77,12 @@ def _conclude_methods_differ(found: Comparisons) -> Conclusion:
 
 def _conclude_significant_pairs(found: Comparisons) -> Conclusion:
     beaten = {metric: found[metric].beaten_by(OURS) for metric in METRICS}
+    difference = found["auc"].difference
     text = (
         f"At the paper's alpha of {PAPER_ALPHA:.2f} {OURS} is significantly better than {join_names(beaten['auc'])} on "
-        f"AUC, and than {join_names(beaten['gm'])} on GM (Nemenyi, critical difference {found['auc'].difference:.2f})."
+        f"AUC, and than {join_names(beaten['gm'])} on GM (Nemenyi, critical difference {difference:.2f})."
     )
-    return Conclusion(
-        "significant pairs", True, text, {"beaten": beaten, "critical_difference": found["auc"].difference}
-    )
+    return Conclusion("significant pairs", True, text, {"beaten": beaten, "critical_difference": difference})
 
 
 def _conclude_signed_ranks(found: Comparisons) -> Conclusion:
@@ -169,9 +168,7 @@ def _conclude_near_uniform() -> Conclusion:
 
 def printed_extreme_weight(scenario: str) -> float:
     """The printed maximum or minimum over the rounds of the client that the text follows."""
-    return next(
-        float(claim.value) for claim in published_claims() if claim.scenario == scenario and "imum" in claim.quantity
-    )
+    return next(float(one.value) for one in published_claims() if one.scenario == scenario and "imum" in one.quantity)
 
 
 def _conclude_fednova() -> Conclusion:
@@ -220,9 +217,8 @@ def _conclude_gm_and_auc() -> Conclusion:
         f"has the highest GM in {first} of the {len(skewed)} scenarios with unlike clients, but not the highest AUC in "
         f"CHM-3 ({ours:.2f}, the best {best:.2f})."
     )
-    return Conclusion(
-        "GM and AUC", False, text, {"gm_gain_not_larger": less, "gm_first": first, "chm3_auc": [ours, best]}
-    )
+    numbers = {"gm_gain_not_larger": less, "gm_first": first, "chm3_auc": [ours, best]}
+    return Conclusion("GM and AUC", False, text, numbers)
 
 
 def _conclude_severity() -> Conclusion:
@@ -242,9 +238,7 @@ def _conclude_severity() -> Conclusion:
 def _conclude_similarity_gaps() -> Conclusion:
     """A coordinate moves about the learning rate a step under Adam: how far can a head turn, and how far must it?"""
     possible = {"CHX-4": _largest_classifier_turn(10_000), "CHX-1": _largest_classifier_turn(20_000)}
-    needed = {
-        name: abs(similarity_gap_needed(name, 6, printed_extreme_weight(name), "reported")) for name in FOLLOWED_CLIENT
-    }
+    needed = {s: abs(similarity_gap_needed(s, 6, printed_extreme_weight(s), "reported")) for s in FOLLOWED_CLIENT}
     text = (
         f"The printed weights of round 6 need similarities that differ by {needed['CHX-4']:.4f} (CHX-4) and "
         f"{needed['CHX-1']:.4f} (CHX-1). With Adam at 1e-5 and a classifier initialised as usual, one round can turn "
@@ -270,9 +264,7 @@ def _largest_classifier_turn(images: int, epochs: int = 2, batch: int = 64, rate
 
 
 def _conclude_same_size() -> Conclusion:
-    spread = {
-        claim.scenario: float(claim.value) for claim in published_claims() if claim.quantity.startswith("max-min")
-    }
+    spread = {one.scenario: float(one.value) for one in published_claims() if one.quantity.startswith("max-min")}
     spread.pop("both")
     text = (
         f"Clients of equal size are separated by {spread['CHX-4']:.6f} (CHX-4) and {spread['CHX-1']:.6f} (CHX-1) at "
@@ -285,27 +277,21 @@ def _decimals(values: Sequence[float], digits: int = 2) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def claims_by_reading() -> list[tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]]:
+def claims_by_reading() -> list[JudgedClaim]:
     """Which of the printed statements about weights each reading can give."""
     return judge_claims(published_claims(), client_sizes())
 
 
-def readings_in_words(
-    judged: Sequence[tuple[WeightClaim, Mapping[Reading, Mapping[str, ClaimVerdict]]]],
-) -> dict[Reading, str]:
+def readings_in_words(judged: Sequence[JudgedClaim]) -> dict[Reading, str]:
     """For each reading, how many of the claims can hold and what they ask for, in words."""
     return {reading: f"{_claims_that_can_hold(judged, reading)} {_gap_in_words(reading)}" for reading in READINGS}
 
 
-def _claims_that_can_hold(
-    judged: Sequence[tuple[WeightClaim, Mapping[Reading, Mapping[str, ClaimVerdict]]]], reading: Reading
-) -> str:
+def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
     verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
     possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
     last = beta(ROUNDS - 1, ROUNDS, reading=reading)
-    end = (
-        "the last round is uniform" if not last else f"beta is {last:.4f} in the last round, so uniform only by chance"
-    )
+    end = f"beta is {last:.4f} in the last round, so uniform only by chance" if last else "the last round is uniform"
     return f"{possible} of {len(judged)} can hold; {end}."
 
 

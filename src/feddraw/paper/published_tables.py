@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
@@ -78,14 +79,12 @@ def check_printed_numbers(found: Comparisons) -> list[PrintedCheck]:
 
 
 def _check_statistics(found: Comparisons) -> list[PrintedCheck]:
-    found_checks = []
+    checks = []
     for row in read_published("statistics_printed"):
         computed = _recomputed(row["quantity"], found[row["metric"]])
         text = computed if isinstance(computed, str) else _with_printed_decimals(row["value"], computed)
-        found_checks.append(
-            PrintedCheck(row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text))
-        )
-    return found_checks
+        checks.append(PrintedCheck(row["metric"], row["quantity"], _names_sorted(row["value"]), _names_sorted(text)))
+    return checks
 
 
 def _recomputed(quantity: str, comparison: Comparison) -> float | str:
@@ -127,12 +126,8 @@ def _check_counts(found: Comparisons) -> list[PrintedCheck]:
         _with_printed_decimals(row["value"], _recomputed_difference(row)) == row["value"]
         for row in read_published("differences_printed")
     ]
-    counts = {
-        "ranks of Table 6": np.array(ranks),
-        "values in bold": np.array(best),
-        "quoted differences": np.array(gains),
-    }
-    return [PrintedCheck("both", what, str(good.size), str(int(good.sum()))) for what, good in counts.items()]
+    counts: dict[str, Any] = {"ranks of Table 6": ranks, "values in bold": best, "quoted differences": gains}
+    return [PrintedCheck("both", what, str(np.size(good)), str(int(np.sum(good)))) for what, good in counts.items()]
 
 
 def _recomputed_difference(row: Mapping[str, str]) -> float:
@@ -143,7 +138,6 @@ def _recomputed_difference(row: Mapping[str, str]) -> float:
 
 
 def _with_printed_decimals(printed: str, value: float) -> str:
-    """With as many decimals as the printed one."""
     return f"{value:.{len(printed.partition('.')[2])}f}"
 
 

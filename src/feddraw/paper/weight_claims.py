@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta, gamma, gamma_and_beta, size_prior, weights_and_parts
 
+Floats = NDArray[np.float64]
 Sizes = Sequence[float]
 Range = tuple[float, float]
 Outcome = Literal["always", "can", "never"]
@@ -65,6 +66,9 @@ class ClaimVerdict:
     needs: Mapping[int, float]  # by round: the difference of similarities that gives the printed value
 
 
+JudgedClaim = tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]  # by reading and scenario
+
+
 def judge_claim(claim: WeightClaim, sizes: Sizes, reading: Reading) -> ClaimVerdict:
     """Whether the claim can hold under the reading, and what it would take."""
     ranges = {t: _claim_range(claim, t, sizes, reading) for t in claim.rounds}
@@ -79,25 +83,15 @@ def judge_claim(claim: WeightClaim, sizes: Sizes, reading: Reading) -> ClaimVerd
     return ClaimVerdict(outcome, low, high, tuple(sorted(failing)), {t: n for t, n in needs.items() if n is not None})
 
 
-def judge_claims(
-    claims: Sequence[WeightClaim], sizes: Mapping[str, Sizes]
-) -> list[tuple[WeightClaim, dict[Reading, dict[str, ClaimVerdict]]]]:
+def judge_claims(claims: Sequence[WeightClaim], sizes: Mapping[str, Sizes]) -> list[JudgedClaim]:
     """Each claim under each reading, in each scenario that it is about."""
-
-    def about(claim: WeightClaim) -> list[str]:
-        named = {other.scenario for other in claims} & set(sizes)
-        return sorted(named) if claim.scenario == "both" else [claim.scenario]
-
-    return [
-        (
-            claim,
-            {
-                reading: {name: judge_claim(claim, sizes[name], reading) for name in about(claim)}
-                for reading in READINGS
-            },
-        )
-        for claim in claims
-    ]
+    judged: list[JudgedClaim] = []
+    named = sorted({claim.scenario for claim in claims} & set(sizes))
+    for claim in claims:
+        about = named if claim.scenario == "both" else [claim.scenario]
+        verdicts = {r: {name: judge_claim(claim, sizes[name], r) for name in about} for r in READINGS}
+        judged.append((claim, verdicts))
+    return judged
 
 
 def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
@@ -133,15 +127,12 @@ def similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading
     trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
     if not sharpness or trust == 1:
         return None
-    prior = size_prior(sizes)
-    others = len(sizes) - 1
+    prior, others = size_prior(sizes), len(sizes) - 1
     lead = math.log(weight * others / (1 - weight)) / sharpness  # of the client's reputation
     return (lead - trust * float(prior[client] - prior[client - 1])) / (1 - trust)
 
 
-def _feddraw_weights(
-    round: int, sizes: Sizes, similarity: NDArray[np.float64], reading: Reading
-) -> NDArray[np.float64]:
+def _feddraw_weights(round: int, sizes: Sizes, similarity: Floats, reading: Reading) -> Floats:
     return weights_and_parts(sizes, similarity, *gamma_and_beta(round, ROUNDS, reading=reading)).weight
 
 

@@ -14,6 +14,7 @@ from feddraw.results.recorded_run import RecordedRun
 from feddraw.system.file_reading import number_or_nan
 
 Floats = NDArray[np.float64]
+RunsByMethod = Mapping[str, Sequence[RecordedRun]]
 BOOTSTRAP_MEASURES = {"auc": weighted_auc, "gm": weighted_gm}
 
 
@@ -82,20 +83,12 @@ def bootstrap_methods(runs: Sequence[RecordedRun], replicates: int) -> PatientBo
         rows = iter(bootstrap(flat, rng=rng, measure=measure, replicates=replicates, **images))
         drawn[metric] = {method: np.stack([next(rows) for _ in models]) for method, models in outputs.items()}
     personal = {metric: _bootstrap_by_client(found, chosen) for metric, found in drawn.items()}
-    return PatientBootstrap(
-        unit,
-        len(np.unique(owners)),
-        tuple(repeats),
-        {metric: {method: models.mean(axis=0) for method, models in found.items()} for metric, found in drawn.items()},
-        {metric: _bootstrap_of_models_alone(found, chosen) for metric, found in personal.items()},
-        left_out,
-        personal,
-    )
+    common = {metric: {m: models.mean(axis=0) for m, models in found.items()} for metric, found in drawn.items()}
+    alone = {metric: _bootstrap_of_alone(found, chosen) for metric, found in personal.items()}
+    return PatientBootstrap(unit, len(np.unique(owners)), tuple(repeats), common, alone, left_out, personal)
 
 
-def _bootstrap_by_client(
-    drawn: Mapping[str, Floats], chosen: Mapping[str, Sequence[RecordedRun]]
-) -> dict[str, dict[str, Floats]]:
+def _bootstrap_by_client(drawn: Mapping[str, Floats], chosen: RunsByMethod) -> dict[str, dict[str, Floats]]:
     """The clients' own models, by method, where it has such."""
     return {
         method: dict(zip(chosen[method][0].ledger.clients, models, strict=True))
@@ -104,9 +97,7 @@ def _bootstrap_by_client(
     }
 
 
-def _bootstrap_of_models_alone(
-    personal: Mapping[str, Mapping[str, Floats]], chosen: Mapping[str, Sequence[RecordedRun]]
-) -> dict[str, Floats]:
+def _bootstrap_of_alone(personal: Mapping[str, Mapping[str, Floats]], chosen: RunsByMethod) -> dict[str, Floats]:
     """Those that clients trained alone: personal models of other methods learn from all clients."""
     own = [models for method, models in personal.items() if chosen[method][0].name == "alone"]
     return {client: model for models in own for client, model in models.items()}

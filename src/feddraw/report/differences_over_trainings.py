@@ -39,10 +39,8 @@ def differences_over_trainings(runs: Sequence[RecordedRun], metric: str, first: 
         {run: value(run.curve(split, metric)) for run in runs} if split else {}
         for value in (lambda curve: curve[-1] if curve else math.nan, mean_of_last)
     )
-    test = {run: run.test(metric) for run in runs}
-    return TrainingDifferences(
-        _minus_others(test, first, folds), folds, split, _minus_others(last, first), _minus_others(last_five, first)
-    )
+    found = _minus_others({run: run.test(metric) for run in runs}, first, folds)
+    return TrainingDifferences(found, folds, split, _minus_others(last, first), _minus_others(last_five, first))
 
 
 def _common_number_of_folds(runs: Sequence[RecordedRun]) -> int:

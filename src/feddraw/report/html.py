@@ -97,17 +97,13 @@ class _HtmlPage:
         return "\n".join(self.rendered(several))
 
     def _html_table(self, block: blocks.ReportTable) -> str:
-        spans = "".join(
-            f'<th scope="colgroup" colspan="{width}">{escape_html(name)}</th>' for name, width in block.spans
-        )
+        spans = "".join(f'<th scope="colgroup" colspan="{span}">{escape_html(name)}</th>' for name, span in block.spans)
         above = f'<tr class="spans"><td></td>{spans}</tr>' if spans else ""
-        head = "".join(
-            _html_header_cell(name, [row[place] for row in block.rows]) for place, name in enumerate(block.header)
-        )
+        head = "".join(_html_header_cell(name, [row[i] for row in block.rows]) for i, name in enumerate(block.header))
         body = f"<tbody>{_html_rows(block.rows)}</tbody>"
         if block.references:
-            span = len(block.header)
-            body += f'<tbody class="fixed"><tr><th colspan="{span}" scope="colgroup">for reference</th></tr></tbody>'
+            every = len(block.header)
+            body += f'<tbody class="fixed"><tr><th colspan="{every}" scope="colgroup">for reference</th></tr></tbody>'
             body += f"<tbody>{_html_rows(block.references)}</tbody>"
         region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape_html(block.caption)}">'
         caption = f"<caption>{escape_html(block.caption)}</caption>"
@@ -119,8 +115,7 @@ class _HtmlPage:
         self.figures += 1
         drawing = _svg_in_page_colours(self.drawings[picture.name], f"f{self.figures}-")
         width, _ = picture.figure.get_size_inches()
-        label = escape_html(picture.words)
-        drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+        drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{escape_html(picture.words)}"', 1)
         return f'<figure style="max-width: {width * 110:.0f}px">{drawing}</figure>'
 
 
@@ -137,12 +132,10 @@ def _html_header_cell(name: str, column: Sequence[Cell]) -> str:
 
 
 def _html_rows(rows: Sequence[Sequence[Cell]]) -> str:
-    return "".join(
-        f"<tr>{_html_cell(row[0], 'th')}{''.join(_html_cell(cell, 'td') for cell in row[1:])}</tr>" for row in rows
-    )
+    return "".join(f"<tr>{_html_cell(name, 'th')}{''.join(map(_html_cell, cells))}</tr>" for name, *cells in rows)
 
 
-def _html_cell(cell: Cell, tag: str) -> str:
+def _html_cell(cell: Cell, tag: str = "td") -> str:
     scope = ' scope="row"' if tag == "th" else ""
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     text = f"<strong>{escape_html(cell.text)} *</strong>" if cell.best else escape_html(cell.text)

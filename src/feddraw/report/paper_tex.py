@@ -65,16 +65,9 @@ def _latex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
     """Two panels in a row across the page."""
     panels = [rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn]
     rows = [r"\hfill".join(panels[start : start + 2]) for start in range(0, len(panels), 2)]
-    caption = note or "; ".join(one.words for one in drawn)
-    return "\n".join(
-        [
-            r"\begin{figure*}[!htbp]",
-            r"\centering",
-            "\\\\[1ex]\n".join(rows),
-            rf"\caption{{{escape_latex(caption)}}}",
-            r"\end{figure*}",
-        ]
-    )
+    caption = rf"\caption{{{escape_latex(note or '; '.join(one.words for one in drawn))}}}"
+    lines = [r"\begin{figure*}[!htbp]", r"\centering", "\\\\[1ex]\n".join(rows), caption, r"\end{figure*}"]
+    return "\n".join(lines)
 
 
 def paper_pictures(document: ReportDocument) -> list[Picture]:
@@ -104,10 +97,9 @@ def compile_pdf(source: Path) -> Path:
             done = _run_tex([program, *TEX_PROGRAMS[program], source.name], room)
         found = room / target.name
         if done.returncode or not found.is_file():
-            write_whole(source.with_suffix(".log"), done.stdout)
-            raise RunFailed(
-                f"{program} could not make a PDF of {source}: its words are in {source.with_suffix('.log')}"
-            )
+            log = source.with_suffix(".log")
+            write_whole(log, done.stdout)
+            raise RunFailed(f"{program} could not make a PDF of {source}: its words are in {log}")
         write_whole(target, found.read_bytes())
     return target
 

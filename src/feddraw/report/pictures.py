@@ -39,20 +39,15 @@ def client_pictures(runs: Sequence[RecordedRun], scenario: str) -> Iterator[Pict
         return
     figure, axes = plots.panel_figure(height=_panel_height(len(sizes)))
     plots.draw_sizes(axes, sizes)
-    yield Picture(
-        f"{scenario}-sizes", figure, f"Images at each client: {join_names([f'{n} {s:,.0f}' for n, s in sizes.items()])}"
-    )
+    said = join_names([f"{name} {size:,.0f}" for name, size in sizes.items()])
+    yield Picture(f"{scenario}-sizes", figure, f"Images at each client: {said}")
     if run is None:
         return
     shares = np.array([_finding_shares(run.partition, name, size) for name, size in sizes.items()])
     figure, axes = plots.panel_figure(height=_panel_height(len(sizes)) + 0.5)
     plots.draw_heat_map(axes, shares, list(sizes), run.partition["findings"], percent=True)
-    yield Picture(f"{scenario}-findings", figure, FINDING_SHARES)
-
-
-FINDING_SHARES = (
-    "Share of each client's images that show each finding, of those whose label is known; a dash where none is"
-)
+    words = "Share of each client's images that show each finding, of those whose label is known; a dash where none is"
+    yield Picture(f"{scenario}-findings", figure, words)
 
 
 def _finding_shares(partition: Mapping[str, Any], client: str, size: float) -> Floats:
@@ -89,9 +84,8 @@ def deviation_picture(runs: Sequence[RecordedRun], method: str, scenario: str) -
     series, _ = _mean_ledger_column(runs, "weight")
     figure, axes = plots.panel_figure()
     title = f"{plots.short_label(method, 30)}: clients of one size"
-    if plots.draw_deviation(axes, series, _client_sizes(runs[0]), title=title) and any(
-        np.ptp(line.get_ydata()) > 0.01 / len(series) for line in axes.lines
-    ):
+    drawn = plots.draw_deviation(axes, series, _client_sizes(runs[0]), title=title)
+    if drawn and any(np.ptp(line.get_ydata()) > 0.01 / len(series) for line in axes.lines):
         words = f"How far the weight of each client is from the mean weight of the clients of its size, under {method}"
         yield Picture(f"{scenario}-{slug(method)}-deviation", figure, words)
 
@@ -111,7 +105,7 @@ def paper_weight_pictures(runs: Sequence[RecordedRun], scenario: str, letters: I
 
 def weight_part_pictures(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Similarity, reputation and schedules, where the method has them."""
-    for part, words in (("similarity", "Similarity"), ("reputation", "Reputation")):
+    for part in ("similarity", "reputation"):
         if all(run.ledger.has(part) for run in runs):
             series, spread = _mean_ledger_column(runs, part)
             figure, axes = plots.panel_figure()
@@ -119,9 +113,8 @@ def weight_part_pictures(runs: Sequence[RecordedRun], method: str, scenario: str
             axes.set_ylabel(part)
             axes.set_title(f"{plots.short_label(method, 30)}: {part}")
             plots.draw_legend(axes)
-            yield Picture(
-                f"{scenario}-{slug(method)}-{part}", figure, f"{words} of each client in every round under {method}"
-            )
+            words = f"{part.capitalize()} of each client in every round under {method}"
+            yield Picture(f"{scenario}-{slug(method)}-{part}", figure, words)
     if runs[0].ledger.has("gamma", "beta"):
         figure, axes = plots.panel_figure()
         gamma, beta = (runs[0].ledger.common(name) for name in ("gamma", "beta"))
@@ -167,17 +160,12 @@ def weights_by_finding_picture(runs: Sequence[RecordedRun], method: str, scenari
 
 def _mean_ledger_column(runs: Sequence[RecordedRun], part: str) -> tuple[dict[str, list[float]], plots.Spread]:
     """The mean over repeats by client, and least and most; of the first repeat alone where the clients differ."""
-    first = runs[0].ledger
-    alike = [
-        run.ledger[part]
-        for run in runs
-        if (run.ledger.clients, len(run.ledger.status)) == (first.clients, len(first.status))
-    ]
-    stacked = np.stack(alike)
-    series = {client: stacked.mean(axis=0)[:, i].tolist() for i, client in enumerate(first.clients)}
+    ledgers, clients, rounds = [run.ledger for run in runs], runs[0].ledger.clients, len(runs[0].ledger.status)
+    stacked = np.stack([one[part] for one in ledgers if (one.clients, len(one.status)) == (clients, rounds)])
+    series = {client: stacked.mean(axis=0)[:, i].tolist() for i, client in enumerate(clients)}
     low, high = stacked.min(axis=0), stacked.max(axis=0)
-    spread = {client: (low[:, i].tolist(), high[:, i].tolist()) for i, client in enumerate(first.clients)}
-    return series, spread if len(alike) > 1 else {}
+    spread = {client: (low[:, i].tolist(), high[:, i].tolist()) for i, client in enumerate(clients)}
+    return series, spread if len(stacked) > 1 else {}
 
 
 def curve_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, scenario: str) -> Iterator[Picture]:
@@ -191,9 +179,8 @@ def curve_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str
                 lines = [line for line in lines if np.isfinite(line).sum() > 1 and len(line) == len(lines[0])]
                 if lines:
                     series[method] = np.mean(lines, axis=0).tolist()
-                    spread |= (
-                        {method: (np.min(lines, axis=0).tolist(), np.max(lines, axis=0).tolist())} if lines[1:] else {}
-                    )
+                if lines[1:]:
+                    spread[method] = np.min(lines, axis=0).tolist(), np.max(lines, axis=0).tolist()
             if series:
                 title = f"{split} {label}"
                 figure = plots.curve_figure(series, focus=focus, order=order, spread=spread, label=title)
@@ -210,10 +197,9 @@ def roc_pictures(runs: Sequence[RecordedRun], order: Sequence[str], focus: str, 
         points: dict[str, tuple[float, float]] = {}
         for method in methods:
             members = [(run, found) for run, found in scored if run.method == method and finding in found.classes]
-            columns = [
-                (found.scores[:, c], found.truth[:, c]) for _, found in members for c in [found.classes.index(finding)]
-            ]
-            drawn = [line for scores, truth in columns if (line := roc_curve(scores, truth)) is not None]
+            columns = [(found, found.classes.index(finding)) for _, found in members]
+            curves = [roc_curve(found.scores[:, column], found.truth[:, column]) for found, column in columns]
+            drawn = [curve for curve in curves if curve is not None]
             rates = [_operating_point(run, finding) for run, _ in members]
             if drawn and np.isfinite(rates).all():
                 lines[method] = (ROC_GRID, np.mean(drawn, axis=0))
@@ -234,14 +220,12 @@ def _operating_point(run: RecordedRun, finding: str) -> tuple[float, float]:
 def _methods_in_roc(runs: Sequence[RecordedRun], focus: str) -> list[str]:
     """The method in focus, and the best of the others."""
     areas = grouped((run.method, run.test("auc")) for run in runs)
-    best = sorted(areas, key=lambda method: (method != focus, -float(np.mean(areas[method]))))
-    return best[:MOST_ROC_CURVES]
+    return sorted(areas, key=lambda name: (name != focus, -float(np.mean(areas[name]))))[:MOST_ROC_CURVES]
 
 
 def gains_picture(found: Mapping[str, Interval], method: str, label: str, name: str) -> Picture:
     figure, axes = plots.panel_figure(height=_panel_height(len(found)))
-    plots.draw_gains(
-        axes, {client: (one.estimate, one.low, one.high) for client, one in found.items()}, f"gain in {label}"
-    )
+    gains = {client: (one.estimate, one.low, one.high) for client, one in found.items()}
+    plots.draw_gains(axes, gains, f"gain in {label}")
     axes.set_title(f"{plots.short_label(method, 30)} over training alone")
     return Picture(f"{name}-gains", figure, f"Gain in {label} of {method} over training alone, by client")

@@ -88,22 +88,16 @@ def write_report(
         "report.csv": _tidy_results_csv(collection),
         "report.html": html.render_html(document, drawings),
     }
-    for name, text in files.items():
-        write_whole(target / name, text.encode(errors="backslashreplace"))  # a path need not be text
+    for name, content in files.items():
+        write_whole(target / name, content.encode(errors="backslashreplace"))  # a path need not be text
     own = [f"{name}.{ending}" for name in drawings for ending in ("svg", "png")]
     _forget_old_figures(target / FIGURES_FOLDER, [*own, *(f"{picture.name}.pdf" for picture in in_paper)])
     paper = target / "paper.tex" if "paper.tex" in files else None
     if pdf and paper is None:
         raise UserError("the PDF has the paper's tables over scenarios: it needs two scenarios and two methods")
-    return WrittenReport(
-        report,
-        target / "report.html",
-        target / "report.md",
-        target / "tables.tex",
-        target / "report.csv",
-        paper,
-        paper_tex.compile_pdf(paper) if pdf and paper is not None else None,
-    )
+    page, twin, tables, results = (target / name for name in ("report.html", "report.md", "tables.tex", "report.csv"))
+    compiled = paper_tex.compile_pdf(paper) if pdf and paper is not None else None
+    return WrittenReport(report, page, twin, tables, results, paper, compiled)
 
 
 def _make_figures_folder(folder: Path) -> None:

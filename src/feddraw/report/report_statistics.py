@@ -110,6 +110,13 @@ class Report:
         found = self.trainings[metric].found.get((scenario, other))
         return found if found is not None and found.repeats > 1 else None
 
+    def mean(self, scenario: str, method: str, metric: str, finding: str = "") -> MeanOverRepeats:
+        return mean_over_repeats(self.collection.of(scenario, method), metric, finding)
+
+    def replicates_in(self, scenario: str) -> int:
+        """Of the bootstrap; none where methods could not be compared on the same patients."""
+        return 0 if self.draws[scenario].why_none else self.replicates
+
     @property
     def focus(self) -> str:
         """The method that others are compared with: FedDRAW, or else the first."""

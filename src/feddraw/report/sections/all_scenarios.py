@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from feddraw.analysis import statistics_in_words as words
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Cell, Fold, Gallery, Heading, OnlyFor, Paragraph, ReportTable
-from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.report_statistics import Report
 from feddraw.report.sections.method_differences import differences_section
 from feddraw.report.table_cells import column_cells, number_cell, table_note
 from feddraw.results.recorded_run import METRICS
@@ -18,27 +18,21 @@ def all_scenarios_section(report: Report) -> Iterator[Block]:
         return
     yield Heading("All scenarios", anchor="results")
     for metric, label in METRICS.items():
-        yield OnlyFor(
-            [_all_scenarios_table(report, metric, label), *differences_section(report, "", metric, label)],
-            metric=metric,
-        )
+        table = _all_scenarios_table(report, metric, label)
+        yield OnlyFor([table, *differences_section(report, "", metric, label)], metric=metric)
 
 
 def _all_scenarios_table(report: Report, metric: str, label: str) -> ReportTable:
     """One row per method, one column per scenario; then the average rank."""
     collection, comparison = report.collection, report.rankings[metric].comparison
-    cells = {
-        scenario: column_cells(
-            {m: mean_over_repeats(collection.of(scenario, m), metric) for m in report.shown}, collection.methods
-        )
-        for scenario in collection.scenarios
-    }
+    means = [{m: report.mean(s, m, metric) for m in report.shown} for s in collection.scenarios]
+    columns = [column_cells(column, collection.methods) for column in means]
     ranks = {} if comparison is None else comparison.average_ranks
     header = ["method", *collection.scenarios, *(["average rank"] if ranks else [])]
 
     def row(method: str) -> list[Cell]:
         rank = [number_cell(ranks[method], ".2f") if method in ranks else Cell("not ranked")] if ranks else []
-        return [Cell(method), *(column[method] for column in cells.values()), *rank]
+        return [Cell(method), *(column[method] for column in columns), *rank]
 
     return ReportTable(
         f"Test {label}: mean ± standard deviation over seeds",
@@ -88,7 +82,5 @@ def _rank_blocks(report: Report, metric: str, label: str) -> Iterator[Block]:
         f"* significant by Nemenyi's test at alpha {comparison.alpha:g}. Holm p: Wilcoxon's signed-rank test, "
         "corrected for all pairs. Difference: mean of first minus second. Effect: matched-pairs rank-biserial."
     )
-    yield Fold(
-        f"All pairs of methods ({label})",
-        [ReportTable(f"{label}, pairs of methods", header, rows, (), note, f"pairs-{metric}")],
-    )
+    table = ReportTable(f"{label}, pairs of methods", header, rows, (), note, f"pairs-{metric}")
+    yield Fold(f"All pairs of methods ({label})", [table])

@@ -30,25 +30,19 @@ def client_gains_section(report: Report, scenario: str, metric: str, label: str)
     found = list(gains_over_alone(report, scenario, metric))
     if not found:
         return
+    name = f"{slug(scenario)}-{metric}"
+    what = "Metric of the common model minus that of the model the client trained alone, on the same test images."
     yield Heading(f"Does a client gain? {label} in {scenario}", 3)
-    yield Paragraph(
-        "Metric of the common model minus that of the model the client trained alone, on the same test images."
-    )
-    yield _gain_table(
-        found, f"Gain in test {label} over training alone, {scenario}", f"gains-{slug(scenario)}-{metric}"
-    )
+    yield Paragraph(what)
+    yield _gain_table(found, f"Gain in test {label} over training alone, {scenario}", f"gains-{name}")
     focus = [gain for gain in found if gain.method == report.focus]
     drawn = {gain.client: gain.interval for gain in focus if gain.interval is not None}
     if drawn:
-        yield Gallery(
-            [pictures.gains_picture(drawn, report.focus, label, f"{slug(scenario)}-{metric}")],
-            "95 % intervals, paired.",
-        )
+        yield Gallery([pictures.gains_picture(drawn, report.focus, label, name)], "95 % intervals, paired.")
     held = list(gains_over_alone(report, scenario, metric, "holdout"))
     if held:
-        yield Paragraph(
-            "On the images that each client kept back for itself (few, so a client's number moves by chance):"
-        )
+        own = "On the images that each client kept back for itself (few, so a client's number moves by chance):"
+        yield Paragraph(own)
         yield _gain_table(held, f"Gain in {label} on the client's own images, {scenario}")
 
 

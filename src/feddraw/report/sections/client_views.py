@@ -17,6 +17,7 @@ from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.bootstrap_over_patients import PatientBootstrap
+from feddraw.report.report_statistics import Report
 from feddraw.report.table_cells import number_cell
 from feddraw.results.predictions import HoldoutPredictions, read_holdout_predictions
 from feddraw.results.recorded_run import RecordedRun
@@ -38,22 +39,20 @@ class ClientView:
     common: Mapping[str, Interval]  # the same on the common test split
 
 
-def client_views_section(
-    runs: Sequence[RecordedRun], scenario: str, focus: str, draws: PatientBootstrap, replicates: int
-) -> Iterator[Block]:
+def client_views_section(report: Report, scenario: str) -> Iterator[Block]:
     """One row per client and method, and the answer for the method in focus in words."""
-    found = client_views(runs, draws, replicates)
+    found = client_views(report.collection.of(scenario), report.draws[scenario], report.replicates_in(scenario))
     if not found:
         return
-    yield Heading(f"Each client's view in {scenario}", 3, f"clients-{slug(scenario)}")
+    name = f"clients-{slug(scenario)}"
+    yield Heading(f"Each client's view in {scenario}", 3, name)
     yield Paragraph(
         "Does a client gain? Its own patients are the images that it kept back (holdout); all patients are the common "
         "test split, which the headline is about. A gain is shown where the 95 % CI of the paired difference in AUC "
         "lies above 0."
     )
-    yield Bullets(
-        [_view_in_words(view) for view in found if view.method == focus] or [_view_in_words(view) for view in found]
-    )
+    in_focus = [view for view in found if view.method == report.focus]
+    yield Bullets([_view_in_words(view) for view in in_focus or found])
     rows = [
         [
             Cell(view.client),
@@ -64,12 +63,10 @@ def client_views_section(
         ]
         for view in found
     ]
-    header = ["client", "method", "images", "own AUC", "own: − alone", "own: − fedavg"]
-    header += ["all: − alone", "all: − fedavg"]
+    compared = ["own: − alone", "own: − fedavg", "all: − alone", "all: − fedavg"]
     note = "95 % bootstrap CI over patients in brackets; noise between trainings is not included. Means over seeds."
-    yield ReportTable(
-        f"Differences in AUC for each client, {scenario}", header, rows, (), note, f"clients-{slug(scenario)}"
-    )
+    header = ["client", "method", "images", "own AUC", *compared]
+    yield ReportTable(f"Differences in AUC for each client, {scenario}", header, rows, (), note, name)
 
 
 def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicates: int) -> list[ClientView]:
@@ -85,21 +82,16 @@ def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicate
         return []
     by = {(run.method, run.repeat): found for run, found in kept.items()}
     clients = next(run for run in kept if run.method == methods[0] and run.repeat == repeats[0]).ledger.clients
+    by_method = [[by[method, repeat] for repeat in repeats] for method in methods]
     found: list[ClientView] = []
     for number, client in enumerate(clients):
-        drawn, images = _holdout_bootstrap(
-            [[by[method, repeat] for repeat in repeats] for method in methods], number, replicates
-        )
+        drawn, images = _holdout_draws(by_method, number, replicates)
         areas = dict(zip(methods, drawn, strict=True))
         for method in compared:
             others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
             differences = {other: interval(areas[method] - areas[other]) for other in others}
-            area = float(areas[method][0])
-            found.append(
-                ClientView(
-                    client, method, images, area, differences, _differences_on_all_patients(draws, method, client)
-                )
-            )
+            common = _differences_on_all_patients(draws, method, client)
+            found.append(ClientView(client, method, images, float(areas[method][0]), differences, common))
     return found
 
 
@@ -126,9 +118,7 @@ def _same_holdout_images(kept: Mapping[RecordedRun, HoldoutPredictions], repeat:
     )
 
 
-def _holdout_bootstrap(
-    kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int
-) -> tuple[Floats, int]:
+def _holdout_draws(kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int) -> tuple[Floats, int]:
     """The macro AUC of every method on one client's own images and its replicates; and how many images those are."""
     first = kept[0]
     rows = [found.clients == client for found in first]
@@ -136,12 +126,9 @@ def _holdout_bootstrap(
     if not len(truth):
         return np.full((len(kept), 1 + replicates), np.nan), 0
     outputs = [np.concatenate([found.scores[own] for found, own in zip(method, rows, strict=True)]) for method in kept]
-    patients = [
-        found.rows[own] if found.patients is None else found.patients[own]
-        for found, own in zip(first, rows, strict=True)
-    ]
+    patients = [found.rows if found.patients is None else found.patients for found in first]
     folds = np.concatenate([np.full(int(own.sum()), number) for number, own in enumerate(rows)])
-    owners = np.concatenate(patients)
+    owners = np.concatenate([images[own] for images, own in zip(patients, rows, strict=True)])
     rng = np.random.default_rng(0)
     return bootstrap(outputs, truth, rng, patients=owners, folds=folds, replicates=replicates), len(truth)
 
@@ -149,25 +136,17 @@ def _holdout_bootstrap(
 def _view_in_words(view: ClientView) -> str:
     said = []
     for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
-        answers = [
-            f"{_gain_or_loss(found)} {COMPARED_WITH[other]} {_interval_in_words(found)}"
-            for other, found in table.items()
-        ]
+        answers = [_gain_or_loss(found, COMPARED_WITH[other]) for other, found in table.items()]
         if answers:
             said.append(f"{where}: {'; '.join(answers)}")
     return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
 
 
-def _gain_or_loss(found: Interval) -> str:
+def _gain_or_loss(found: Interval, over: str) -> str:
     if math.isnan(found.estimate):
-        return "no AUC to compare"
-    return "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
-
-
-def _interval_in_words(found: Interval) -> str:
-    if math.isnan(found.estimate):
-        return ""
-    return f"({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
+        return f"no AUC to compare {over} "
+    what = "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
+    return f"{what} {over} ({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
 
 
 def _difference_cell(found: Interval | None) -> Cell:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 from feddraw.naming import join_names, slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
 from feddraw.report.bootstrap_over_patients import PatientBootstrap
-from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.report_statistics import Report
 from feddraw.report.sections import images_by_finding
 from feddraw.report.sections.aggregation_weights import methods_with_weights
 from feddraw.report.table_cells import column_cells, difference_cells, patients_note, table_note, trainings_note
@@ -16,18 +17,14 @@ from feddraw.results.recorded_run import METRICS
 
 
 def first_screen(report: Report, scenario: str) -> Iterator[Block]:
-    """The weights of the method in focus beside the table of one scenario."""
-    tables: list[Block] = [
-        OnlyFor([first_screen_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()
-    ]
+    tables = [OnlyFor([first_screen_table(report, scenario, m, label)], metric=m) for m, label in METRICS.items()]
     weighed = methods_with_weights(report.collection, scenario)
     focus = report.focus if report.focus in weighed else next(iter(weighed), "")
     if not focus:
         yield from tables
         return
-    drawn = pictures.weight_pictures(
-        {focus: weighed[focus]}, slug(scenario), title=f"{focus} in {scenario}: weight by round"
-    )
+    title = f"{focus} in {scenario}: weight by round"
+    drawn = pictures.weight_pictures({focus: weighed[focus]}, slug(scenario), title=title)
     yield SideBySide([Gallery(drawn), OnlyFor(tables)])
 
 
@@ -40,7 +37,7 @@ def first_screen_table(report: Report, scenario: str, metric: str, label: str) -
     """One row per method: its mean, and the difference of the method in focus to it, with intervals."""
     collection, draws = report.collection, report.draws[scenario]
     there = [method for method in report.shown if collection.of(scenario, method)]
-    means = column_cells({m: mean_over_repeats(collection.of(scenario, m), metric) for m in there}, collection.methods)
+    means = column_cells({m: report.mean(scenario, m, metric) for m in there}, collection.methods)
     drawn = draws.methods[metric] if report.focus in draws.methods[metric] else {}
     trained = {method: report.over_repeats(scenario, metric, method) for method in there}
     repeated = any(trained.values())
@@ -52,20 +49,14 @@ def first_screen_table(report: Report, scenario: str, metric: str, label: str) -
     }
 
     def row(method: str) -> list[Cell]:
-        over = None
-        if method in drawn and method != report.focus:
-            over = draws.difference(metric, report.focus, method)
+        over = draws.difference(metric, report.focus, method) if method in drawn and method != report.focus else None
         cells = difference_cells(over, trained[method], report.margin)
-        return [
-            Cell(method),
-            means[method],
-            *(cell for cell, shown in zip(cells, columns.values(), strict=True) if shown),
-        ]
+        return [Cell(method), means[method], *compress(cells, columns.values())]
 
     one = len(collection.scenarios) == 1
     return ReportTable(
         f"Test {label} in {scenario}" + (f"; difference: {report.focus} − method" if drawn or repeated else ""),
-        ["method", label, *(name for name, shown in columns.items() if shown)],
+        ["method", label, *compress(columns, columns.values())],
         [row(method) for method in there if method in collection.methods],
         [row(method) for method in there if method in collection.references],
         f"{table_note(collection)} {_interval_note(report, draws, metric)}",

@@ -15,30 +15,26 @@ from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
 from feddraw.report.bootstrap_over_patients import patients_of_images
+from feddraw.report.report_statistics import Report
 from feddraw.results.recorded_run import RecordedRun
 
 METHODS_BESIDE_FOCUS = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 
 
-def images_by_finding_section(
-    runs: Sequence[RecordedRun], scenario: str, focus: str, replicates: int
-) -> Iterator[Block]:
+def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
     """One row per finding: its images in every split, and the AUC of the method in focus with its interval."""
+    runs, replicates = report.collection.of(scenario), report.replicates_in(scenario)
     splits = images_by_split(runs)
     if not splits:
         return
-    findings = findings_of_runs(runs)
-    marked = marked_findings(runs)
+    findings, marked = findings_of_runs(runs), marked_findings(runs)
     methods = grouped((run.method, run) for run in runs)
-    shown = [name for name in methods if name == focus or name in METHODS_BESIDE_FOCUS]
+    shown = [name for name in methods if name == report.focus or name in METHODS_BESIDE_FOCUS]
     areas = {name: dict(auc_intervals(methods[name], findings, replicates)) for name in shown}
     rows = [
         [
             Cell(f"{name} †" if name in marked else name),
-            *(
-                Cell(finding_counts_in_words(splits[split], place), splits[split]["positives"][place])
-                for split in SPLITS
-            ),
+            *(Cell(finding_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
             *(_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
         ]
         for place, name in enumerate(findings)
@@ -58,16 +54,13 @@ def population_in_words(runs: Sequence[RecordedRun]) -> str:
         return ""
     patients = f" of {test['patients']:,} patients" if "patients" in test else ""
     sites = test.get("sites", {})
-    where = ", ".join(f"{site} {count:,}" for site, count in list(sites.items())[:8]) + (
-        ", …" if len(sites) > 8 else ""
-    )
+    where = ", ".join(f"{site} {count:,}" for site, count in list(sites.items())[:8]) + ", …" * (len(sites) > 8)
     from_sites = f" from all sites together ({where})" if sites else " that all clients share"
     tested = next(run for run in runs if run.finished)
     defined = [name for name in findings_of_runs(runs) if math.isfinite(tested.test("auc", name))]
     marked = [name for name in marked_findings(runs) if name in defined]
-    few_of = (
-        f", of which {', '.join(marked)} {'has' if len(marked) == 1 else 'have'} few test images (†)" if marked else ""
-    )
+    have = "has" if len(marked) == 1 else "have"
+    few_of = f", of which {', '.join(marked)} {have} few test images (†)" if marked else ""
     said = f"Test AUC and GM are about the common test split: {test['images']:,} images{patients}{from_sites}"
     plural = "" if len(defined) == 1 else "s"
     return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
@@ -82,16 +75,12 @@ def images_by_split(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
     """What each split holds, as the first run that says so wrote it."""
     for run in runs:
         splits = run.partition.get("splits")
-        if (
-            isinstance(splits, Mapping)
-            and run.finished
-            and all(_is_split_as_written(splits.get(one), run) for one in SPLITS)
-        ):
+        if isinstance(splits, Mapping) and run.finished and all(_as_written(splits.get(one), run) for one in SPLITS):
             return splits
     return {}
 
 
-def _is_split_as_written(split: Any, run: RecordedRun) -> bool:
+def _as_written(split: Any, run: RecordedRun) -> bool:
     """Whether this is one split as a run writes it."""
     if not isinstance(split, Mapping) or not isinstance(split.get("images"), int):
         return False
@@ -123,18 +112,17 @@ def auc_intervals(
     runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
 ) -> Iterator[tuple[str, Interval]]:
     """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
-    tested = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
-    tested = [found for found in tested if found.classes == tuple(findings)]
+    kept = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
+    tested = [found for found in kept if found.classes == tuple(findings)]
     if not tested or not replicates:
         return
+    owners, _ = patients_of_images(tested)
     folds = np.concatenate([np.full(len(found.truth), number) for number, found in enumerate(tested)])
     for place, name in enumerate(findings):
         scores = np.concatenate([found.scores[:, [place]] for found in tested])
         truth = np.concatenate([found.truth[:, [place]] for found in tested])
         rng = np.random.default_rng(0)
-        drawn = bootstrap(
-            [scores], truth, rng, patients=patients_of_images(tested)[0], folds=folds, replicates=replicates
-        )
+        drawn = bootstrap([scores], truth, rng, patients=owners, folds=folds, replicates=replicates)
         yield name, interval(drawn[0])
 
 

@@ -17,22 +17,18 @@ KEPT_MODEL_NAMES = {"last": "last round", "best": "best validation round", "tail
 
 
 def kept_models_section(report: Report, scenario: str) -> Iterator[Block]:
-    """The models that runs kept on request, side by side."""
     rows, notes = [], []
     chosen: dict[str, None] = {}  # what chose each model, each said once
     for method in report.shown:
-        kept = [run.models for run in report.collection.of(scenario, method)]
-        kept = [models for models in kept if models]
+        kept = [models for run in report.collection.of(scenario, method) if (models := run.models)]
         names = [name for name in KEPT_MODEL_NAMES if kept and all(name in models for models in kept)]
         by_name = {name: [replace(models[name], method=name) for models in kept] for name in names}
         every = [run for runs in by_name.values() for run in runs]
         drawn = bootstrap_methods(every, report.replicates if names[1:] else 0)
         rows += [_kept_model_row(method, name, by_name[name], drawn) for name in names]
         for name in names[1:]:
-            said = (
-                f"{KEPT_MODEL_NAMES[name].capitalize()}: chosen by {run.metrics['chosen_by']}." for run in by_name[name]
-            )
-            chosen |= dict.fromkeys(said)
+            shown = KEPT_MODEL_NAMES[name].capitalize()
+            chosen |= dict.fromkeys(f"{shown}: chosen by {run.metrics['chosen_by']}." for run in by_name[name])
         notes += [patients_note(drawn)] if drawn.repeats else []
     if rows:
         yield Heading(f"Which model? {scenario}", 3)

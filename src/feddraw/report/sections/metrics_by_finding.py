@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
-from feddraw.report.report_statistics import Report, mean_over_findings, mean_over_repeats
+from feddraw.report.report_statistics import Report, mean_over_findings
 from feddraw.report.sections import images_by_finding
 from feddraw.report.table_cells import column_cells
 from feddraw.results.recorded_run import RecordedRun
@@ -18,18 +18,14 @@ def metrics_by_finding_section(report: Report, scenario: str, metric: str, label
     collection, runs = report.collection, report.collection.of(scenario)
     findings = list(dict.fromkeys(finding for run in runs for finding in run.findings))
     there = [method for method in report.shown if collection.of(scenario, method)]
-    columns = {
-        _mean_column_name(findings, runs, metric): {
-            m: mean_over_repeats(collection.of(scenario, m), metric) for m in there
-        }
-    }
+    columns = {_mean_column_name(findings, runs, metric): {m: report.mean(scenario, m, metric) for m in there}}
     if trusted := images_by_finding.unmarked_findings(runs):
         name = f"{_mean_column_name(trusted, runs, metric)}, without †"
         columns[name] = {m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there}
     marked = images_by_finding.marked_findings(runs)
     for finding in findings:
         name = f"{finding} †" if finding in marked else finding
-        columns[name] = {m: mean_over_repeats(collection.of(scenario, m), metric, finding) for m in there}
+        columns[name] = {m: report.mean(scenario, m, metric, finding) for m in there}
     cells = [column_cells(column, collection.methods) for column in columns.values()]
     rows = {method: [Cell(method), *(column[method] for column in cells)] for method in there}
     yield Heading(f"{label} by finding in {scenario}", 3)

@@ -13,7 +13,7 @@ from feddraw.grouping import grouped
 from feddraw.paper import published_tables
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Bullets, Cell, Gallery, Heading, Paragraph, Picture, ReportTable
-from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.report_statistics import Report
 from feddraw.report.sections.aggregation_weights import methods_with_weights
 from feddraw.report.table_cells import number_cell
 from feddraw.results.recorded_run import METRICS
@@ -59,9 +59,8 @@ def _scenarios_by_data_set(report: Report) -> dict[str, list[str]]:
 
 def _data_set_title(report: Report, scenario: str) -> str:
     name = str(report.collection.of(scenario)[0].settings["data"]["name"])
-    titles = {"phantom": "phantoms", "nih": "ChestX-ray14"} | {
-        str(key): title for key, title in PAPER_DATASET_TITLES.items()
-    }
+    of_paper = {str(key): title for key, title in PAPER_DATASET_TITLES.items()}
+    titles = of_paper | {"phantom": "phantoms", "nih": "ChestX-ray14"}
     return titles.get(name, name.rpartition("/")[2])
 
 
@@ -70,12 +69,9 @@ def _performance_tables(report: Report, title: str, scenarios: Sequence[str]) ->
     size = SCENARIOS_IN_A_ROW.get(len(scenarios), 6)
     parts = [scenarios[start : start + size] for start in range(0, len(scenarios), size)]
     runs = {len(report.collection.of(s, m)) for s in scenarios for m in report.collection.methods}
-    over = (
-        f" (mean ± standard deviation over {_number_word(runs.pop())} runs)"
-        if len(runs) == 1
-        else " (mean ± sd over runs)"
-    )
-    caption = f"Performance (%) on {title} across {_number_word(len(scenarios))} client-partition scenarios{over}"
+    over = f"standard deviation over {_number_word(runs.pop())} runs" if len(runs) == 1 else "sd over runs"
+    count = _number_word(len(scenarios))
+    caption = f"Performance (%) on {title} across {count} client-partition scenarios (mean ± {over})"
     for number, part in enumerate(parts, 1):
         columns = [_performance_column(report, scenario, metric) for scenario in part for metric in METRICS]
         rows = [[Cell(name_in_paper(m)), *(column[m] for column in columns)] for m in methods_in_paper_order(report)]
@@ -94,16 +90,13 @@ def _number_word(count: int) -> str:
 
 
 def _performance_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
-    means = {m: mean_over_repeats(report.collection.of(scenario, m), metric) for m in report.collection.methods}
+    means = {m: report.mean(scenario, m, metric) for m in report.collection.methods}
     shown = {m: round(100 * one.value, 2) for m, one in means.items() if math.isfinite(one.value)}
     best = max(shown.values(), default=math.nan)
-    cells = {}
-    for method, one in means.items():
-        if method not in shown:
-            cells[method] = Cell("–")
-            continue
-        spread = f" ± {100 * one.spread:.2f}" if math.isfinite(one.spread) else ""
-        cells[method] = Cell(f"{shown[method]:.2f}{spread}", one.value, shown[method] == best)
+    cells = dict.fromkeys(means, Cell("–"))
+    for method, percent in shown.items():
+        spread = f" ± {100 * means[method].spread:.2f}" if math.isfinite(means[method].spread) else ""
+        cells[method] = Cell(f"{percent:.2f}{spread}", means[method].value, percent == best)
     return cells
 
 
@@ -115,16 +108,9 @@ def _paper_ranks(report: Report) -> Iterator[Block]:
     yield _paper_rank_table(report, found)
     for metric, comparison in found.items():
         yield Paragraph(f"{METRICS[metric]}: {words.comparison_in_words(comparison)}")
-    yield Bullets(
-        [
-            f"{METRICS[m]}: {line}"
-            for m, comparison in found.items()
-            for line in words.rank_tests_in_words(comparison)[::2]
-        ]
-    )
-    yield Gallery(
-        [pictures.ranks_picture(one, metric, METRICS[metric], prefix="paper-") for metric, one in found.items()]
-    )
+    tests = {METRICS[metric]: words.rank_tests_in_words(one)[::2] for metric, one in found.items()}
+    yield Bullets([f"{label}: {line}" for label, lines in tests.items() for line in lines])
+    yield Gallery([pictures.ranks_picture(one, m, METRICS[m], prefix="paper-") for m, one in found.items()])
 
 
 def _paper_rank_table(report: Report, found: dict[str, Comparison]) -> ReportTable:
@@ -168,17 +154,13 @@ def paper_weight_panels(report: Report) -> Iterator[Picture]:
 
 def _shown_scenarios(report: Report) -> list[str]:
     """Those of the paper's figure, or the two whose client sizes differ most; with clients of one size among them."""
-    there = [
-        scenario
-        for scenario in report.collection.scenarios
-        if report.focus in methods_with_weights(report.collection, scenario)
-    ]
-    named = [scenario for scenario in PAPER_PANELS if scenario in there]
-    if named:
+    collection = report.collection
+    there = [s for s in collection.scenarios if report.focus in methods_with_weights(collection, s)]
+    if named := [scenario for scenario in PAPER_PANELS if scenario in there]:
         return named
 
     def unequal(scenario: str) -> float:
-        sizes = report.collection.of(scenario, report.focus)[0].ledger.sizes
+        sizes = collection.of(scenario, report.focus)[0].ledger.sizes
         return float(np.max(sizes) / max(np.min(sizes), 1.0))
 
     return sorted(there, key=unequal, reverse=True)[:2]
@@ -190,10 +172,8 @@ def paper_weight_caption(report: Report) -> str:
     for pair, scenario in zip(("(a), (b)", "(c), (d)"), _shown_scenarios(report), strict=False):
         ledger = report.collection.of(scenario, report.focus)[0].ledger
         alike = grouped((int(size), client) for client, size in zip(ledger.clients, ledger.sizes, strict=True))
-        sizes = ", ".join(
-            f"{_client_range(names)} with {size:,} images{' each' * (len(names) > 1)}" for size, names in alike.items()
-        )
-        said.append(f"{pair} {scenario}, {sizes}")
+        sizes = [f"{_client_range(who)} with {size:,} images{' each' * (len(who) > 1)}" for size, who in alike.items()]
+        said.append(f"{pair} {scenario}, {', '.join(sizes)}")
     return (
         f"Evolution of {name_in_paper(report.focus)} aggregation weights across communication rounds, mean over runs: "
         f"{'; '.join(said)}. The panel on the right has the deviation from the mean weight of clients of one size."
@@ -206,28 +186,25 @@ def _client_range(names: Sequence[str]) -> str:
 
 def _beside_published(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks."""
-    for metric, label in METRICS.items():
+    for metric in METRICS:
         table = published_tables.published_results(metric)
         scenarios = [s for s in table.scenarios if s in report.collection.scenarios]
         methods = [m for m in table.methods if m.lower() in report.collection.methods]
         if len(scenarios) < 2 or len(methods) < 2:
             return
-        yield _beside_published_table(report, metric, label, scenarios, methods)
+        yield _means_beside_paper(report, metric, scenarios, methods)
     yield from _beside_published_tests(report)
 
 
-def _beside_published_table(
-    report: Report, metric: str, label: str, scenarios: Sequence[str], methods: Sequence[str]
-) -> ReportTable:
-    published, rows = published_tables.published_results(metric).rows(), []
+def _means_beside_paper(report: Report, metric: str, scenarios: Sequence[str], methods: Sequence[str]) -> ReportTable:
+    label, published, rows = METRICS[metric], published_tables.published_results(metric).rows(), []
     for method in methods:
-        ours = [mean_over_repeats(report.collection.of(s, method.lower()), metric).value for s in scenarios]
+        ours = [report.mean(s, method.lower(), metric).value for s in scenarios]
         theirs = [published[s][method] for s in scenarios]
         rows.append([Cell(method), *(_percent_cell(100 * value) for value in ours)])
         rows.append([Cell(f"{method}, paper"), *map(_percent_cell, theirs)])
-        rows.append(
-            [Cell(f"{method}, difference"), *(_signed_cell(100 * a - b) for a, b in zip(ours, theirs, strict=True))]
-        )
+        differences = [100 * a - b for a, b in zip(ours, theirs, strict=True)]
+        rows.append([Cell(f"{method}, difference"), *map(_signed_cell, differences)])
     return ReportTable(
         f"{label} (%): our means, the paper's (M. Moradpour and A.-C. Hauschild, preprint), and ours minus the paper's",
         ["", *scenarios],
@@ -257,9 +234,8 @@ def _beside_published_tests(report: Report) -> Iterator[Block]:
         pairs = {f"average rank of {method}": (named[method], theirs.average_ranks[method]) for method in both}
         pairs["Friedman's chi-square"] = ours.friedman.statistic, theirs.friedman.statistic
         pairs["critical difference"] = ours.difference, theirs.difference
-        rows += [
-            [Cell(f"{what} ({label})"), *(number_cell(one, ".2f") for one in pair)] for what, pair in pairs.items()
-        ]
+        for what, pair in pairs.items():
+            rows.append([Cell(f"{what} ({label})"), *(number_cell(one, ".2f") for one in pair)])
     if rows:
         note = "The paper's are recomputed from its tables at the same alpha, over all of its scenarios and methods."
         yield ReportTable("Ranks and tests beside the paper's", ["", "here", "paper"], rows, (), note, "paper-tests")

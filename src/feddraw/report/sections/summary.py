@@ -15,7 +15,7 @@ from feddraw.analysis.statistics_in_words import interval_from_to
 from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
 from feddraw.report.differences_over_trainings import differences_over_trainings
-from feddraw.report.report_statistics import Report, mean_over_repeats
+from feddraw.report.report_statistics import Report
 from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
 from feddraw.report.table_cells import patients_interval_name
@@ -39,7 +39,6 @@ def summary_sentences(report: Report) -> Iterator[str]:
 
 
 def _metric_headline(report: Report, metric: str) -> str:
-    """What a metric says in one sentence."""
     scenarios, label, ranking = report.collection.scenarios, METRICS[metric], report.rankings[metric]
     if (comparison := ranking.comparison) is not None:
         return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.comparison_in_words(comparison)}"
@@ -49,7 +48,7 @@ def _metric_headline(report: Report, metric: str) -> str:
 
 
 def _scenario_headline(report: Report, scenario: str, metric: str) -> str:
-    means = {m: mean_over_repeats(report.collection.of(scenario, m), metric).value for m in report.collection.methods}
+    means = {m: report.mean(scenario, m, metric).value for m in report.collection.methods}
     means = {method: value for method, value in means.items() if math.isfinite(value)}
     if not means:
         return f"Test {METRICS[metric]} is undefined in every run."
@@ -63,18 +62,16 @@ def _scenario_headline(report: Report, scenario: str, metric: str) -> str:
     draws = report.draws[scenario]
     if not {best, second} <= draws.methods[metric].keys():
         return f"{said}."
-    intervals: dict[str, Interval | Difference] = {
-        patients_interval_name(draws): draws.difference(metric, best, second)
-    }
+    found: dict[str, Interval | Difference] = {patients_interval_name(draws): draws.difference(metric, best, second)}
     trainings = differences_over_trainings(report.collection.of(scenario), metric, best)
     repeated = trainings.found.get((scenario, second))
     if repeated is not None and repeated.repeats > 1:
-        intervals[f"over {repeated.repeats} trainings"] = repeated
-    said += f" ({'; '.join(f'{name}: {interval_from_to(one)}' for name, one in intervals.items())})."
-    if any(one.low <= 0 <= one.high for one in intervals.values()):
-        which = "An" if len(intervals) > 1 else "The"
+        found[f"over {repeated.repeats} trainings"] = repeated
+    said += f" ({'; '.join(f'{name}: {interval_from_to(one)}' for name, one in found.items())})."
+    if any(one.low <= 0 <= one.high for one in found.values()):
+        which = "An" if len(found) > 1 else "The"
         return f"{said} {which} interval includes 0: no difference between the two is shown."
-    return said if len(intervals) > 1 else f"{said} One training each: noise between trainings is not in the interval."
+    return said if len(found) > 1 else f"{said} One training each: noise between trainings is not in the interval."
 
 
 BothIntervals = tuple[Interval, Difference]  # over patients, over trainings
@@ -92,12 +89,8 @@ def _summary_of_pairs(report: Report) -> Iterator[str]:
         for other, pairs in found.items():
             won = sum(all(one.low > 0 for one in pair) for pair in pairs)
             lost = sum(all(one.high < 0 for one in pair) for pair in pairs)
-            counts = [
-                _wins_or_losses(won, "win"),
-                _wins_or_losses(lost, "loss"),
-                f"{len(pairs) - won - lost} undecided",
-            ]
-            said.append(f"vs {other}: {', '.join(counts)}")
+            decided = f"{won} win{'s' * (won != 1)}, {lost} loss{'es' * (lost != 1)}"
+            said.append(f"vs {other}: {decided}, {len(pairs) - won - lost} undecided")
         how = f"both 95 % CIs, {both}, exclude 0; without correction"
         yield f"AUC of {report.focus} by scenario ({how}): {'; '.join(said)}."
     if report.margin:
@@ -107,11 +100,6 @@ def _summary_of_pairs(report: Report) -> Iterator[str]:
         ]
         how = f"With a margin of {report.margin:g} in AUC (both 95 % CIs, {both}, lie above -{report.margin:g})"
         yield f"{how}, {report.focus} is shown to be no worse than {join_names(said)} scenarios."
-
-
-def _wins_or_losses(number: int, word: str) -> str:
-    plural = f"{word}es" if word.endswith("s") else f"{word}s"
-    return f"{number} {word if number == 1 else plural}"
 
 
 def _paired_auc_differences(report: Report) -> dict[str, list[BothIntervals]]:
@@ -130,8 +118,8 @@ def _summary_of_references(report: Report) -> Iterator[str]:
     for name in collection.references:
         both = [s for s in collection.scenarios if collection.of(s, name) and collection.of(s, report.focus)]
         if both and collection.methods:
-            theirs = np.mean([mean_over_repeats(collection.of(s, name), "auc").value for s in both])
-            ours = np.mean([mean_over_repeats(collection.of(s, report.focus), "auc").value for s in both])
+            theirs = np.mean([report.mean(s, name, "auc").value for s in both])
+            ours = np.mean([report.mean(s, report.focus, "auc").value for s in both])
             what = REFERENCES[name.split(" ")[0]]
             yield f"Reference {name} ({what}) has a mean AUC of {theirs:.4f}, {report.focus} of {ours:.4f}."
 
@@ -157,9 +145,7 @@ def caveats_section(report: Report) -> Iterator[Block]:
     if collection.problems:
         yield Heading("Left out", 3)
         places = {str(one): shown_path(one, report.folders) for one in _paths_in_sentences(collection)}
-        yield Bullets(
-            [_with_shown_paths(places, f"{problem.path}: {problem.reason}") for problem in collection.problems]
-        )
+        yield Bullets([_with_shown_paths(places, f"{one.path}: {one.reason}") for one in collection.problems])
     undefined = sorted(
         {
             f"{finding} has no {_why_undefined(run, finding)}, left out of the mean."

@@ -20,15 +20,9 @@ def what_was_run_section(collection: RunCollection, command: str, folders: Seque
     yield Heading("What was run", anchor="record")
     yield Paragraph(f"This report was made by the command below from {len(collection.runs)} runs.")
     yield CodeBlock(command)
-    yield Fold(
-        "How to run it again",
-        [
-            Paragraph(
-                "Each run is in a file of settings in its folder; where its data lie is for each machine to say:"
-            ),
-            CodeBlock(_commands_to_run_again(collection.runs, folders)),
-        ],
-    )
+    how = "Each run is in a file of settings in its folder; where its data lie is for each machine to say:"
+    again = _commands_to_run_again(collection.runs, folders)
+    yield Fold("How to run it again", [Paragraph(how), CodeBlock(again)])
     yield Fold("Settings", [_settings_table(collection.runs)])
     yield Fold("Partitions", [_partition_table(collection.runs)])
     yield Fold("Versions", [_version_table(collection.runs)])
@@ -44,27 +38,21 @@ def shown_path(path: Path, folders: Sequence[Path]) -> str:
 
 
 def _commands_to_run_again(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> str:
-    first = runs[:20]
     lines = [
         f"feddraw run {shlex.quote(f'{shown_path(run.path, folders)}/experiment.toml')} "
         f"--out {shlex.quote(f'again/{run.path.name}')}"
-        for run in first
+        for run in runs[:20]
     ]
     return "\n".join([*lines, *([f"# … and {len(runs) - 20} more"] if len(runs) > 20 else [])])
 
 
 def _settings_table(runs: Sequence[RecordedRun]) -> ReportTable:
     """Each setting with its value, or its values and who has them."""
-    keys = sorted({key for run in runs for key in run.flat})
     rows = []
-    for key in keys:
+    for key in sorted({key for run in runs for key in run.flat}):
         values = grouped((_setting_without_path(run.flat[key]), run.method) for run in runs if key in run.flat)
-        rows.append(
-            [
-                Cell(key),
-                Cell("; ".join(_value_with_methods(value, names, len(values)) for value, names in values.items())),
-            ]
-        )
+        said = "; ".join(_value_with_methods(value, names, len(values)) for value, names in values.items())
+        rows.append([Cell(key), Cell(said)])
     return ReportTable("Settings of all runs", ["setting", "value"], rows)
 
 
@@ -93,9 +81,8 @@ def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
         for name, value in {**facts, **about.get("packages", {})}.items():
             if value:
                 found.setdefault(name, {})[str(value)] = None
-    return ReportTable(
-        "Versions, machines, network", ["what", "version"], [[Cell(n), Cell(", ".join(v))] for n, v in found.items()]
-    )
+    rows = [[Cell(name), Cell(", ".join(values))] for name, values in found.items()]
+    return ReportTable("Versions, machines, network", ["what", "version"], rows)
 
 
 def _precision_of_run(run: RecordedRun) -> str:
@@ -111,25 +98,16 @@ def _network_of_run(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_table(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> ReportTable:
-    rows = [
-        [
-            Cell(shown_path(run.path, folders)),
-            Cell(run.scenario),
-            Cell(run.method),
-            Cell(run.repeat),
-            number_cell(run.test("auc")),
-            number_cell(run.test("gm")),
-        ]
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        names = (shown_path(run.path, folders), run.scenario, run.method, run.repeat)
+        rows.append([*map(Cell, names), number_cell(run.test("auc")), number_cell(run.test("gm"))])
     return ReportTable("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
 
 
 def report_command(folders: Sequence[Path], options: Mapping[str, object]) -> str:
     """The command, with folders by their last name where they are not below the current one."""
-    said = {
-        name: _folder_in_command(value) if isinstance(value, Path) else str(value) for name, value in options.items()
-    }
+    said = {name: _folder_in_command(own) if isinstance(own, Path) else str(own) for name, own in options.items()}
     parts = [part for name, value in said.items() for part in (f"--{name}", value)]
     return shlex.join(["feddraw", "report", *map(_folder_in_command, folders), *parts])
 
