@@ -10,14 +10,16 @@ from PIL import Image
 
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
 from feddraw.datasets.phantom import phantom
-from feddraw.scenarios.paper_scenarios import wanted_images
+from feddraw.scenarios.paper_scenarios import paper_scenario_images
 
 HEADER = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *PAPER_FINDINGS]
 
 
 def chexpert_archive(folder: Path, scale: float, *, tested: bool = True, size: int = 28) -> Path:
     """The small release; without test labels, as it is published, unless they are asked for."""
-    drawn = phantom(size=size, mix="chexpert", train=wanted_images("CHX-7", scale) or 0, validation=60, test=60, seed=2)
+    drawn = phantom(
+        size=size, mix="chexpert", train=paper_scenario_images("CHX-7", scale) or 0, validation=60, test=60, seed=2
+    )
     release = folder / "CheXpert-v1.0-small"
     lines: dict[str, list[list[object]]] = {"train": [], "valid": [], "test": []}
     for (split, own), rows in zip(lines.items(), drawn.rows.values(), strict=True):
@@ -38,7 +40,7 @@ def chexpert_archive(folder: Path, scale: float, *, tested: bool = True, size: i
 
 def chestmnist_archive(folder: Path, scale: float, *, size: int = 28) -> Path:
     drawn = phantom(
-        size=size, mix="chestmnist", train=wanted_images("CHM-5", scale) or 0, validation=60, test=60, seed=1
+        size=size, mix="chestmnist", train=paper_scenario_images("CHM-5", scale) or 0, validation=60, test=60, seed=1
     )
     labels = np.zeros((len(drawn.images), len(CHESTXRAY14_FINDINGS)), np.uint8)
     labels[:, [CHESTXRAY14_FINDINGS.index(name) for name in PAPER_FINDINGS]] = drawn.labels.values

@@ -15,7 +15,7 @@ from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, Re
 from feddraw.core import Method, Model, Proxy, State, Update
 from feddraw.flower import MethodStrategy
 from feddraw.flower.array_records import NUMPY_ARRAY, model_to_arrays, pack_array, unpack_array, vectors_to_arrays
-from feddraw.flower.in_process_grid import identify_process
+from feddraw.flower.in_process_grid import identify_in_process_grid
 
 Change = Callable[[RecordDict], None]
 TENSOR = "classifier.weight"
@@ -195,7 +195,7 @@ NODES = tuple(range(101, 105))
 
 def asked(node: int, group: str = "1") -> Message:
     """A message to a node."""
-    identify_process()
+    identify_in_process_grid()
     return Message(RecordDict(), node, MessageType.TRAIN, group_id=group)
 
 

@@ -85,9 +85,9 @@ def test_growth_is_drawn(tmp_path):
 
 
 def test_our_round_does_the_peers_steps(monkeypatch):
-    trainer = rivals.our_trainer(TINY)
+    trainer = rivals.trainer_beside_rivals(TINY)
     assert [len(shard) for shard in trainer.shards] == [peer_task.BATCH] * 2
-    with rivals.our_round(TINY, 1) as own:
+    with rivals.our_round_beside_rivals(TINY, 1) as own:
         assert own() > 0
     pixels, targets = peer_task.random_pictures(40)
     (x, y), _ = peer_task.tensors(TINY)

@@ -12,10 +12,15 @@ import tomli_w
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
-from feddraw.study.method_comparison import TimeBudget, comparison_runs, method_of, runs_by_seed, unfinished_runs
-from feddraw.study.progress import StudyProgress
+from feddraw.study.method_comparison import (
+    TimeBudget,
+    comparison_runs,
+    comparison_seeds_in_words,
+    method_of,
+    unfinished_runs,
+)
+from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.study.run_study import run_study
-from feddraw.study.worker_pool import StudyEvent
 from small import small
 
 
@@ -54,7 +59,7 @@ def test_folds_are_as_many_repeats():
 
 def test_a_budget_has_room_for_whole_seeds_or_for_the_first_methods_of_one():
     runs = comparison_runs(small(), seeds=3)
-    assert [runs_by_seed(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
+    assert [comparison_seeds_in_words(budget(seconds, runs)[0].chosen()) for seconds in (1000, 95, 41, 25, 5)] == [
         "feddraw, fedavg, uniform, alone with seeds 0, 1, 2",
         "feddraw, fedavg, uniform, alone with seeds 0, 1",
         "feddraw, fedavg, uniform, alone with seed 0",

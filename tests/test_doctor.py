@@ -15,15 +15,15 @@ import torch
 
 from feddraw.cli import main
 from feddraw.doctor import examination, machine_checks, study_cost
-from feddraw.doctor.device_trial import DeviceTrial, TooSlow, TrialProcesses, TrialTask, apart_after_training
+from feddraw.doctor.device_trial import DeviceTrial, TrialProcesses, TrialTask, TrialTooSlow, trial_difference
 from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, MachineExamination, examine_machine
 from feddraw.doctor.machine_checks import MachineCheck
 from feddraw.doctor.study_cost import (
     MeasuredSpeed,
     extrapolated_speeds,
     fastest_start,
-    images_of_run,
-    paper_runs,
+    images_of_costed_run,
+    paper_study_runs,
     speeds_with_room,
     trial_task_of,
 )
@@ -52,8 +52,8 @@ def test_a_played_device_computes_trains_and_is_timed_as_the_processor_is() -> N
     first, second = (one.training(TINY, 4, 2) for one in (here, there))
     assert first["digests"] == second["digests"]
     assert first["digests"][0] == first["digests"][1]
-    assert apart_after_training(second, first) == 0
-    assert apart_after_training({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
+    assert trial_difference(second, first) == 0
+    assert trial_difference({"move": 1.5 * first["move"]}, first) == pytest.approx(0.5, rel=1e-4)
     batch = there.ready(TINY)["batch"]
     found = there.speed(TINY, batch, 0.2)
     assert found["train"] > 0
@@ -71,10 +71,10 @@ def test_a_process_that_dies_fails_or_hangs_is_said_with_its_device() -> None:
     with TrialProcesses([WorkerPlace("cpu:3")]) as team:
         with pytest.raises(RunFailed, match="cpu:3: AttributeError"):
             team.ask("nothing of the kind")
-        with pytest.raises(TooSlow, match="cpu:3: no answer within 0 s"):
+        with pytest.raises(TrialTooSlow, match="cpu:3: no answer within 0 s"):
             team.ask("sums", patience=0)
         assert team.ask("memory", TINY)[0]["reckoned"]  # not the late answer to what was asked before
-        with pytest.raises(TooSlow):
+        with pytest.raises(TrialTooSlow):
             team.ask("sums", patience=0)
         team._members[0][0].poll(60)
         team._members[0][1].kill()
@@ -127,7 +127,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
 
     def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine_machine(studies={"paper": paper_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
+        return examine_machine(studies={"paper": paper_study_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
 
     return examined
 
@@ -181,7 +181,7 @@ def test_bits_that_vary_on_a_gpu_are_a_note_that_names_the_operation(gpu: Callab
 
 def test_no_time_is_a_note_not_a_fault(gpu: Callable[..., MachineExamination]) -> None:
     def slow(device: str) -> Any:
-        raise TooSlow(f"{device}: no answer")
+        raise TrialTooSlow(f"{device}: no answer")
 
     found = gpu(ready=slow)
     assert not found.broken
@@ -194,7 +194,7 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
     gpu: Callable[..., MachineExamination],
 ) -> None:
     def slow(device: str) -> Any:
-        raise TooSlow(f"{device}: no answer within 60 s")
+        raise TrialTooSlow(f"{device}: no answer within 60 s")
 
     found = {check.what: check.state for check in gpu(sums=slow).checks if check.what.endswith("at work")}
     assert found == {"cpu at work": "note", "cuda:0 at work": "broken"}
@@ -205,21 +205,21 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
 
 def test_the_papers_matrix_is_that_of_its_file() -> None:
     file = [planned.experiment for planned in read_study(ROOT / "studies" / "paper.toml")]
-    ours = paper_runs()
+    ours = paper_study_runs()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
     assert {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
     plain = [[run for run in runs if key[0](run)[1:] == ("fedavg", 0)] for runs in (ours, file)]
-    assert {images_of_run(run) for run in plain[0]} == {images_of_run(run) for run in plain[1]}
+    assert {images_of_costed_run(run) for run in plain[0]} == {images_of_costed_run(run) for run in plain[1]}
 
 
 def test_a_runs_images_are_counted_from_its_settings() -> None:
     run = small(rounds=3).with_settings({"training.epochs": 2})
-    assert images_of_run(run) == (240 * 2 * 3, 80 * 3 + 80)
-    assert images_of_run(run.with_settings({"training.steps": 5})) is None
-    part = study_cost.paper_runs()[0]  # CHX-1: 35,000 of 191,027 are dealt
-    assert images_of_run(part) == (35_000 * 2 * 15, 202 * 15 + 518)
-    assert images_of_run(run.with_settings({"data": "some/table.csv"})) is None
+    assert images_of_costed_run(run) == (240 * 2 * 3, 80 * 3 + 80)
+    assert images_of_costed_run(run.with_settings({"training.steps": 5})) is None
+    part = study_cost.paper_study_runs()[0]  # CHX-1: 35,000 of 191,027 are dealt
+    assert images_of_costed_run(part) == (35_000 * 2 * 15, 202 * 15 + 518)
+    assert images_of_costed_run(run.with_settings({"data": "some/table.csv"})) is None
 
 
 def test_the_cost_is_images_by_speed_and_methods_that_do_more_cost_more() -> None:

@@ -104,7 +104,7 @@ def test_monais_own_command_runs_the_bundle_on_new_images(folder: Path, tmp_path
     assert ran.returncode == 0, ran.stderr
     with (tmp_path / "s.csv").open() as file:
         rows = list(csv.DictReader(file))
-    expected = prediction.predict_images(folder / "run", prediction.find_images([new]))
+    expected = prediction.predict_images(folder / "run", prediction.find_images_to_predict([new]))
     for row, scores, calls in zip(rows, expected.scores, expected.calls, strict=True):
         if row["problem"]:
             assert row["image"].endswith("broken.png")

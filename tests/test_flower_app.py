@@ -20,7 +20,7 @@ from feddraw.flower import score_histograms, server_app, settings
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.server_app import serve_run
+from feddraw.flower.server_app import serve_flower_run
 from feddraw.flower.settings import read_run_config
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.scaffold import scaffold
@@ -49,7 +49,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def carry_out(settings: dict[str, Any], nodes: Any = NODES, arrive: Any = None) -> Any:
-    return serve_run(InProcessGrid(app, nodes, settings, arrive), settings)
+    return serve_flower_run(InProcessGrid(app, nodes, settings, arrive), settings)
 
 
 @pytest.mark.parametrize("method", ["feddraw", "scaffold", "moon", "random_effects"])

@@ -16,7 +16,7 @@ from feddraw.flower import FedDRAW, MethodStrategy
 from feddraw.flower.array_records import model_to_arrays
 from feddraw.flower.client_app import app
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.server_app import serve_run
+from feddraw.flower.server_app import serve_flower_run
 from feddraw.flower.settings import READY_POLICY, read_run_config
 from feddraw.methods.fednova import fednova
 from feddraw.results.outcome_settings import dotted_settings
@@ -76,7 +76,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def carry_out(settings: dict[str, Any], **node: Any) -> Any:
     nodes = [{"partition-id": number} | node for number in range(3)]
-    return serve_run(InProcessGrid(app, nodes, settings), settings)
+    return serve_flower_run(InProcessGrid(app, nodes, settings), settings)
 
 
 def test_the_ready_app_limits_every_site_unless_its_settings_say_otherwise(tmp_path: Path, caplog: Any) -> None:

@@ -18,7 +18,7 @@ from guided import attempt, fuzz
 from readers import archive, dicom, targets
 
 from feddraw.cli.weights import parse_similarity
-from feddraw.data.image_cache import read_chunk_log
+from feddraw.data.image_cache import read_cache_log
 from feddraw.data.imaging import BadImage, Recipe, decode
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import find_dataset, read_training_labels
@@ -114,7 +114,7 @@ def test_a_study_of_more_runs_than_memory_holds_is_one_line(tmp_path):
 
 def test_a_cache_log_with_an_infinite_number_only_loses_that_line(tmp_path):
     (tmp_path / "log").write_text('{"start": 1e999, "bad": {}}\n{"start": 16, "bad": {"17": "gone"}}\n')
-    assert read_chunk_log(tmp_path / "log") == {16: {17: "gone"}}
+    assert read_cache_log(tmp_path / "log") == {16: {17: "gone"}}
 
 
 @pytest.mark.parametrize("preset", ["1979-05-27", "[1]", "3"])

@@ -15,8 +15,8 @@ from feddraw.analysis.site_distances import (
     BatchGradients,
     compare_sites,
     distance_intervals,
-    heterogeneity_in_ledger,
-    weights_by_rule,
+    site_distances_in_ledger,
+    site_weights_by_rule,
 )
 from feddraw.cli import app
 from feddraw.core import Measurement
@@ -78,7 +78,7 @@ def test_intervals_cover_the_distance():
 
 
 def test_weights_of_each_rule():
-    found = weights_by_rule([100, 300], 1 / 100, rounds=5)
+    found = site_weights_by_rule([100, 300], 1 / 100, rounds=5)
     assert found["fedavg"] == [0.25, 0.75]
     assert found["random_effects"] == pytest.approx([0.4, 0.6])
     assert found["uniform"] == [0.5, 0.5]
@@ -164,7 +164,7 @@ def test_of_a_run_that_measured_the_ledger_tells(tmp_path: Path):
     document = json.loads(result.output)
     assert [one["round"] for one in document["measured"]] == [0, 1, 2]
     read = read_run(tmp_path / "run")
-    measured = heterogeneity_in_ledger(read.ledger, 3)
+    measured = site_distances_in_ledger(read.ledger, 3)
     weights = [site.weights["random_effects"] for site in measured[0].sites]
     assert weights == pytest.approx(read.ledger["weight"][0].tolist())
     words = list(explain_weights.weights_in_sentences(explain_weights.explain_run_weights(read)))

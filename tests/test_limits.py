@@ -55,7 +55,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "x.dcm": decode,
     "w.pth": read_saved_parameters,
     "state.safetensors": lambda path: checkpoint.read_checkpoint(path, Layout((), "")),
-    "progress.jsonl": image_cache.read_chunk_log,
+    "progress.jsonl": image_cache.read_cache_log,
 }
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from feddraw.analysis import bootstrap
 from feddraw.analysis.plots import figure_style
 from feddraw.cli import app
-from feddraw.cli.report import significance_level
+from feddraw.cli.report import report_significance_level
 from feddraw.errors import UserError
 from feddraw.paper import published_tables
 from feddraw.report import markdown, paper_tex
@@ -43,7 +43,7 @@ def document(tmp_path_factory):
                     settings={"data.name": PAPER_SCENARIOS[scenario.lower()].dataset, "scenario.scale": 1.0},
                 )  # fmt: skip
     report = compute_report(
-        collect_runs([folder]), alpha=significance_level("paper"), replicates=0, command="", say=lambda _: None
+        collect_runs([folder]), alpha=report_significance_level("paper"), replicates=0, command="", say=lambda _: None
     )
     with figure_style():
         return compose_report(report, "The matrix", lambda _: None)
@@ -90,9 +90,13 @@ def test_the_four_panels_of_the_paper_are_drawn(document):
 
 
 def test_the_preset_has_the_papers_level_and_an_unknown_one_is_refused():
-    assert (significance_level("paper"), significance_level("laptop"), significance_level("")) == (0.10, 0.05, 0.05)
+    assert (report_significance_level("paper"), report_significance_level("laptop"), report_significance_level("")) == (
+        0.10,
+        0.05,
+        0.05,
+    )
     with pytest.raises(UserError, match="among the presets"):
-        significance_level("papr")
+        report_significance_level("papr")
 
 
 def test_a_pdf_without_tex_is_refused_before_anything_is_read(tmp_path, monkeypatch):

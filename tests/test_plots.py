@@ -38,7 +38,7 @@ def test_no_two_of_many_lines_look_alike_even_in_grey() -> None:
 
 
 def test_colours_are_seen_on_white_paper() -> None:
-    assert all(1.05 / (plots.luminance(colour) + 0.05) >= 3 for colour in palette.SERIES)
+    assert all(1.05 / (palette.luminance(colour) + 0.05) >= 3 for colour in palette.SERIES)
 
 
 def test_equal_weights_are_marked() -> None:

@@ -80,7 +80,7 @@ def test_a_table_names_images_of_its_own_folder_only(folder: Path) -> None:
     for content in ("path\nbelow/001.png\n../../secret.png\n", "id,file\n7,below/001.png\n8,/etc/passwd\n"):
         sheet = folder / "images" / "table.csv"
         sheet.write_text(content)
-        inside, outside = prediction.find_images([sheet])
+        inside, outside = prediction.find_images_to_predict([sheet])
         assert inside.path == folder / "images" / "below" / "001.png"
         assert outside.path is None
         found = prediction.predict_images(folder / "run", [inside, outside])
@@ -95,14 +95,14 @@ def test_jpeg_and_dicom_of_any_size_are_prepared_as_in_training(folder: Path, tm
     big = Image.open(folder / "images" / "below" / "000.png").resize((200, 240))
     big.save(tmp_path / "big.jpg", quality=95)
     save_dicom(tmp_path / "big.dcm", np.asarray(big).astype(np.uint16))
-    found = prediction.predict_images(folder / "run", prediction.find_images([tmp_path]))
+    found = prediction.predict_images(folder / "run", prediction.find_images_to_predict([tmp_path]))
     assert not found.problems
     assert np.isfinite(found.scores).all()
 
 
 def test_several_processes_give_the_same_scores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
-    images = 3 * prediction.find_images([folder / "images"])
+    images = 3 * prediction.find_images_to_predict([folder / "images"])
     alone, together = (prediction.predict_images(folder / "run", images, workers=count) for count in (1, 2))
     assert np.array_equal(alone.scores, together.scores)
 
@@ -117,7 +117,7 @@ def test_a_worker_that_dies_is_told_and_nothing_is_said_to_be_kept(
 
     monkeypatch.setattr(prediction, "WORKERS_PAY", 0.0)
     monkeypatch.setattr(prediction, "in_workers", died)
-    images = 3 * prediction.find_images([folder / "images"])
+    images = 3 * prediction.find_images_to_predict([folder / "images"])
     with pytest.raises(RunFailed, match=r"that scored images was killed \(SIGKILL\).*no scores were written"):
         prediction.predict_images(folder / "run", images, workers=2)
 

@@ -20,8 +20,8 @@ from feddraw.experiment.run_time_estimate import _rehearsed
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import preflight, survey_study
+from feddraw.study.progress import StudyEvent
 from feddraw.study.run_study import RepeatedFailure, run_study
-from feddraw.study.worker_pool import StudyEvent
 from feddraw.system.workers import peak_memory
 
 SCALE = 0.002

@@ -13,8 +13,7 @@ from feddraw.engines.serial import Serial
 from feddraw.experiment import run_progress as metering
 from feddraw.experiment.running import iterate
 from feddraw.results.run_folder import RunFolder
-from feddraw.study.progress import StudyProgress
-from feddraw.study.worker_pool import StudyEvent
+from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.system.file_reading import read_jsonl
 from small import small
 

@@ -165,7 +165,7 @@ def test_a_client_is_compared_with_its_model_of_alone_and_no_other_of_its_own(tm
     for client, values in before.clients["auc"].items():
         assert np.array_equal(after.clients["auc"][client], values)
         own = after.used_by("auc", "ditto", client)  # of its own personal model, not of the mean over clients
-        assert client_views._differences_on_all_patients(after, "ditto", client)["alone"].estimate == own[0] - values[0]
+        assert client_views._views_on_all_patients(after, "ditto", client)["alone"].estimate == own[0] - values[0]
         assert np.array_equal(after.used_by("auc", "feddraw", client), after.methods["auc"]["feddraw"])
     every = [after.used_by("auc", "ditto", client)[0] for client in after.clients["auc"]]
     assert len(set(every)) == 4

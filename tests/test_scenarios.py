@@ -24,7 +24,7 @@ from feddraw.errors import UserError
 from feddraw.scenarios import index_list
 from feddraw.scenarios.constructions import self_information
 from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled_count, shuffled_deck
-from feddraw.scenarios.paper_scenarios import paper_dataset_of, wanted_images
+from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.scenarios.partition import deal, describe_scenario, scenario_names, scenario_options
 from feddraw.scenarios.skew_measures import (
     earth_movers,
@@ -275,20 +275,24 @@ def test_scale_keeps_sizes_and_quotas_in_proportion(name: str, tables: dict[str,
 
 @pytest.mark.parametrize("name", SIZES)
 def test_data_of_the_wanted_number_suffices(name: str, tables: dict[str, Labels]) -> None:
-    number = wanted_images(name, 0.045)
+    number = paper_scenario_images(name, 0.045)
     assert number is not None
     labels = tables[paper_dataset_of(name) or ""].take(np.arange(number))
     assert sizes(deal(name, labels, seed=0, scale=0.045)) == [scaled_count(size, 0.045) for size in SIZES[name]]
 
 
 def test_wanted_is_the_paper_s_number_scaled() -> None:
-    assert [wanted_images("chx-1", 1), wanted_images("CHM-4", 1), wanted_images("CHM-1", 0.045)] == [
+    assert [
+        paper_scenario_images("chx-1", 1),
+        paper_scenario_images("CHM-4", 1),
+        paper_scenario_images("CHM-1", 0.045),
+    ] == [
         191027,
         78468,
         3531,
     ]
-    assert wanted_images("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
-    assert wanted_images("iid", 1) is None
+    assert paper_scenario_images("CHM-2", 0.045) == 3533  # its clients, each rounded up, are two more
+    assert paper_scenario_images("iid", 1) is None
 
 
 def test_data_that_is_too_small_names_the_scale_that_fits(small: Labels) -> None:

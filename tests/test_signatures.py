@@ -29,7 +29,7 @@ from feddraw.cli import app as command_line
 from feddraw.errors import UserError
 from feddraw.flower import app_signatures, supernode
 from feddraw.flower.app_signatures import AppBundle, AppRefused, Signatures
-from feddraw.flower.in_process_grid import identify_process
+from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.secure_sums.signing_keys import read_operator_public_key, read_site_directory
 
 APP = Path(__file__).parent.parent / "examples" / "flower" / "app"
@@ -144,7 +144,7 @@ def run_of(bundle: AppBundle, **changes: Any) -> Run:
 
 def receive(bundle: AppBundle, run: Run, site: Signatures) -> SimpleNamespace:
     """What Flower's own loop stores when the server sends a message, a run and its bundle."""
-    identify_process(run=run.run_id, node=2)
+    identify_in_process_grid(run=run.run_id, node=2)
     stores = ObjectStoreFactory()
     state, store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
     state.set_node_id(1)

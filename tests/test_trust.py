@@ -95,10 +95,10 @@ def run_config(section: str, name: str) -> dict[str, Any]:
 def by_flower_server(section: str, name: str) -> str:
     from feddraw.flower.client_app import app as client
     from feddraw.flower.in_process_grid import InProcessGrid
-    from feddraw.flower.server_app import serve_run
+    from feddraw.flower.server_app import serve_flower_run
 
     settings = run_config(section, name)
-    return refused(lambda: serve_run(InProcessGrid(client, [{"partition-id": 0}], settings), settings))
+    return refused(lambda: serve_flower_run(InProcessGrid(client, [{"partition-id": 0}], settings), settings))
 
 
 def by_flower_set(section: str, name: str) -> str:

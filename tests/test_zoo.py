@@ -22,7 +22,7 @@ from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import make_method
 from feddraw.federation import client_seed
 from feddraw.methods.afl import onto_simplex
-from feddraw.methods.fairfed import sensitivity_gap
+from feddraw.methods.fairfed import fairfed_sensitivity_gap
 from feddraw.methods.fedawa import fedawa_slope
 from feddraw.methods.feddisco import DISCREPANCIES, discrepancy
 from feddraw.methods.feddraw_adaptive import similarity_steadiness
@@ -33,7 +33,7 @@ from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
 from feddraw.study.plan import read_study
 from feddraw.system.file_reading import read_toml
-from feddraw.training.client import group_counts
+from feddraw.training.client import client_group_counts
 from feddraw.training.server_images import choose_server_images
 from quadratics import Bowl, play
 from small import small
@@ -552,7 +552,7 @@ def test_fairfed_takes_weight_from_the_client_whose_gap_is_unlike_the_global_one
     away = np.abs(gaps - (16 / 30 - 24 / 30))
     expected = np.array([0.25, 0.25, 0.5]) - (away - away.mean())
     found, state = weigh("fairfed", cohort)
-    assert sensitivity_gap(np.array(other, float)) == pytest.approx(-0.8)
+    assert fairfed_sensitivity_gap(np.array(other, float)) == pytest.approx(-0.8)
     assert found.values == pytest.approx(np.maximum(0, expected) / np.maximum(0, expected).sum())
     again, _ = weigh("fairfed", cohort, state)
     twice = np.maximum(0, expected - (away - away.mean()))
@@ -572,8 +572,8 @@ def test_group_counts_by_hand():
     targets = np.array([[1], [0], [1], [0], [1], [0]], np.float32)
     groups = np.array([0, 0, 1, 1, 1, -1], np.int8)
     # three images have the finding, so the three highest scores are called: rows 0, 1, 2
-    assert group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
-    assert group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
+    assert client_group_counts(logits, targets, groups).tolist() == [1, 2, 1, 1, 6, 4]
+    assert client_group_counts(logits, targets, None).tolist() == [0, 0, 0, 0, 6, 4]
 
 
 def test_groups_reach_the_clients_only_where_they_are_asked_for(tmp_path):

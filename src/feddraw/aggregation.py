@@ -117,14 +117,14 @@ def aggregate(
     findings; left out, it is found by its shape and by `outputs`, the number of findings, and asked for where that does
     not decide. An update that is broken is refused by name in the ledger, and the others count.
     """
-    rule, name = method_and_label(method)
+    rule, name = method_to_aggregate(method)
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
     given = [_named_client_update(update, index) for index, update in enumerate(updates)]
-    check_updates_suffice(rule, name, given)
-    _check_round_follows(round, rounds, name, state)
-    names = _all_client_names({one.client for one in given}, state.clients if state else (), clients)
+    check_aggregation_suffices(rule, name, given)
+    _check_round_to_aggregate(round, rounds, name, state)
+    names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
     arrays = state_dict.plain_arrays(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
     looked_at = bool(by_finding) or state_dict.looks_at_classifier(rule)
@@ -142,7 +142,7 @@ def aggregate(
     return AggregationResult(shown, sent_next, ledger, after, rule.broadcast(result.state))
 
 
-def method_and_label(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
+def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Method, str]:
     """The method, and how its state is told from another's."""
     if isinstance(method, Method):
         return method, repr(method)
@@ -161,7 +161,7 @@ def _named_client_update(update: ClientUpdate | tuple[StateDict, float], index: 
     return ClientUpdate(update[0], update[1], f"C{index + 1}")
 
 
-def check_updates_suffice(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
+def check_aggregation_suffices(rule: Method, name: str, updates: Sequence[ClientUpdate]) -> None:
     """Refuse a method that needs what no update brings."""
     name = name.partition(" ")[0] if "(" not in name else "this method"
     if rule.centralised or not rule.local.starts_from_sent:
@@ -190,7 +190,7 @@ def _looks_at_steps(rule: Method) -> bool:
     return "steps" in rule.weighting.needs.split(", ")
 
 
-def _check_round_follows(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
+def _check_round_to_aggregate(round: int, rounds: int, name: str, state: AggregationState | None) -> None:
     if not 0 <= round < rounds:
         raise UserError(f"round {round} of {rounds}: rounds count from 0 to {rounds - 1}")
     if state is not None and state.method != name:
@@ -199,7 +199,9 @@ def _check_round_follows(round: int, rounds: int, name: str, state: AggregationS
         raise UserError(f"the state is that after round {state.next_round - 1}, so round {round} cannot follow it")
 
 
-def _all_client_names(answered: set[str], known: tuple[str, ...], clients: Sequence[str] | None) -> tuple[str, ...]:
+def _aggregated_client_names(
+    answered: set[str], known: tuple[str, ...], clients: Sequence[str] | None
+) -> tuple[str, ...]:
     """All clients in a fixed order, whoever answered first; `known` are those of the state."""
     if clients is None:
         if not known and not answered:
@@ -227,7 +229,7 @@ def _update_of_client(
     try:
         model: Model = state_dict.flatten_state_dict(state_dict.plain_arrays(given.model), layout)
         wanted = [name for name in rule.sends if name in given.extra]
-        extra = {name: _extra_vector(given.extra[name], layout) for name in wanted}
+        extra = {name: _aggregated_extra(given.extra[name], layout) for name in wanted}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         refused[given.client] = in_one_line(error)
         return None
@@ -239,7 +241,7 @@ def _update_of_client(
     return Update(names.index(given.client), model, given.size, steps, {"loss": 0.0}, extra, labelled)
 
 
-def _extra_vector(value: Any, layout: Layout) -> Vector:
+def _aggregated_extra(value: Any, layout: Layout) -> Vector:
     """What goes up beside a model as one vector, from a number, an array or a state dict of parameters."""
     if isinstance(value, Mapping):
         arrays = state_dict.plain_arrays(value)

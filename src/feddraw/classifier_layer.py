@@ -64,10 +64,10 @@ def candidate_classifiers(params: Sequence[Entry], outputs: int = 0) -> list[Hea
         fitting = _last_scoring_layers([one for one in layers if one.rows == outputs])
         if fitting:
             return [one.name for one in fitting]
-        parts = _last_scoring_layers(_scoring_tail(params, layers))
+        parts = _last_scoring_layers(_classifier_tail(params, layers))
         joint = [one for one in layers if one.rows == 1] if sum(one.rows for one in parts) != outputs else parts
         return [tuple(one.name for one in joint)] if sum(one.rows for one in joint) == outputs else []
-    ends = _last_scoring_layers(_scoring_tail(params, layers) or layers)
+    ends = _last_scoring_layers(_classifier_tail(params, layers) or layers)
     return [one.name for one in ([one for one in ends if one.biased] or ends)]
 
 
@@ -85,7 +85,7 @@ def scoring_layers(params: Sequence[Entry]) -> list[ScoringLayer]:
     return found
 
 
-def _scoring_tail(params: Sequence[Entry], layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
+def _classifier_tail(params: Sequence[Entry], layers: Sequence[ScoringLayer]) -> list[ScoringLayer]:
     """The scoring layers after the last that is none: kernels and norms are the body's."""
     names = {one.name for one in layers}
     body = [number for number, entry in enumerate(params) if layer_of(entry) not in names]

@@ -162,11 +162,11 @@ class Cohort:
     @cached_property
     def params(self) -> Matrix:
         """(clients, d); no copy where the updates lie in one matrix already, as the engines leave them."""
-        return _stack_client_rows([update.model.params for update in self.updates])
+        return _stack_cohort_rows([update.model.params for update in self.updates])
 
     @cached_property
     def buffers(self) -> Matrix:
-        return _stack_client_rows([update.model.buffers for update in self.updates])
+        return _stack_cohort_rows([update.model.buffers for update in self.updates])
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ class Cohort:
         return np.asarray(self.params[:, self.model.layout.find(layer, part)])
 
     def extra(self, name: str) -> Matrix:
-        return _stack_client_rows([update.extra[name] for update in self.updates])
+        return _stack_cohort_rows([update.extra[name] for update in self.updates])
 
     def number(self, name: str) -> NDArray[np.float64]:
         """(clients,): what each sent as a single number."""
@@ -306,7 +306,7 @@ def class_row_name(output: int) -> str:
     return f"class {output}"
 
 
-def _stack_client_rows(rows: Sequence[Vector]) -> Matrix:
+def _stack_cohort_rows(rows: Sequence[Vector]) -> Matrix:
     if len(rows) == 1:  # of a stream: no copy each time
         return rows[0][None]
     base = rows[0].base

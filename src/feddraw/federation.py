@@ -61,7 +61,7 @@ def federate(
         jobs = [Job(round, rounds, i, client_seed(seed, round, i), model, broadcast, asked[i]) for i in asked]
         took: dict[str, float] = {}
         arriving = engine.train(jobs) if sizes is None else engine.train(jobs, in_turn=True)
-        coming = _report_updates(arriving, clients, took, round, on_update)
+        coming = _federation_updates(arriving, clients, took, round, on_update)
         this = (round, rounds, model, method, state)
         if secure_rounds is not None:
             result = secure_rounds.round(*this, coming, asked, gate, policy)
@@ -80,7 +80,7 @@ def federate(
         yield replace(result, seconds=seconds, client_seconds=took)
 
 
-def _report_updates(
+def _federation_updates(
     updates: Iterable[Update], clients: Sequence[str], took: dict[str, float], round: int, on_update: OnUpdate | None
 ) -> Iterator[Update]:
     """The updates as they come, each reported; how long its client worked goes into `took`."""

@@ -28,7 +28,7 @@ def initial_shares() -> State:
     return {"population": 0, "shares": {}, "pieces": {}}
 
 
-def update_mean(
+def update_standing_mean(
     mean: Vector, state: State, cohort: Cohort, weights: Weights, changes: WeightedChanges
 ) -> tuple[Vector, State]:
     """The mean over all clients after a round, and the state for the next one."""

@@ -26,7 +26,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.flower import array_records, metric_means, reply_intake, score_histograms, site
 from feddraw.flower.array_records import model_to_arrays, pack_array, unpack_array, vectors_to_arrays
-from feddraw.flower.in_process_grid import identify_process
+from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.flower.roster import Roster
 from feddraw.flower.score_histograms import histograms_to_metrics, merged_histogram_metrics
 from feddraw.flower.site import Site
@@ -214,13 +214,13 @@ def request_seeds() -> list[bytes]:
 
 
 def targets() -> list[Target]:
-    identify_process()
+    identify_in_process_grid()
     inside = (
         "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line decode_replies "
-        "_without_gaps _decode_update _metrics_and_size _record_of_model"
+        "_replies_without_gaps _decode_update _metrics_and_size _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    within = "unpack_array _view_npy _array_with_other_header _check_array_names arrays_to_vectors"
+    within = "unpack_array _view_record _record_with_other_header _check_array_names arrays_to_vectors"
     tensors = [getattr(array_records, name) for name in within.split()]
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [

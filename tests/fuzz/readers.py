@@ -278,7 +278,7 @@ STATISTICS = [
 
 def read_statistics(data: bytes, room: Path) -> object:
     sheet = csv_sheet.CsvSheet.of(written(data, room / "results.csv"))
-    columns = tidy_results.value_columns(sheet, {"scenario", "method", "seed"})
+    columns = tidy_results.tidy_value_columns(sheet, {"scenario", "method", "seed"})
     over = "seed" if "seed" in sheet.header else ""
     return [tidy_results.read_tidy_table(sheet, "scenario", "method", column, over) for column in columns]
 
@@ -297,7 +297,7 @@ def index_seeds() -> list[bytes]:
         "scenario": "CHX-1",
         "seed": 0,
         "scale": 1.0,
-        "sha256": index_list.partition_sha256(names),
+        "sha256": index_list.index_list_sha256(names),
         "clients": clients,
     }
     text = json.dumps(document).encode()
@@ -316,7 +316,7 @@ def reshape_index(data: bytes, rng: random.Random) -> bytes:
     document = {
         "scenario": "s",
         "scale": rng.choice((1.0, 2.0)),
-        "sha256": index_list.partition_sha256(names),
+        "sha256": index_list.index_list_sha256(names),
         "clients": clients,
     }
     return (
@@ -509,7 +509,7 @@ def reshape_checkpoint(data: bytes, rng: random.Random) -> bytes:
     document[key] = rng.choice(
         (None, -1, "x", [], {}, 1e999, {"a": {"array": "nowhere"}}, {"x": 1}, {"0": [1]}, 2**70, True)
     )
-    document["blake2"] = checkpoint.arrays_digest(arrays, document)
+    document["blake2"] = checkpoint.checkpoint_digest(arrays, document)
     return bytes(save(arrays, {"feddraw": json.dumps(document)}))
 
 
@@ -688,7 +688,7 @@ def read_entry(data: bytes, room: Path) -> object:
     for number, seed in enumerate(entry_seeds()[:3]):
         name = ("images.npy", "bad.json", "progress.jsonl")[number]
         written(data[1:] if data[:1] == seed[:1] else seed[1:], place / name)
-    found = image_cache.open_finished_entry(place, (3, 4, 4)), image_cache.read_chunk_log(place / "progress.jsonl")
+    found = image_cache.open_finished_entry(place, (3, 4, 4)), image_cache.read_cache_log(place / "progress.jsonl")
     if found[0] is None:
         raise UserError("it is made again")
     return found
@@ -810,8 +810,8 @@ SHEET = (
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (
-    "_labelled_runs _differing_settings _is_crossed_setting _comparability_notes _without_copies _name_with_settings "
-    "_setting_text"
+    "_labelled_runs _differing_settings _is_crossed_setting _collection_notes _without_copies _name_with_settings "
+    "_collection_setting"
 )
 
 
@@ -826,7 +826,7 @@ def targets(room: Path) -> list[Target]:
         *functions(catalog, without="own_function names find call_with_settings"),
         *named(Experiment, "of read __post_init__ section"),
         *functions(participation),
-        *named(corruption, "_numbers_by_site"),
+        *named(corruption, "_corruption_by_site"),
         *named(corruption.Corruption, "alterations check"),
     ]
     sheet = functions(csv_sheet, finding_names, label_table, without="split_rows first_row_problems")
@@ -865,7 +865,7 @@ def targets(room: Path) -> list[Target]:
         Target(
             "tables of results", read_statistics, ONE_LINE, STATISTICS,
             [
-                *named(tidy_results, "read_tidy_table _tidy_value value_columns"),
+                *named(tidy_results, "read_tidy_table _tidy_value tidy_value_columns"),
                 *named(csv_sheet.CsvSheet, "rows column of"),
             ],
             TABLE_WORDS,
@@ -879,11 +879,12 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(inspection, without="rows_of_class_folders positives sites sizes"), TABLE_WORDS,
+            functions(inspection, without="init_rows_of_class_folders positives sites sizes"), TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(
-            "similarities", read_similarities, ONE_LINE, SIMILARITIES, named(weights, "parse_similarity _numeric_line"),
+            "similarities", read_similarities, ONE_LINE, SIMILARITIES,
+            named(weights, "parse_similarity _similarity_line"),
             TABLE_WORDS, odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
         Target(
@@ -894,11 +895,11 @@ def targets(room: Path) -> list[Target]:
         Target(
             "run folders", read_folder, ONE_LINE, run_seeds(room),
             [
-                *named(run_collection, RUNS), *named(recorded_run, "read_run _check_metrics"),
+                *named(run_collection, RUNS), *named(recorded_run, "read_run _check_recorded_metrics"),
                 *functions(ledger_table.LedgerTable),
                 *named(recorded_run.RecordedRun, "predictions curve by_class"), predictions.read_predictions,
                 *named(file_reading, "read_json damage_told number_or_nan"),
-                *named(verify, "_compared_hashes _lines_by_round _differing_environment"),
+                *named(verify, "_compared_hashes _lines_to_verify _differing_environment"),
                 *functions(explain_weights),
             ],
             [b",", b"\n", b"{", b"[", b"null", b'"macro"'], odd=[odd_folders, crowded],
@@ -918,7 +919,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "checkpoints", read_checkpoint, ONE_LINE, checkpoint_seeds(room),
-            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays arrays_digest")],
+            [RunFolder.load_checkpoint, *named(checkpoint, "read_checkpoint restore_arrays checkpoint_digest")],
             (), reshape_checkpoint, [odd_log],
         ),
         Target(
@@ -940,8 +941,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "prepared images", read_entry, ONE_LINE, entry_seeds(),
-            named(image_cache, "open_finished_entry read_chunk_log"),
-            odd=[lambda room: image_cache.read_chunk_log(room / "nowhere")],
+            named(image_cache, "open_finished_entry read_cache_log"),
+            odd=[lambda room: image_cache.read_cache_log(room / "nowhere")],
         ),
         *messages(),
     ]  # fmt: skip

@@ -111,7 +111,7 @@ def _bootstrap_by_parts(
     return _divided_or_nan(np.where(defined, values, 0.0).sum(axis=1), defined.sum(axis=1)).T
 
 
-def _auc_parts(scores: Floats, truth: Truth) -> tuple[Floats, Floats]:
+def _auc_bootstrap_parts(scores: Floats, truth: Truth) -> tuple[Floats, Floats]:
     """DeLong's components: for each positive image the share of negatives below it, for each negative that of positives
     above; less half the AUC each, so that the sum of their means is the AUC."""
     positives, negatives = scores[truth == 1], scores[truth == 0]
@@ -131,7 +131,7 @@ def _share_below(scores: Floats, limits: Floats) -> Floats:
     return share
 
 
-def _gm_parts(called: Floats, truth: Truth) -> tuple[Floats, Floats]:
+def _gm_bootstrap_parts(called: Floats, truth: Truth) -> tuple[Floats, Floats]:
     """Which positive and which negative images are called as they are."""
     right = np.where(np.isnan(called).any(), np.nan, called == truth)
     return right[truth == 1], right[truth == 0]
@@ -173,6 +173,6 @@ def _divided_or_nan(totals: Floats, counts: NDArray[Any]) -> Floats:
 
 
 _PARTS_OF_MEASURE: dict[Measure, tuple[Callable[..., tuple[Floats, Floats]], Callable[..., Floats]]] = {
-    weighted_auc: (_auc_parts, np.add),
-    weighted_gm: (_gm_parts, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
+    weighted_auc: (_auc_bootstrap_parts, np.add),
+    weighted_gm: (_gm_bootstrap_parts, lambda sensitivity, specificity: np.sqrt(sensitivity * specificity)),
 }

@@ -51,7 +51,7 @@ class Evaluator:
         for split, values in scores.items():
             each = self._evaluations(values, self.truth(split), thresholds)
             found[split] = metrics.mean_of(each) if personal else each[0]
-            _warn_of_undefined(found[split], split)
+            _warn_after_evaluation(found[split], split)
         found["test"] |= self._test_auc_by_site(engine, models)
         kept_back = {
             client: engine.predict(models[client if len(models) > 1 else 0], rows)
@@ -134,7 +134,7 @@ def models_to_evaluate(method: Method, engine: Engine, shown: Model, clients: in
     return (personal, True) if len(personal) == clients else ([shown], False)
 
 
-def _warn_of_undefined(found: Mapping[str, Any], split: str) -> None:
+def _warn_after_evaluation(found: Mapping[str, Any], split: str) -> None:
     broken = found["not_finite"]
     rest = [name for name in found["undefined"] if name not in broken]
     alike = [name for name in rest if math.isnan(found["auc"]["per_class"][name])]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.site_distances import heterogeneity_in_ledger, heterogeneity_in_words, number_or_none
+from feddraw.analysis.site_distances import number_or_none, site_distances_in_ledger, site_distances_in_words
 from feddraw.errors import UserError
 from feddraw.naming import join_names
 from feddraw.results.ledger_table import LedgerTable
@@ -153,23 +153,23 @@ def spans_of_rounds(holds: NDArray[np.bool_]) -> list[RoundSpan]:
 
 def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
-    yield from _who_counted_most(found)
-    yield from _small_clients_in_words(found)
+    yield from _explain_most_weight(found)
+    yield from _explain_small_clients(found)
     yield from _equal_weights_in_words(found)
     yield from _size_or_similarity_in_words(found)
     yield from _policy_in_words(found)
     by_finding = found.run.by_class() if found.run.finished else {}
-    yield from _whose_labels_taught(found, by_finding)
+    yield from _explain_findings_taught(found, by_finding)
     yield from _weights_by_finding_in_words(found, by_finding)
     yield from _measured_distances_in_words(found)
-    yield from _not_counted_in_words(found)
+    yield from _explain_not_counted(found)
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
     if found.rescaled:
         yield "The coefficients of this method do not add up to 1; the shares here are their shares of the sum."
 
 
-def _who_counted_most(found: WeightExplanation) -> Iterator[str]:
+def _explain_most_weight(found: WeightExplanation) -> Iterator[str]:
     mean = found.shares.mean(axis=0)
     most, least = int(mean.argmax()), int(mean.argmin())
     if np.ptp(mean) < EXACTLY_EQUAL:
@@ -180,7 +180,7 @@ def _who_counted_most(found: WeightExplanation) -> Iterator[str]:
         yield f"{found.clients[place]} counted {word}: {counts} on average, with {holds} of the images."
 
 
-def _small_clients_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_small_clients(found: WeightExplanation) -> Iterator[str]:
     if not found.small.any():
         yield "All clients have the same number of images, so none is small."
         return
@@ -242,10 +242,10 @@ def _policy_in_words(found: WeightExplanation) -> Iterator[str]:
             most = int(np.abs(np.nan_to_num(change)).argmax()) if change.any() else int(here.argmax())
             before, after = (percent(ledger[name][most, place]) for name in ("proposed", "allowed"))
             when = rounds_in_words(spans_of_rounds(here)) + (f", most in round {most}" if here.sum() > 1 else "")
-            yield f"{_policy_decision(clause, client, change[most])} in {when}: from {before} to {after}."
+            yield f"{_explain_policy(clause, client, change[most])} in {when}: from {before} to {after}."
 
 
-def _policy_decision(clause: str, client: str, change: float) -> str:
+def _explain_policy(clause: str, client: str, change: float) -> str:
     """What a setting of the policy did to a client."""
     if clause == "fixed":
         return f"policy.fixed set the weight of {client}"
@@ -254,7 +254,7 @@ def _policy_decision(clause: str, client: str, change: float) -> str:
     return f"policy.{clause} held {client} down" if change < 0 else f"policy.{clause} raised {client}"
 
 
-def _whose_labels_taught(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _explain_findings_taught(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     """Whose labels a finding was learnt from, where not all clients label it."""
     for finding, shares in weights.items():
         taught = np.asarray((np.nan_to_num(shares) > 0).any(axis=0))
@@ -283,9 +283,9 @@ def _weights_by_finding_in_words(found: WeightExplanation, weights: Mapping[str,
 
 def _measured_distances_in_words(found: WeightExplanation) -> Iterator[str]:
     """How much the clients differed, where the method has measured it."""
-    measured = heterogeneity_in_ledger(found.run.ledger, len(found.shares))
+    measured = site_distances_in_ledger(found.run.ledger, len(found.shares))
     for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():
-        yield f"Measured in round {measured[place].round}: {heterogeneity_in_words(measured[place].overall)}."
+        yield f"Measured in round {measured[place].round}: {site_distances_in_words(measured[place].overall)}."
     if len(measured) > 1:
         above = sum(one.overall.q > one.overall.expected for one in measured)
         yield f"Q was above its expectation in {above} of {len(measured)} measurements."
@@ -294,7 +294,7 @@ def _measured_distances_in_words(found: WeightExplanation) -> Iterator[str]:
         yield f"In the last measurement {far.site} was farthest from the others."
 
 
-def _not_counted_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_not_counted(found: WeightExplanation) -> Iterator[str]:
     events = found.events
     for round, client, status in events[:5]:
         yield f"{client} did not count in round {round}: {status}."

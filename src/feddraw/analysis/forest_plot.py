@@ -26,21 +26,21 @@ def after_rounds(round: int) -> str:
 
 def forest_figure(found: Sequence[Heterogeneity]) -> Figure:
     """All models in one figure; for many sites those that are farthest away."""
-    shown = _farthest_sites(found[-1].sites)
+    shown = _sites_in_forest(found[-1].sites)
     groups = [*found[-1].layers, *found[-1].findings]
     height = 1.3 + 0.32 * max(len(shown), len(groups))
     with figure_style():
         figure = Figure(figsize=(10.5 if groups else 7.5, height), layout="constrained")
         ratios = [3.2, 2.2, 2.2][: 3 if groups else 2]
         axes = figure.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
-        draw_distances(axes[0], found)
-        _draw_weights_by_rule(axes[1], found[-1], shown)
+        draw_forest_distances(axes[0], found)
+        _draw_forest_weights(axes[1], found[-1], shown)
         if groups:
-            _draw_q_by_group(axes[2], found)
+            _draw_forest_q(axes[2], found)
     return figure
 
 
-def _farthest_sites(sites: Sequence[SiteDistance]) -> list[str]:
+def _sites_in_forest(sites: Sequence[SiteDistance]) -> list[str]:
     ranked = sorted(sites, key=lambda one: -(one.distance if one.distance is not None else -np.inf))
     kept = {one.site for one in ranked[:MOST_SITES]}
     return [one.site for one in sites if one.site in kept]
@@ -51,17 +51,17 @@ def _offsets_in_row(count: int) -> list[float]:
     return [0.0] if count == 1 else np.linspace(-0.18, 0.18, count).tolist()
 
 
-def _square_style(place: int, count: int) -> dict[str, Any]:
+def _forest_square_style(place: int, count: int) -> dict[str, Any]:
     """The last model's squares are full, those before it hollow."""
     colour = SERIES[0] if place == count - 1 else SERIES[1]
     return {"color": colour, "markerfacecolor": colour if place == count - 1 else "none"}
 
 
-def draw_distances(axes: Axes, found: Sequence[Heterogeneity]) -> None:
+def draw_forest_distances(axes: Axes, found: Sequence[Heterogeneity]) -> None:
     """One row per site and, where there are several models, one square per model in it."""
-    shown = _farthest_sites(found[-1].sites)
+    shown = _sites_in_forest(found[-1].sites)
     for place, (one, offset) in enumerate(zip(found, _offsets_in_row(len(found)), strict=True)):
-        looks = _square_style(place, len(found))
+        looks = _forest_square_style(place, len(found))
         most = max(site.measured for site in one.sites) or 1
         for site in one.sites:
             if site.site not in shown or site.distance is None:
@@ -96,7 +96,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="x", labelsize=8)
 
 
-def _draw_weights_by_rule(axes: Axes, one: Heterogeneity, shown: Sequence[str]) -> None:
+def _draw_forest_weights(axes: Axes, one: Heterogeneity, shown: Sequence[str]) -> None:
     rules = [rule for rule in RULES if all(rule in site.weights for site in one.sites)]
     for place, (rule, offset) in enumerate(zip(rules, np.linspace(-0.24, 0.24, len(rules)), strict=True)):
         values = {site.site: site.weights[rule] for site in one.sites}
@@ -112,13 +112,13 @@ def _draw_weights_by_rule(axes: Axes, one: Heterogeneity, shown: Sequence[str]) 
     draw_legend(axes)
 
 
-def _draw_q_by_group(axes: Axes, found: Sequence[Heterogeneity]) -> None:
+def _draw_forest_q(axes: Axes, found: Sequence[Heterogeneity]) -> None:
     names = [group.name for group in (*found[-1].layers, *found[-1].findings)]
     for place, (one, offset) in enumerate(zip(found, _offsets_in_row(len(found)), strict=True)):
         groups = [*one.layers, *one.findings]
         rows = [names.index(group.name) + offset for group in groups]
         ratios = [group.q / group.expected if group.expected > 0 else np.nan for group in groups]
-        axes.plot(ratios, rows, marker="o", markersize=5, linestyle="none", **_square_style(place, len(found)))
+        axes.plot(ratios, rows, marker="o", markersize=5, linestyle="none", **_forest_square_style(place, len(found)))
     axes.axvline(1, color="0.6", linewidth=0.8, zorder=0)
     axes.axhline(len(found[-1].layers) - 0.5, color="0.6", linewidth=0.5)
     axes.set_xscale("log")

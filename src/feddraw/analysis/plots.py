@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -34,7 +33,7 @@ from feddraw.system.file_writing import write_whole
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
-
+from feddraw.analysis.palette import luminance
 
 LINE_STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -177,12 +176,12 @@ def curve_figure(series: Series, *, focus: str, order: Sequence[str], spread: Sp
     for axes in grid[len(series) - 3 : len(series)]:  # the lowest of each column, where the last row is short
         axes.xaxis.set_tick_params(labelbottom=True)
         axes.set_xlabel("round")
-    grid[0].set_ylim(*_range_of_late_rounds(series, spread))
+    grid[0].set_ylim(*_axis_range_of_late_rounds(series, spread))
     figure.supylabel(label, fontsize="medium")
     return figure
 
 
-def _range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, float]:
+def _axis_range_of_late_rounds(series: Series, spread: Spread) -> tuple[float, float]:
     """The range of all but the first fifth of the rounds, which rise from chance and would press the rest together."""
     lines = [*series.values(), *(end for ends in spread.values() for end in ends)]
     late = np.concatenate([np.asarray(line)[len(line) // 5 :] for line in lines])
@@ -266,13 +265,6 @@ def _draw_heat_map_numbers(axes: Axes, mesh: QuadMesh, values: Floats, percent: 
         # near black or near white, whichever is seen better; both stay as they are where a page turns ink light
         ink = "#010101" if not np.isfinite(value) or luminance(mesh.to_rgba(np.array(value))) > 0.18 else "#fefefe"
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
-
-
-def luminance(colour: Any) -> float:
-    """How bright a colour is, from 0 to 1, as contrast is reckoned (WCAG 2)."""
-    parts = np.array(to_rgb(colour))
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def draw_roc(

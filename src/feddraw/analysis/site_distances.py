@@ -123,7 +123,7 @@ def distance_intervals(batches: BatchGradients, group: str, replicates: int, see
     return np.stack([found, low, high], axis=1)
 
 
-def weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str, list[float]]:
+def site_weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str, list[float]]:
     """Beside each other: FedDRAW's are the mean over its rounds, for clients that are fully similar."""
     counts = np.asarray(sizes, np.float64)
     drawn = [[client["weight"] for client in row["clients"]] for row in schedule(rounds=rounds, sizes=list(sizes))]
@@ -132,7 +132,7 @@ def weights_by_rule(sizes: Sequence[float], rho: float, rounds: int) -> dict[str
     return {rule: column.tolist() for rule, column in zip(RULES, columns, strict=True)}
 
 
-def heterogeneity_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogeneity]:
+def site_distances_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogeneity]:
     """Of a run whose method has measured: one for each round with a measurement, without intervals and p."""
     found = []
     for t in range(len(ledger.status)):
@@ -141,7 +141,7 @@ def heterogeneity_in_ledger(ledger: LedgerTable, rounds: int) -> list[Heterogene
             continue
         q, expected, rho = (float(ledger[name][t, there][0]) for name in ("q", "q_expected", "rho"))
         sizes = np.where(there, ledger["size"][t], 0.0)
-        weights = weights_by_rule(sizes[there].tolist(), rho, rounds)
+        weights = site_weights_by_rule(sizes[there].tolist(), rho, rounds)
         sites = tuple(
             SiteDistance(
                 ledger.clients[place],
@@ -161,7 +161,7 @@ def number_or_none(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def heterogeneity_in_words(group: GroupHeterogeneity) -> str:
+def site_distances_in_words(group: GroupHeterogeneity) -> str:
     """Q in a sentence."""
     said = f"Q = {group.q:.1f}; {group.expected:.1f} is expected if the sites are alike"
     p = "" if group.p is None else f", p = {group.p:.3g} by permutation"

@@ -86,11 +86,11 @@ def tabulate(rows: Iterable[tuple[str, str, float]], *, steps: float | None = No
     scenarios = tuple(dict.fromkeys(scenario for scenario, _ in cells))
     methods = tuple(dict.fromkeys(method for _, method in cells))
     twice = [cell for cell, times in Counter(row[:2] for row in rows).items() if times > 1]
-    _refuse_cells("more than one row for", twice, "give one, such as the mean over seeds")
+    _refuse_statistics_cells("more than one row for", twice, "give one, such as the mean over seeds")
     missing = [(s, m) for s in scenarios for m in methods if (s, m) not in cells]
-    _refuse_cells("no row for", missing, "complete the table")
+    _refuse_statistics_cells("no row for", missing, "complete the table")
     broken = [cell for cell, value in cells.items() if not math.isfinite(value)]
-    _refuse_cells("no finite number for", broken, "correct these")
+    _refuse_statistics_cells("no finite number for", broken, "correct these")
     at_least_two("method", methods)
     at_least_two("scenario", scenarios)
     values = np.array([[cells[s, m] for m in methods] for s in scenarios], dtype=np.float64)
@@ -102,7 +102,7 @@ def tabulate_repeats(rows: Iterable[RepeatRow]) -> Table:
     cells = by_repeat(rows)
     repeats = list(dict.fromkeys(repeat for cell in cells.values() for repeat in cell))
     missing = [(*names, repeat) for names, cell in cells.items() for repeat in repeats if repeat not in cell]
-    _refuse_cells("no row for", missing, "complete the table")
+    _refuse_statistics_cells("no row for", missing, "complete the table")
     steps = steps_in_one([value for cell in cells.values() for value in cell.values()])
     means = [(*names, mean_of_repeats(list(cell.values()), steps)) for names, cell in cells.items()]
     return tabulate(means, steps=steps * len(repeats))
@@ -122,7 +122,7 @@ def by_repeat(rows: Iterable[RepeatRow]) -> dict[tuple[str, str], dict[str, floa
     return cells
 
 
-def _refuse_cells(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
+def _refuse_statistics_cells(trouble: str, cells: Sequence[tuple[str, ...]], remedy: str) -> None:
     if cells:
         some = ", ".join(" ".join(cell) for cell in cells[:5])
         more = f" and {len(cells) - 5} more" if len(cells) > 5 else ""

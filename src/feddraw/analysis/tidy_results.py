@@ -13,7 +13,7 @@ from feddraw.errors import UserError
 DESCRIBING_COLUMNS = ("_std", "_sd", "_sem", "_var", "_by_round", "_by_client")  # endings of columns about another
 
 
-def value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
+def tidy_value_columns(sheet: CsvSheet, names: set[str]) -> list[str]:
     columns = [name for name in sheet.header if name not in names and not name.endswith(DESCRIBING_COLUMNS)]
     if not columns:
         raise UserError(f"{sheet.path} has no column of values; it has {', '.join(sheet.header)}")
@@ -57,7 +57,7 @@ def read_tidy_rows(
     return rows
 
 
-def last_round_differences(
+def tidy_last_round_differences(
     sheet: CsvSheet, names: tuple[str, str, str], column: str, reference: str
 ) -> dict[tuple[str, str], float]:
     """The same differences of the means of the last five rounds, where the table has values by round for every row."""

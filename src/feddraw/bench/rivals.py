@@ -76,7 +76,7 @@ RIVALS = {
 }
 
 
-def our_trainer(task: peer_task.PeerTask) -> Trainer:
+def trainer_beside_rivals(task: peer_task.PeerTask) -> Trainer:
     """The peers' work for our engines, from the images as they lie on a disk."""
     examples = Examples(*peer_task.random_pictures(task.clients * task.images))
     shards = np.split(np.arange(len(examples.images)), task.clients)
@@ -85,9 +85,9 @@ def our_trainer(task: peer_task.PeerTask) -> Trainer:
 
 
 @contextmanager
-def our_round(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
+def our_round_beside_rivals(task: peer_task.PeerTask, cores: int) -> Iterator[Timed]:
     """Our round on so many cores."""
-    trainer = our_trainer(task)
+    trainer = trainer_beside_rivals(task)
     engine: Engine = Serial(trainer) if cores == 1 else Processes(trainer, cores, client_names(task.clients))
     with closing(engine):
         yield partial(timed_round, engine, initial_model(trainer.build, 0), fedavg(), task.clients)
@@ -146,7 +146,7 @@ class RivalProcess:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in descendant_processes(self._process.pid):
+        for process in rival_descendants(self._process.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
@@ -166,7 +166,7 @@ class RivalProcess:
             self._socket.close()
 
 
-def descendant_processes(process: int) -> list[int]:
+def rival_descendants(process: int) -> list[int]:
     """A process and all that came of it, as Linux lists them."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -205,7 +205,7 @@ def measure_rival(session: TimingSession, name: str) -> dict[str, Any]:
 def _rival_over_ours(session: TimingSession, rival: Rival, python: str, key: str) -> Ratio:
     task = peer_task.TASKS[key]
     session.progress(f"{rival.title}: starting for {key}", 0, 1)
-    with running_rival(rival, python, task) as peer, our_round(task, rival.cores) as own:
+    with running_rival(rival, python, task) as peer, our_round_beside_rivals(task, rival.cores) as own:
         samples = session.interleave(f"{rival.title}, {key}", {"theirs": peer.round, "ours": own})
     return ratio_of_times(samples["theirs"], samples["ours"])
 

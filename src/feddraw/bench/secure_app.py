@@ -34,7 +34,7 @@ def answer_untrained(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def seconds_of_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool) -> list[float]:
+def seconds_of_secure_rounds(grid: Grid, rounds: int, parameters: int, *, secure: bool) -> list[float]:
     """Of each round, from the first message to the new model."""
     ends = [time.perf_counter()]
     strategy = FedDRAW(
@@ -70,5 +70,5 @@ server = ServerApp()
 def secure_bench_main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     secure, rounds = settings["secure"] is True, int(settings["rounds"])
-    found = seconds_of_rounds(grid, rounds, int(settings["parameters"]), secure=secure)
+    found = seconds_of_secure_rounds(grid, rounds, int(settings["parameters"]), secure=secure)
     write_whole(Path(str(settings["out"])), json.dumps(found).encode())

@@ -74,13 +74,13 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     def client() -> float:
         """In the words' own memory: new memory is slow at its first use, and is no part of masking."""
         member, shares = next(ready)
-        return _seconds_of_thread(lambda: member.mask(shares, words, in_place=True))
+        return _seconds_of_mask_thread(lambda: member.mask(shares, words, in_place=True))
 
     works = {
-        "bare": lambda: _seconds_of_thread(lambda: add_bare_streams(added)),
+        "bare": lambda: _seconds_of_mask_thread(lambda: add_bare_streams(added)),
         "masks": client,
-        "words": lambda: _seconds_of_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
-        "seal": lambda: _seconds_of_thread(lambda: sealer.seal(words)),
+        "words": lambda: _seconds_of_mask_thread(lambda: to_fixed_point(moves, CLIENTS, words)),
+        "seal": lambda: _seconds_of_mask_thread(lambda: sealer.seal(words)),
     }
     sealer, shares = next(ready)
     sealer.mask(shares, words, in_place=True)
@@ -96,7 +96,7 @@ def measure_masking(session: TimingSession, parameters: int) -> dict[str, Any]:
     }
 
 
-def _seconds_of_thread(work: Callable[[], object]) -> float:
+def _seconds_of_mask_thread(work: Callable[[], object]) -> float:
     """Seconds of this thread's own work, whatever else the machine does."""
     start = time.thread_time()
     work()
@@ -171,7 +171,7 @@ def secure_server_memory(clients: int, parameters: int) -> dict[str, float]:
 
 
 @contextmanager
-def _log_errors_only(log: logging.Logger) -> Iterator[None]:
+def _log_secure_errors_only(log: logging.Logger) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -182,9 +182,9 @@ def _log_errors_only(log: logging.Logger) -> Iterator[None]:
 
 def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[str, Any]:
     """A round on the in-process grid, and the bytes that go up and down."""
-    from feddraw.bench.secure_app import seconds_of_rounds
+    from feddraw.bench.secure_app import seconds_of_secure_rounds
 
-    with tempfile.TemporaryDirectory() as folder, _log_errors_only(logging.getLogger("flwr")):
+    with tempfile.TemporaryDirectory() as folder, _log_secure_errors_only(logging.getLogger("flwr")):
         grids = {"plain": _byte_counting_grid([{"partition-id": n} for n in range(CLIENTS)])}
         grids["secure"] = _byte_counting_grid(nodes_with_keys(Path(folder)))
 
@@ -192,7 +192,7 @@ def measure_in_process_rounds(session: TimingSession, parameters: int) -> dict[s
 
         def one(name: str) -> float:
             start = time.process_time()
-            (seconds,) = seconds_of_rounds(grids[name], 1, parameters, secure=name == "secure")
+            (seconds,) = seconds_of_secure_rounds(grids[name], 1, parameters, secure=name == "secure")
             processor[name].append(time.process_time() - start)
             return seconds
 

@@ -51,7 +51,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def feddraw_itself(
+def command_line_itself(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,

@@ -47,7 +47,7 @@ def bench(
     from feddraw.bench.timing import TimingSession
 
     names = document.chosen_parts(only or [], quick)
-    pythons = rival_pythons(python_of or [])
+    pythons = pythons_of_rivals_option(python_of or [])
     signal.signal(signal.SIGTERM, _stop_bench)
     if (load := os.getloadavg()[0]) > QUIET_LOAD:
         warnings.warn(f"the machine is busy (load {load:.2f}): ratios will vary more", stacklevel=1)
@@ -64,7 +64,7 @@ def _stop_bench(_number: int, _frame: Any) -> None:
     raise SystemExit(143)  # so that peers' processes are ended first
 
 
-def rival_pythons(given: Sequence[str]) -> dict[str, str]:
+def pythons_of_rivals_option(given: Sequence[str]) -> dict[str, str]:
     """Peer to interpreter, from PEER=PATH; for others FEDDRAW_PYTHON_OF_FLOWER and the like."""
     named = {peer: path for peer in PEERS if (path := os.environ.get(f"FEDDRAW_PYTHON_OF_{peer.upper()}"))}
     for text in given:

@@ -45,10 +45,10 @@ def compare(
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
     from feddraw.cli.report import write_and_show_report
-    from feddraw.cli.study_progress import follow_study, print_places, study_summary
+    from feddraw.cli.study import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment, parse_settings
-    from feddraw.study.method_comparison import TimeBudget, comparison_runs, runs_by_seed, unfinished_runs
+    from feddraw.study.method_comparison import TimeBudget, comparison_runs, comparison_seeds_in_words, unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
     from feddraw.study.run_study import run_study
@@ -74,7 +74,9 @@ def compare(
     follow_study(partial(run_study, runs, folder, places, tables, admit=admit, doubtful=doubtful), tally)
     say.print(study_summary(tally))
     if late := [planned for planned in rest if planned.name in tally.left_out]:
-        say.print(f"left out, {minutes:g} min were not enough: {runs_by_seed(late)}; start again to continue")
+        say.print(
+            f"left out, {minutes:g} min were not enough: {comparison_seeds_in_words(late)}; start again to continue"
+        )
     if tally.finished + tally.skipped:
         command = f"feddraw compare {quote(str(file))}"
         write_and_show_report([folder], title=f"Comparison on {file.stem}", command=command)
@@ -86,7 +88,7 @@ def _estimate_comparison(runs: Sequence[PlannedRun], workers: Sequence[WorkerPla
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
-    from feddraw.study.method_comparison import estimates_by_method, method_of
+    from feddraw.study.method_comparison import comparison_estimates, method_of
     from feddraw.study.run_study import prepare_study_data
 
     say = console()
@@ -95,7 +97,7 @@ def _estimate_comparison(runs: Sequence[PlannedRun], workers: Sequence[WorkerPla
     if unusable:
         raise UserError(next(iter(unusable.values())))
     with say.status("timing a few training steps of each method"):
-        found = estimates_by_method(runs, workers)
+        found = comparison_estimates(runs, workers)
     _show_estimates(found)
     return {planned.name: found[method_of(planned)].whole for planned in runs}
 
@@ -110,7 +112,7 @@ def _show_estimates(found: Mapping[str, RunTimeEstimate]) -> None:
 
 def _announce_comparison(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
-    from feddraw.study.method_comparison import runs_by_seed
+    from feddraw.study.method_comparison import comparison_seeds_in_words
     from feddraw.study.progress import StudyProgress
 
     say, chosen = console(), budget.chosen()
@@ -125,7 +127,9 @@ def _announce_comparison(budget: TimeBudget, minutes: float) -> list[PlannedRun]
     out = [one for one in budget.runs if one not in chosen]
     if out:
         everything_takes = f"all would take {duration_in_words(whole)}"
-        say.print(f"left out, {minutes:g} min have no room for it: {runs_by_seed(out)} ({everything_takes})")
+        say.print(
+            f"left out, {minutes:g} min have no room for it: {comparison_seeds_in_words(out)} ({everything_takes})"
+        )
     if minutes:
         say.print("order: seed by seed, the methods as listed; times are estimated again before each run")
     elif planned > 3600:

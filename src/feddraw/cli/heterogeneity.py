@@ -64,7 +64,7 @@ def heterogeneity(
             changes = {"data": data, "scenario": "by_site"} | changes  # a table of one's own: the sites are in it
         experiment = complete(starting_experiment(source, None, None, trust).with_settings(changes))
         how = (batches, batch_size, layer, mode)
-        found, about = _measure_experiment(experiment, rounds, how, permutations, replicates)
+        found, about = _heterogeneity_of_experiment(experiment, rounds, how, permutations, replicates)
         name = f"heterogeneity-{about['scenario'].replace(':', '.')}-{about['seed']}"
         folder = out or (None if json else Path("runs") / naming.folder_name(name))
     document = about | {"measured": [asdict(one) for one in found]}
@@ -77,7 +77,7 @@ def heterogeneity(
         print_line(f"written to {', '.join(map(str, written))}")
 
 
-def _measure_experiment(
+def _heterogeneity_of_experiment(
     experiment: Experiment, rounds: int, how: tuple[int, int, str, str], permutations: int, replicates: int
 ) -> tuple[list[Heterogeneity], dict[str, Any]]:
     from feddraw.core import Measurement
@@ -94,7 +94,7 @@ def _measure_experiment(
 
 
 def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.analysis.site_distances import heterogeneity_in_ledger
+    from feddraw.analysis.site_distances import site_distances_in_ledger
     from feddraw.results.ledger_table import LedgerTable
     from feddraw.results.run_folder import RunFolder
 
@@ -106,7 +106,7 @@ def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]
     settings = read_toml(files.settings) if files.settings.is_file() else {}
     named = {part: settings[part].get("name") for part in ("data", "scenario", "model", "method") if part in settings}
     rounds = int(settings.get("rounds", len(ledger.status)))
-    found = heterogeneity_in_ledger(ledger, rounds)
+    found = site_distances_in_ledger(ledger, rounds)
     if not found:
         raise UserError(f"no round of {folder} has a measurement: run it with the method random_effects")
     return found, {"run": str(folder)} | named | {"seed": settings.get("seed"), "rounds": rounds}
@@ -132,7 +132,7 @@ def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence
 def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
     from feddraw.analysis.forest_plot import after_rounds
-    from feddraw.analysis.site_distances import heterogeneity_in_words
+    from feddraw.analysis.site_distances import site_distances_in_words
 
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""
@@ -142,7 +142,7 @@ def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) ->
         rows = [[str(one.round), *_heterogeneity_numbers(one.overall)[:-1]] for one in found]
         out.print(table(["round", "Q", "expected", "I²", "rho"], rows))
     for one in [found[0], *found[1:][-1:]]:
-        out.print("", naming.safe_line(f"{after_rounds(one.round)}: {heterogeneity_in_words(one.overall)}"), sep="\n")
+        out.print("", naming.safe_line(f"{after_rounds(one.round)}: {site_distances_in_words(one.overall)}"), sep="\n")
         columns = ["site", "images", "measured", "distance", "95 % interval"]
         rows = [_site_distance_row(site) for site in one.sites]
         out.print(table([*columns, "FedAvg", "random effects", "FedDRAW", "uniform"], rows))

@@ -37,7 +37,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
         if file.exists():
             raise UserError(f"{file} already exists: choose another name with --out, or delete it")
     chosen = plan_first_run(found)
-    show_survey(found, chosen)
+    print_init_survey(found, chosen)
     if found.written:
         write_whole(found.sheets[0], found.written.encode())
     options = {"--images": images, "--out": str(out or "")}
@@ -48,7 +48,7 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
     print_line(f"wrote {target}: read it, then run  feddraw run {shown}  or  feddraw compare {shown}")
 
 
-def show_survey(found: InspectedData, chosen: FirstRun) -> None:
+def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words, findings_without_auc, unusable_rows

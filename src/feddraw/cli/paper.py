@@ -33,7 +33,7 @@ def paper(
     from feddraw.paper.published_tables import published_comparisons
 
     found = published_comparisons()
-    drawn = draw_critical_differences(found, plot) if plot is not None else []
+    drawn = draw_paper_diagrams(found, plot) if plot is not None else []
     if json:
         print_json(paper_document(found))
     else:
@@ -42,7 +42,7 @@ def paper(
             print_line(f"drawn: {path}")
 
 
-def draw_critical_differences(found: Comparisons, folder: Path) -> list[Path]:
+def draw_paper_diagrams(found: Comparisons, folder: Path) -> list[Path]:
     """A critical-difference diagram for each metric."""
     from feddraw.analysis.plots import critical_difference_figure, save_figure
     from feddraw.paper.published_tables import METRICS
@@ -89,12 +89,12 @@ def show_paper(found: Comparisons) -> None:
     _show_significant_pairs(out, found)
     judged = claims_by_reading()
     _show_weight_claims(out, judged)
-    _print_bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
+    _print_paper_bullets(out, [f"{name}: {text}" for name, text in readings_in_words(judged).items()])
     concluded = conclusions(found)
     out.print("\nWhat the published numbers show")
-    _print_bullets(out, [one.text for one in concluded if one.shows])
+    _print_paper_bullets(out, [one.text for one in concluded if one.shows])
     out.print("\nWhat they leave open")
-    _print_bullets(out, [one.text for one in concluded if not one.shows])
+    _print_paper_bullets(out, [one.text for one in concluded if not one.shows])
 
 
 def _show_published_ranks(out: Console, found: Comparisons) -> None:
@@ -123,7 +123,7 @@ def _show_paper_checks(out: Console, found: Comparisons) -> None:
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]
     rows = [[quantity, *cells] for quantity, cells in by_quantity.items()]
     out.print(table(columns, rows, compact=True), "", sep="\n")
-    _print_bullets(out, [_paper_check_sentence(check) for check in checks if check not in numbers])
+    _print_paper_bullets(out, [_paper_check_sentence(check) for check in checks if check not in numbers])
     agree = sum(check.agrees for check in checks)
     out.print(f"{agree} of {len(checks)} printed statements follow from the published means.\n")
 
@@ -146,8 +146,8 @@ def _show_significant_pairs(out: Console, found: Comparisons) -> None:
         gap = f"{comparison.difference:.2f}"
         out.print(f"{METRICS[metric]}: {len(pairs)} pairs differ by more than {gap} (Nemenyi's p)")
         named = [f"{pair.first} > {pair.second} {pair.rank_gap:.2f} ({p_text(pair.nemenyi_p)})" for pair in pairs]
-        _print_bullets(out, [", ".join(named)])
-        _print_bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
+        _print_paper_bullets(out, [", ".join(named)])
+        _print_paper_bullets(out, [f"not significantly different: {', '.join(group)}" for group in comparison.groups])
     out.print()
 
 
@@ -161,7 +161,7 @@ def _show_weight_claims(out: Console, judged: Judged) -> None:
         rows.append([*about, *(_verdict_cell(claim, by) for by in some.values())])
     out.print("Weights over the rounds: what is printed, and whether each reading of the method can give it")
     out.print(table(["clients", "round", "printed", *judged[0][1]], rows, left=6, compact=True), "", sep="\n")
-    _print_bullets(out, VERDICTS_EXPLAINED)
+    _print_paper_bullets(out, VERDICTS_EXPLAINED)
     out.print()
 
 
@@ -197,7 +197,7 @@ def _verdict_cell(claim: WeightClaim, by_scenario: Mapping[str, ClaimVerdict]) -
     return f"gap {claim.relation.replace('==', '')}{largest:+.4f}"
 
 
-def _print_bullets(out: Console, lines: Sequence[str]) -> None:
+def _print_paper_bullets(out: Console, lines: Sequence[str]) -> None:
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 1))

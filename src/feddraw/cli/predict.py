@@ -37,10 +37,10 @@ def predict(
 
     Research software, not a medical device.
     """
-    from feddraw.experiment.prediction import find_images, predict_images
+    from feddraw.experiment.prediction import find_images_to_predict, predict_images
     from feddraw.system.file_writing import require_writable_place, write_whole
 
-    found = find_images(images, root, column)
+    found = find_images_to_predict(images, root, column)
     if out is not None:
         require_writable_place(out)
     begun = time.perf_counter()

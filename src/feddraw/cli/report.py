@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write an HTML report of all runs below the folders, also as Markdown, LaTeX tables and figures."""
     not_negative("replicates", replicates)
-    alpha = significance_level(preset) if alpha is None else alpha
+    alpha = report_significance_level(preset) if alpha is None else alpha
     if not 0 < alpha < 1:
         raise UserError(f"alpha must be between 0 and 1, not {alpha}")
     if not 0 <= margin < 1:
@@ -38,7 +38,7 @@ def report(
     write_and_show_report(folders, out, title=title, alpha=alpha, replicates=replicates, margin=margin, pdf=pdf)
 
 
-def significance_level(preset: str) -> float:
+def report_significance_level(preset: str) -> float:
     """The significance level that goes with a preset; the paper's is 0.10."""
     if preset not in ("", "laptop", "paper"):
         raise unknown("presets", preset, ["laptop", "paper"])

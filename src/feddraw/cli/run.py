@@ -192,13 +192,13 @@ def round_line(result: RoundResult) -> str:
 def show_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import classifier_in_words
-    from feddraw.data.splits import finding_counts_in_words, findings_per_split, too_few_for_auc
+    from feddraw.data.splits import findings_per_split, split_counts_in_words, too_few_for_auc
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
     rows = [["all images", *(f"{split['images']:,}" for split in found.values())]]
     for place, name in enumerate(findings):
-        cells = [finding_counts_in_words(split, place) for split in found.values()]
+        cells = [split_counts_in_words(split, place) for split in found.values()]
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *found], rows))
     if marked:

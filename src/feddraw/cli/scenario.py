@@ -70,7 +70,7 @@ def show_scenario(
         return
     from feddraw.scenarios.skew_measures import measure_skew
 
-    table, partition = _deal_labels(name, labels, scale, seed, set_)
+    table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
     measures = measure_skew(partition, table)
     if plot:
         from feddraw.analysis.plots import partition_figure, save_figure
@@ -98,7 +98,7 @@ def build_scenario(
 
     if labels is None:
         raise UserError(f"build needs a label table: {HOW_TO_COUNT}")
-    table, partition = _deal_labels(name, labels, scale, seed, set_)
+    table, partition = _deal_scenario_labels(name, labels, scale, seed, set_)
     path = out or Path(f"{naming.folder_name(partition.scenario.replace(':', '.'))}.json")
     settings: Document = {"dataset": paper_dataset_of(partition.scenario), "seed": seed, "scale": scale}
     settings["options"] = scenario_options(set_)
@@ -192,7 +192,9 @@ def scenario_options(settings: list[str] | None) -> dict[str, Any]:
     return {key.removeprefix("scenario."): value for key, value in parse_settings(settings or []).items()}
 
 
-def _deal_labels(name: str, path: Path, scale: float, seed: int, set_: list[str] | None) -> tuple[Labels, Partition]:
+def _deal_scenario_labels(
+    name: str, path: Path, scale: float, seed: int, set_: list[str] | None
+) -> tuple[Labels, Partition]:
     from feddraw.experiment.dataset_by_name import read_training_labels
     from feddraw.scenarios.partition import deal
 

@@ -47,13 +47,13 @@ def stats(
 ) -> None:
     """Compare methods over scenarios: ranks, Friedman, Nemenyi, Wilcoxon with Holm, effect sizes."""
     from feddraw.analysis.statistics import compare, comparison_document, to_digits
-    from feddraw.analysis.tidy_results import read_tidy_table, value_columns
+    from feddraw.analysis.tidy_results import read_tidy_table, tidy_value_columns
     from feddraw.data.csv_sheet import CsvSheet
 
     sheet = CsvSheet.of(table)
-    columns = value or value_columns(sheet, {scenario, method, over})
+    columns = value or tidy_value_columns(sheet, {scenario, method, over})
     if against:
-        compare_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
+        stats_against(sheet, (scenario, method, over), columns, against, alpha, folds, json, plot)
         return
     if folds:
         raise UserError("--folds widens the intervals of --against: give the method to compare with, too")
@@ -73,7 +73,7 @@ def stats(
         show_stats(column, comparison)
 
 
-def compare_against(
+def stats_against(
     sheet: CsvSheet,
     names: tuple[str, str, str],
     columns: Sequence[str],
@@ -85,14 +85,14 @@ def compare_against(
 ) -> None:
     """Each method minus the reference, by scenario: printed, drawn, or as a document."""
     from feddraw.analysis.paired_differences import against
-    from feddraw.analysis.tidy_results import last_round_differences, read_tidy_rows
+    from feddraw.analysis.tidy_results import read_tidy_rows, tidy_last_round_differences
 
     scenario, method, over = names
     if not over:
         raise UserError("--against compares repeats in pairs: name their column with --over, for instance --over seed")
     rows = {column: read_tidy_rows(sheet, scenario, method, column, over) for column in columns}
     found = {column: against(of, reference, alpha=alpha, folds=folds) for column, of in rows.items()}
-    late = {column: last_round_differences(sheet, names, column, reference) for column in columns}
+    late = {column: tidy_last_round_differences(sheet, names, column, reference) for column in columns}
     if plot is not None:
         from feddraw.analysis.plots import differences_figure, save_figure
 
@@ -122,10 +122,10 @@ def show_stats_differences(
     columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
     drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
     note = words.differences_note(found, alpha, folds, last=bool(late))
-    _print_spaced(f"{column} minus that of {reference}", drawn, note)
+    _print_stats(f"{column} minus that of {reference}", drawn, note)
 
 
-def _print_spaced(*parts: Any) -> None:
+def _print_stats(*parts: Any) -> None:
     """Each with a blank line behind it."""
     for part in parts:
         console().print(part, "", sep="\n")
@@ -151,7 +151,7 @@ def show_stats(name: str, comparison: Comparison) -> None:
     first = comparison.first_places
     rows = [[m, f"{r:.2f}", str(first[m]), f"{mean[m]:.4g}"] for m, r in comparison.average_ranks.items()]
     pairs = [_stats_pair_row(pair) for pair in comparison.pairs]
-    _print_spaced(
+    _print_stats(
         f"{name}: {len(comparison.table.methods)} methods over {len(comparison.table.scenarios)} scenarios",
         comparison_in_words(comparison),
         table(["method", "average rank", "first in", "mean"], rows, compact=True),

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Group, RenderableType
 from typer import Argument, Option
 
-from feddraw.cli.report import significance_level, write_and_show_report
+from feddraw import naming
+from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
+from feddraw.cli.report import report_significance_level, write_and_show_report
 from feddraw.cli.run import DevicesOption, RunsAtOnceOption
-from feddraw.cli.study_preflight import require_no_obstacle, study_dry_run
-from feddraw.cli.study_progress import follow_study, print_places, study_summary
-from feddraw.cli.terminal import console
+from feddraw.cli.terminal import console, plain_words, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
+
+if TYPE_CHECKING:
+    from feddraw.data.image_cache import Progress
+    from feddraw.study.plan import PlannedRun
+    from feddraw.study.preflight import Preflight
+    from feddraw.study.progress import StudyEvent, StudyProgress
+    from feddraw.training.devices import WorkerPlace
 
 
 def study(
@@ -101,7 +113,7 @@ def study(
         say.print(f"table: {folder / name}")
     if (report or pdf) and tally.finished + tally.skipped:
         preset = str(read_toml(file).get("preset", ""))
-        write_and_show_report([folder], alpha=significance_level(preset), pdf=pdf)
+        write_and_show_report([folder], alpha=report_significance_level(preset), pdf=pdf)
     if tally.left_out:
         cause = list(tally.failed.values())[-1]
         raise RunFailed(
@@ -110,3 +122,145 @@ def study(
         )
     if tally.failed:
         raise RunFailed(f"{len(tally.failed)} of {len(runs)} runs failed: start the study again to retry them")
+
+
+def study_dry_run(file: Path, runs: Sequence[PlannedRun], folder: Path, workers: int, devices: str, json: bool) -> None:
+    """Say what the study costs here, or all that is in its way; nothing is prepared or written."""
+    from feddraw.study.preflight import preflight
+
+    with status_line("looking", stderr=True) as say:
+        found = preflight(runs, folder, workers, devices, say)
+    if json:
+        print_json(found.table())
+    else:
+        show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
+    if found.obstacles:
+        raise UserError(_obstacles_in_words(found.obstacles))
+
+
+def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
+    from feddraw.study.plan import is_file_data
+    from feddraw.study.preflight import survey_study
+
+    there = [planned for planned in runs if is_file_data(planned)]
+    with status_line("looking", stderr=True) as say:
+        found = survey_study(there, folder, say)
+    if found.obstacles:
+        raise UserError(_obstacles_in_words(found.said()))
+
+
+def _obstacles_in_words(found: Sequence[str]) -> str:
+    if len(found) == 1:
+        return f"in the way: {found[0]}"
+    return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.safe_line(one)}" for one in found)])
+
+
+def show_study_preflight(heading: str, found: Preflight) -> None:
+    """Data, scenarios, times, disk and memory, each in a line or two."""
+    from feddraw.study.preflight import free_memory
+
+    out, survey = console(), found.survey
+    finished = f", {len(survey.finished)} finished before" if survey.finished else ""
+    out.print(f"{heading}{finished}")
+    sets = []
+    for dataset, look in survey.looks.values():
+        splits = [f"{len(rows):,}" for rows in dataset.rows.values()]
+        sets.append([dataset.name, *splits, f"{look.images:,}", f"{sum(look.bytes.values()) / 1e9:.1f} GB"])
+    if sets:
+        out.print(table(["data", "train", "validation", "test", "to prepare", "on disk"], sets))
+    sizes = [[name, str(len(of)), f"{sum(of):,}", _client_sizes_in_words(of)] for name, of in survey.clients.items()]
+    if sizes:
+        out.print(table(["scenario", "clients", "images", "by client"], sizes))
+    times = [
+        [name, f"{one.step:.2f} s", f"{one.batch}" if one.batch else "reckoned", f"{1000 * one.evaluated_image:.1f} ms"]
+        for name, one in found.timed.items()
+    ]
+    if times:
+        out.print(table(["timed here", "training step", "images timed", "evaluated image"], times))
+    kinds = dict.fromkeys(found.devices)
+    at_once = f"{len(found.devices)} worker{'s' * (len(found.devices) > 1)} on {', '.join(kinds)}"
+    if found.seconds:
+        needed, preparing = duration_in_words(found.seconds), duration_in_words(found.preparing)
+        before = f", after about {preparing} of preparing images" if found.preparing > 1 else ""
+        out.print(f"time: about {needed} with {at_once}{before}")
+        free = f"{free_memory() / 1e9:.1f} GB are free"
+        out.print(f"memory: about {found.memory / 1e9:.1f} GB for each worker; {free}")
+    out.print(f"disk: {found.cache_bytes / 1e9:.1f} GB of prepared images, {found.folder_bytes / 1e9:.1f} GB of runs")
+    if not found.obstacles:
+        out.print("nothing is in the way")
+
+
+def _client_sizes_in_words(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{count} × {size:,}" for size, count in Counter(sizes).items())
+
+
+def print_places(places: Sequence[WorkerPlace]) -> None:
+    """Which device has how many workers, where it is not the processor alone."""
+    counts = Counter(place.device for place in places)
+    if set(counts) != {"cpu"}:
+        said = ", ".join(f"{count} on {device}" for device, count in counts.items())
+        console().print(f"runs at the same time: {said}")
+
+
+def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress) -> None:
+    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
+    from rich.live import Live
+
+    out = console()
+    images = ProgressBars(out)
+    prepared: list[str] = []
+    lock = threading.Lock()  # the screen is drawn by a thread of its own
+
+    def preparing(what: str, ready: int, total: int) -> None:
+        images.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
+        prepared.append(what)
+
+    def screen() -> RenderableType:
+        with lock:
+            return images.progress if prepared and not tally.running else _running_runs_table(tally)
+
+    spoken = time.monotonic()
+    with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
+        for event in conducted(preparing):
+            with lock:
+                tally.note(event)
+            silent = not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS
+            if event.kind in ("finished", "failed") or silent:
+                spoken = time.monotonic()
+                said = study_heading(tally) if event.kind == "progress" else _ended_run_line(event, tally)
+                out.print(said, markup=False)
+
+
+def study_heading(tally: StudyProgress) -> str:
+    """How it stands, in one line."""
+    counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
+    failed = f", {len(tally.failed)} failed" if tally.failed else ""
+    return f"{counts}{failed}; {elapsed_and_left(tally.elapsed, tally.seconds_left())}"
+
+
+def study_summary(tally: StudyProgress) -> str:
+    skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
+    return f"{tally.finished} runs finished in {duration_in_words(tally.elapsed)}{skipped}"
+
+
+def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
+    if event.kind == "failed":
+        return naming.safe_line(f"{event.run}  failed: {event.text}")
+    row = event.row or {}
+    values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
+    return f"{event.run}  {'  '.join(values)}  ({study_heading(tally)})"
+
+
+def _running_runs_table(tally: StudyProgress) -> RenderableType:
+    """A line for every run under way, and a bar for all."""
+    from rich.progress_bar import ProgressBar
+
+    now = time.monotonic()
+    rows = []
+    for name, run in list(tally.running.items()):
+        left = tally.run_left(name)
+        times = [as_clock(now - run.began), "estimating" if left is None else as_clock(left)]
+        rows.append([name, run.now, f"{100 * run.share:.0f} %", *times])
+    drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
+    return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), plain_words(study_heading(tally)))

@@ -51,7 +51,7 @@ class Alteration:
     def _altered(self, images: Grey, rng: np.random.Generator) -> Grey:
         grey = images.astype(np.float32) / np.float32(255)
         if self.crop:
-            grey = _cropped_and_enlarged(_cropped_and_enlarged(grey, self.crop, 1), self.crop, 2)
+            grey = _corrupt_by_crop(_corrupt_by_crop(grey, self.crop, 1), self.crop, 2)
         if self.blur:
             from scipy.ndimage import gaussian_filter
 
@@ -65,7 +65,7 @@ class Alteration:
         return np.asarray(np.rint(np.clip(grey, 0, 1) * 255).astype(np.uint8))
 
 
-def _cropped_and_enlarged(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
+def _corrupt_by_crop(grey: NDArray[Any], share: float, axis: int) -> NDArray[Any]:
     """Without this share at either end of an axis, stretched to its old length by linear interpolation."""
     length = grey.shape[axis]
     at = np.linspace(share * (length - 1), (1 - share) * (length - 1), length)
@@ -89,7 +89,7 @@ class Corruption:
         """What is done at each site; refuses sites that there are not, and numbers that make no sense."""
         found = {site: Alteration() for site in sites}
         for kind in fields(self):
-            for site, value in _numbers_by_site(kind.name, getattr(self, kind.name)).items():
+            for site, value in _corruption_by_site(kind.name, getattr(self, kind.name)).items():
                 if site not in found:
                     raise unknown("sites", site, sites)
                 found[site] = replace(found[site], **{kind.name: value})
@@ -98,10 +98,10 @@ class Corruption:
     def check(self) -> None:
         """Refuse what cannot be read, before the sites are known."""
         for kind in fields(self):
-            _numbers_by_site(kind.name, getattr(self, kind.name))
+            _corruption_by_site(kind.name, getattr(self, kind.name))
 
 
-def _numbers_by_site(what: str, text: str) -> dict[str, float]:
+def _corruption_by_site(what: str, text: str) -> dict[str, float]:
     """'C4=0.3, C2=1' as a dict."""
     found = {}
     low, high = ALTERATION_BOUNDS[what]
@@ -140,7 +140,7 @@ def corrupt_dataset(
         if one.flip:
             _flip_labels(dataset.labels, values, trained_on[site], one.flip, np.random.default_rng([seed, number, 1]))
     altered = replace(dataset, images=images, labels=replace(dataset.labels, values=values))
-    return _with_test_views(altered, alterations, list(rows), seed)
+    return _with_corrupted_views(altered, alterations, list(rows), seed)
 
 
 def _flip_labels(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.random.Generator) -> None:
@@ -151,7 +151,7 @@ def _flip_labels(labels: Labels, values: Grey, rows: Rows, rate: float, rng: np.
     values[rows] ^= turned.astype(values.dtype)
 
 
-def _with_test_views(
+def _with_corrupted_views(
     dataset: Dataset, alterations: Mapping[str, Alteration], sites: Sequence[str], seed: int
 ) -> CorruptedDataset:
     """With one copy of the test images for every site that has other images than the rest, in no split."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Dataset, Split
-from feddraw.data.splits import Rows, patients_in_drawn_order
+from feddraw.data.splits import Rows, split_patients_by_chance
 from feddraw.errors import UserError
 
 VALIDATION_SHARE = 0.1  # of all images
@@ -20,11 +20,11 @@ def refold(dataset: Dataset, folds: int, fold: int) -> Dataset:
     The folds depend on the images' patients (or names, where patients are not known) only, not on a seed. Pixels are
     still normalised as the data set says.
     """
-    groups, counts, order = patients_in_drawn_order(dataset.labels, np.arange(len(dataset.labels)), 0)
+    groups, counts, order = split_patients_by_chance(dataset.labels, np.arange(len(dataset.labels)), 0)
     if len(counts) < 2 * folds:
         raise UserError(f"{len(counts)} patients are too few for {folds} folds")
     test = _fold_of_each_image(groups, order, folds) == fold
-    validation = _validation_images(groups, order, ~test, int(VALIDATION_SHARE * len(groups)))
+    validation = _validation_fold(groups, order, ~test, int(VALIDATION_SHARE * len(groups)))
     masks: dict[Split, NDArray[np.bool_]] = {"train": ~test & ~validation, "validation": validation, "test": test}
     return replace(dataset, rows={split: np.flatnonzero(mask) for split, mask in masks.items()})
 
@@ -39,7 +39,7 @@ def _fold_of_each_image(groups: Rows, order: Rows, folds: int) -> Rows:
     return fold_of[groups]
 
 
-def _validation_images(groups: Rows, order: Rows, allowed: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
+def _validation_fold(groups: Rows, order: Rows, allowed: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
     """Whole groups in the order given, as long as they fit into the room."""
     counts = np.bincount(groups, allowed)
     chosen = np.zeros(len(counts), dtype=bool)

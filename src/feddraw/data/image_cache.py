@@ -136,7 +136,7 @@ def prepare_images(
     def make(partial: Path) -> None:
         job = ImageChunkJob(source, recipe, partial, allocate_image_array(partial, shape))
         log = entry / "progress.jsonl"
-        done = read_chunk_log(log)
+        done = read_cache_log(log)
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
         ready = len(source) - sum(min(CHUNK, len(source) - start) for start in chunks)
         say(name, ready, len(source))
@@ -229,7 +229,7 @@ class ImageChunkJob:
         return bad
 
 
-def read_chunk_log(log: Path) -> dict[int, dict[int, str]]:
+def read_cache_log(log: Path) -> dict[int, dict[int, str]]:
     """Chunks that are done, with their bad rows; the last line may be half-written, and is then cut off."""
     if log.exists() and log.stat().st_size > MAX_CHUNK_LOG:
         log.unlink()  # not as we write it: all chunks are prepared again

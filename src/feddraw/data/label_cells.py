@@ -38,7 +38,7 @@ def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
     word = text.strip().lower()
     if word in CELL_WORDS:
         return CELL_WORDS[word]
-    number = _cell_as_number(word)
+    number = _label_cell_number(word)
     if two_is_present and number == 2:
         return PRESENT
     return int(number) if number is not None and number in (PRESENT, ABSENT, UNCERTAIN) else None
@@ -47,7 +47,7 @@ def label_in_cell(text: str, two_is_present: bool = False) -> int | None:
 def label_in_numeric_cell(text: str) -> int | None:
     """The same for archives that write numbers only."""
     word = text.strip().lower()
-    return label_in_cell(word) if word in ("", "nan") or _cell_as_number(word) is not None else None
+    return label_in_cell(word) if word in ("", "nan") or _label_cell_number(word) is not None else None
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ColumnCells:
     @property
     def two_is_present(self) -> bool:
         """Whether 0 and 2 are the column's only numbers: 0 is then absent in any reading."""
-        numbers = {value for value in map(_cell_as_number, self.filled) if value is not None}
+        numbers = {value for value in map(_label_cell_number, self.filled) if value is not None}
         return numbers - {-1.0} == {0.0, 2.0} and not self.others
 
     def read(self, text: str) -> int | None:
@@ -88,8 +88,8 @@ class ColumnCells:
         readable = sum(count for word, count in filled.items() if self.read(word) is not None)
         if readable >= READABLE_CELLS * total:
             return ""
-        numbers = {value for value in map(_cell_as_number, filled) if value is not None}
-        if numbers == {1.0, 2.0} and len(numbers) == len({_cell_as_number(word) for word in filled}):
+        numbers = {value for value in map(_label_cell_number, filled) if value is not None}
+        if numbers == {1.0, 2.0} and len(numbers) == len({_label_cell_number(word) for word in filled}):
             return "holds 1 and 2, and either may be present: write 1 and 0"
         shown = ", ".join(f"'{word[:20]}'" for word in list(filled)[:3]) + (", …" if len(filled) > 3 else "")
         return f"holds {shown}" if readable < total / 2 else f"{total - readable:,} of {total:,} entries are no labels"
@@ -99,12 +99,12 @@ class ColumnCells:
         said = {}
         for word in self.filled | {word: 0 for word in self.values if word}:
             meaning = self.read(word)
-            if meaning is not None and _cell_as_number(word) not in (0.0, 1.0, -1.0):
+            if meaning is not None and _label_cell_number(word) not in (0.0, 1.0, -1.0):
                 said[word] = {PRESENT: "present", ABSENT: "absent", UNCERTAIN: "uncertain", BLANK: "blank"}[meaning]
         return ", ".join(f"'{word}' as {meaning}" for word, meaning in said.items())
 
 
-def _cell_as_number(text: str) -> float | None:
+def _label_cell_number(text: str) -> float | None:
     try:
         return float(text.replace(",", "."))  # some spreadsheets write 1,0
     except ValueError:

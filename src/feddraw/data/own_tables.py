@@ -112,11 +112,11 @@ def read_own_tables(
     patients = intake.column("patient")
     table = intake.table(cell_meanings("blank", blank, names, {}), cell_meanings("uncertain", uncertain, names, {}))
     if patients is not None:
-        known = np.array(name_unknown_patients(patients, [*intake.rows]), dtype=np.str_)
+        known = np.array(own_table_patients(patients, [*intake.rows]), dtype=np.str_)
         table = replace(table, labels=replace(table.labels, patients=known))
     table = replace(table, split=split_own_rows(table, shares, seed))
     guesses = column_guesses_in_words(sources) if findings == "all" else ()
-    return replace(table, notes=(*guesses, *patient_warnings(table, patients)))
+    return replace(table, notes=(*guesses, *own_table_warnings(table, patients)))
 
 
 def open_own_tables(
@@ -222,7 +222,7 @@ def column_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
             yield f"{file}: {name} is read with {said}"
 
 
-def patient_warnings(table: LabelTable, patients: Sequence[str] | None) -> Iterator[str]:
+def own_table_warnings(table: LabelTable, patients: Sequence[str] | None) -> Iterator[str]:
     """What makes a split less trustworthy."""
     if patients is None:
         return
@@ -235,7 +235,7 @@ def patient_warnings(table: LabelTable, patients: Sequence[str] | None) -> Itera
         yield f"{shared:,} patients are in more than one split of the table: test results will look too good"
 
 
-def name_unknown_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
+def own_table_patients(patients: Sequence[str], names: Sequence[str]) -> list[str]:
     """Each blank id in its own name's place: images without a patient are not all of one patient."""
     taken = set(patients)
     found = []

@@ -22,7 +22,7 @@ HAZE, FOCUS, PLATE, FLUID = 0.60, 0.80, 0.80, 0.95
 
 
 @dataclass(frozen=True)
-class PatientChance:
+class AnatomyChance:
     """One random number an image, shaped to be spread over its pixels."""
 
     rng: np.random.Generator
@@ -86,7 +86,7 @@ class Body:
         return right + (left - right) * self.left
 
 
-def place_body(size: int, chance: PatientChance) -> Body:
+def place_body(size: int, chance: AnatomyChance) -> Body:
     """A patient who stands a little off the middle, a little turned, nearer or farther."""
     line = (np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1
     x, y = line[None, None, :], line[None, :, None]
@@ -97,7 +97,7 @@ def place_body(size: int, chance: PatientChance) -> Body:
     return Body(u, v, np.abs(u), soft_edge(u, 0.2), sharp, chance.clouds(size, 5), chance.clouds(size, 16))
 
 
-def trunk(at: Body, chance: PatientChance) -> Grey:
+def trunk(at: Body, chance: AnatomyChance) -> Grey:
     """Soft tissue: neck, sloping shoulders, flanks; thinner towards the outline."""
     neck, flank = chance.around(0.26, 0.02), chance.around(0.98, 0.06)
     shoulder = neck + (flank + 0.25 - neck) * soft_edge(at.v + 0.80 - 0.12 * at.across, 0.42)
@@ -106,7 +106,7 @@ def trunk(at: Body, chance: PatientChance) -> Grey:
     return soft_edge(inside, at.sharp) * (0.55 + 0.45 * soft_edge(inside - 0.15, 0.5))
 
 
-def diaphragm(at: Body, chance: PatientChance, lifted: Grey, lifted_side: Grey) -> Grey:
+def diaphragm(at: Body, chance: AnatomyChance, lifted: Grey, lifted_side: Grey) -> Grey:
     """How far each pixel is above the diaphragm: a dome a side, the right one higher, both falling to the angles."""
     level = chance.around(0.50, 0.05)
     right, left = level - chance.around(0.03, 0.015), level + chance.around(0.03, 0.015)
@@ -115,7 +115,7 @@ def diaphragm(at: Body, chance: PatientChance, lifted: Grey, lifted_side: Grey) 
     return at.sides(right, left) + dome - at.v
 
 
-def lungs(at: Body, above: Grey, chance: PatientChance) -> Grey:
+def lungs(at: Body, above: Grey, chance: AnatomyChance) -> Grey:
     """How much lung the beam meets: two leaning ovals, cut by the diaphragm."""
     width, height = chance.around(0.345, 0.02), chance.around(0.98, 0.04)
     u, v = at.across - chance.around(0.40, 0.012), at.v - 0.22
@@ -123,7 +123,7 @@ def lungs(at: Body, above: Grey, chance: PatientChance) -> Grey:
     return soft_edge(inside * width, 2 * at.sharp) * soft_edge(above, at.sharp)
 
 
-def heart(at: Body, enlarged: Grey, chance: PatientChance) -> Grey:
+def heart(at: Body, enlarged: Grey, chance: AnatomyChance) -> Grey:
     """An oval whose tip points down and to the left; an enlarged one grows mostly that way."""
     grown = 1 + enlarged
     long, short = chance.around(0.36, 0.025) * grown, chance.around(0.255, 0.018) * grown
@@ -132,7 +132,7 @@ def heart(at: Body, enlarged: Grey, chance: PatientChance) -> Grey:
     return soft_edge((1 - np.sqrt((along / long) ** 2 + (beside / short) ** 2)) * short, 1.6 * at.sharp)
 
 
-def great_vessels(at: Body, chance: PatientChance) -> Grey:
+def great_vessels(at: Body, chance: AnatomyChance) -> Grey:
     """The great vessels in the middle, wider above the heart, with the aortic knob on the left."""
     half = chance.around(0.13, 0.012) + 0.12 * soft_bump((at.v - 0.05) / 0.5)
     knob = soft_patch(at.u - 0.12, at.v + 0.24, 0.13, chance.around(0.20, 0.02))
@@ -146,7 +146,7 @@ def spine(at: Body) -> Grey:
     return column - 1.2 * soft_bump(at.u / 0.07) * soft_edge(-at.v - 0.1, 0.3)
 
 
-def ribs(at: Body, chance: PatientChance) -> Grey:
+def ribs(at: Body, chance: AnatomyChance) -> Grey:
     """Bands that arch from the spine outwards, and fainter ones that fall from the flank inwards."""
     spacing = chance.around(0.165, 0.008)
     arch = chance.around(0.75, 0.1) * (at.across - 0.22) ** 2
@@ -158,37 +158,37 @@ def ribs(at: Body, chance: PatientChance) -> Grey:
     return (behind + before) * cage
 
 
-def clavicles(at: Body, chance: PatientChance) -> Grey:
+def clavicles(at: Body, chance: AnatomyChance) -> Grey:
     """Two bars that rise slightly from the breastbone to the shoulders."""
     height = at.v + chance.around(0.60, 0.03) + chance.around(0.22, 0.05) * at.across
     return soft_bump(height / 0.055) * soft_edge(at.across - 0.07, 0.06) * soft_edge(0.85 - at.across, 0.2)
 
 
-def lung_vessels(at: Body, chance: PatientChance) -> Grey:
+def lung_vessels(at: Body, chance: AnatomyChance) -> Grey:
     """Lung markings: winding lines where smooth noise crosses zero, and the hila, fading outwards."""
     hila = soft_patch(at.across - 0.21, at.v - chance.around(0.02, 0.02), 0.13, 0.22)
     reach = soft_patch(at.across - 0.15, at.v - 0.08, 0.75, 0.95)
     return chance.between(0.6, 1.3) * (0.8 * hila + reach * soft_bump(at.fine / 0.8))
 
 
-def breasts(at: Body, chance: PatientChance) -> Grey:
+def breasts(at: Body, chance: AnatomyChance) -> Grey:
     """Shadows over the lower lungs in half of the patients."""
     present = (chance.sign() + 1) * chance.between(0.2, 0.5)
     return present * soft_edge(1 - np.sqrt(((at.across - 0.42) / 0.40) ** 2 + ((at.v - 0.30) / 0.36) ** 2), 0.5)
 
 
-def stomach(at: Body, chance: PatientChance) -> Grey:
+def stomach(at: Body, chance: AnatomyChance) -> Grey:
     """Gas under the left dome, sometimes."""
     return chance.between(-0.6, 1).clip(0, None) * soft_patch(at.u - chance.around(0.34, 0.04), at.v - 0.76, 0.2, 0.14)
 
 
-def edema_haze(at: Body, chance: PatientChance) -> Grey:
+def edema_haze(at: Body, chance: AnatomyChance) -> Grey:
     """Edema: cloudy wings around both hila."""
     middle, width, height = chance.around(0.06, 0.03), chance.around(0.46, 0.03), chance.around(0.60, 0.05)
     return soft_patch(at.across - 0.24, at.v - middle, width, height) * (1 + 0.2 * at.coarse + 0.2 * at.fine)
 
 
-def effusion_fluid(at: Body, amount: Grey, chance: PatientChance) -> Grey:
+def effusion_fluid(at: Body, amount: Grey, chance: AnatomyChance) -> Grey:
     """Pleural effusion: fills the angle between flank and diaphragm first; its surface climbs along the flank."""
     both, side = chance.between(0, 1) < 0.35, chance.sign()
     height = at.sides(amount * (both | (side < 0)), amount * (both | (side > 0)))
@@ -197,7 +197,7 @@ def effusion_fluid(at: Body, amount: Grey, chance: PatientChance) -> Grey:
     return soft_edge(at.v - surface, 0.07) * (height > 0)
 
 
-def consolidation_patch(at: Body, chance: PatientChance) -> Grey:
+def consolidation_patch(at: Body, chance: AnatomyChance) -> Grey:
     """Consolidation: one patch with a ragged border anywhere in a lung."""
     u = at.u - chance.sign() * chance.between(0.28, 0.55)
     v = at.v - chance.between(-0.40, 0.40)
@@ -206,7 +206,7 @@ def consolidation_patch(at: Body, chance: PatientChance) -> Grey:
     return soft_edge(radius * (1 + 0.3 * at.coarse + 0.2 * at.fine) - distance, 0.2)
 
 
-def atelectasis_plates(at: Body, side: Grey, chance: PatientChance) -> Grey:
+def atelectasis_plates(at: Body, side: Grey, chance: AnatomyChance) -> Grey:
     """Atelectasis: one to three thin bands across the lower lung of one side."""
     u, drawn = at.u * side - chance.around(0.44, 0.04), np.zeros_like(at.u)
     slope, level = chance.around(0, 0.25), chance.around(0.18, 0.1)
@@ -222,7 +222,7 @@ def draw_chests(severity: NDArray[np.float32], size: int, rng: np.random.Generat
 
     All else depends on `rng` alone: the same seed with and without a finding gives the same patient.
     """
-    chance = PatientChance(rng, len(severity))
+    chance = AnatomyChance(rng, len(severity))
     collapse, edema, effusion, enlarged, dense = severity.T.astype(np.float32)[..., None, None]
     at, side = place_body(size, chance), chance.sign()
     u = at.u - 0.06 * side * collapse  # a collapsed lung pulls what lies in the middle to its side
@@ -241,7 +241,7 @@ def draw_chests(severity: NDArray[np.float32], size: int, rng: np.random.Generat
     return exposed_film(density, chance)
 
 
-def exposed_film(density: Grey, chance: PatientChance) -> NDArray[np.uint8]:
+def exposed_film(density: Grey, chance: AnatomyChance) -> NDArray[np.uint8]:
     """The film: darker or brighter, flat or hard, with grain."""
     grey = chance.around(0.06, 0.03) + chance.around(0.95, 0.08) * density
     grey += chance.around(0.1, 0.25) * grey * (1 - grey)

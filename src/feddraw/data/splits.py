@@ -24,13 +24,13 @@ Rows = NDArray[np.intp]
 def draw_share_of_patients(labels: Labels, rows: Rows, share: float, seed: int) -> Rows:
     """Some of the rows, about this share of them, all of a patient or none; the same on every machine."""
     below_one("the share of images to carve out", share)
-    owner, sizes, order = patients_in_drawn_order(labels, rows, seed)
+    owner, sizes, order = split_patients_by_chance(labels, rows, seed)
     wanted = max(1, round(share * len(rows)))
     taken = order[: np.searchsorted(np.cumsum(sizes[order]), wanted) + 1] if share > 0 else order[:0]
     return rows[np.isin(owner, taken)]
 
 
-def patients_in_drawn_order(labels: Labels, rows: Rows, seed: int) -> tuple[Rows, Rows, Rows]:
+def split_patients_by_chance(labels: Labels, rows: Rows, seed: int) -> tuple[Rows, Rows, Rows]:
     """The number of each row's patient (or of the row itself), the images of each, and all patients in drawn order."""
     owners = labels.names[rows] if labels.patients is None else labels.patients[rows]
     _, owner, images = np.unique(owners, return_inverse=True, return_counts=True)
@@ -39,7 +39,7 @@ def patients_in_drawn_order(labels: Labels, rows: Rows, seed: int) -> tuple[Rows
 
 def stratified_split(labels: Labels, rows: Rows, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
     """The split of each of the rows, by its place among the shares; the same on every machine."""
-    owner, images, drawn = patients_in_drawn_order(labels, rows, seed)
+    owner, images, drawn = split_patients_by_chance(labels, rows, seed)
     order = drawn[np.argsort(-images[drawn], kind="stable")]  # patients with many images first: the others fill up
     has = _patient_properties(labels, rows, owner, len(images))
     return _split_patients(has, images, order, np.asarray(shares, dtype=np.float64))[owner]
@@ -134,7 +134,7 @@ def images_of_rarer_label(split: Mapping[str, Any], place: int) -> int:
     return min(int(split["positives"][place]), int(split["negatives"][place]))
 
 
-def finding_counts_in_words(split: Mapping[str, Any], place: int) -> str:
+def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     """Positive / negative images of a finding, and those whose label is not known."""
     positives, negatives = split["positives"][place], split["negatives"][place]
     unknown = split["images"] - positives - negatives

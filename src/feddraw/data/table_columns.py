@@ -63,7 +63,7 @@ def guess_columns(sheet: CsvSheet, named: Mapping[str, str], findings: FindingCh
             said = "; ".join(f"{name} {why}" for name, why in others.items()) or "it has no other column"
             raise UserError(f"{sheet.path} has no column of labels (0, 1, -1 or blank): {said} (data.findings)")
     else:
-        chosen = _listed_findings_at(findings, rest, str(sheet.path), may_lack)
+        chosen = _finding_columns_at(findings, rest, str(sheet.path), may_lack)
         others |= {name: "not among data.findings" for name, place in rest.items() if place not in chosen.values()}
     own = {name: columns[place] for name, place in chosen.items()}
     return TableColumns(path, **places, findings=chosen, columns=own, others=others)
@@ -109,7 +109,7 @@ def _holds_paths(column: ColumnCells) -> bool:
     return bool(seen) and 2 * sum(word.lower().endswith(IMAGE_SUFFIXES) for word in seen) > len(seen)
 
 
-def _listed_findings_at(findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
+def _finding_columns_at(findings: FindingChoice, rest: Mapping[str, int], where: str, may_lack: bool) -> dict[str, int]:
     """The findings that the user lists, and where they are; capitals and underscores do not matter."""
     wanted = listed_findings(findings)
     if twice := sorted({name for name in wanted if wanted.count(name) > 1}):

@@ -55,7 +55,7 @@ def download_chestmnist(file: str, md5: str, progress: Progress | None) -> Path:
     import pooch
 
     url = CHESTMNIST_URL.format(file=file)
-    shown = DownloadProgress(f"downloading {file}", progress) if progress else False
+    shown = ChestMnistDownload(f"downloading {file}", progress) if progress else False
     how = {"path": cache_folder() / "downloads", "downloader": pooch.HTTPDownloader(progressbar=shown)}
     pooch.get_logger().setLevel("ERROR")
     try:
@@ -66,7 +66,7 @@ def download_chestmnist(file: str, md5: str, progress: Progress | None) -> Path:
         raise UserError(f"cannot download {file} ({what}); {advice}") from error
 
 
-class DownloadProgress:
+class ChestMnistDownload:
     """Our progress as pooch wants it."""
 
     def __init__(self, what: str, progress: Progress) -> None:

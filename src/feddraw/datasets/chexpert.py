@@ -123,8 +123,8 @@ def read_chexpert(
     first = CsvSheet.of(sheets[0])
     names = tuple(choose_findings(findings, chexpert_findings(first), str(first.path)))
     negative = dict.fromkeys(names, "negative")
-    blanks = cell_meanings("blank", _with_canonical_findings(blank), names, negative)
-    doubts = cell_meanings("uncertain", _with_canonical_findings(uncertain), names, negative | PAPER_UNCERTAIN)
+    blanks = cell_meanings("blank", _chexpert_cell_policy(blank), names, negative)
+    doubts = cell_meanings("uncertain", _chexpert_cell_policy(uncertain), names, negative | PAPER_UNCERTAIN)
     intake = TableIntake({})
     for number, path in sheets.items():
         sheet = CsvSheet.of(path)
@@ -137,7 +137,7 @@ def read_chexpert(
     return intake.table(blanks, doubts)
 
 
-def _with_canonical_findings(policy: CellPolicy) -> CellPolicy:
+def _chexpert_cell_policy(policy: CellPolicy) -> CellPolicy:
     return {canonical_finding(name): word for name, word in policy.items()} if isinstance(policy, Mapping) else policy
 
 

@@ -182,13 +182,13 @@ def _known_sums(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tens
     return {"product": a @ b, "convolution": torch.nn.functional.conv2d(x, w), "mean": x.mean(dim=(0, 2, 3))}
 
 
-def apart_after_training(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+def trial_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """How far two trainings are apart, in lengths of the way that one of them went."""
     difference = float(np.linalg.norm(found["move"].astype(np.float64) - expected["move"].astype(np.float64)))
     return difference / float(np.linalg.norm(expected["move"].astype(np.float64)))
 
 
-class TooSlow(RunFailed):
+class TrialTooSlow(RunFailed):
     """No answer in the time that there was."""
 
 
@@ -222,7 +222,7 @@ class TrialProcesses:
         try:
             while number != self._asked:  # what was asked before may be answered late
                 if not pipe.poll(max(0.0, until - time.monotonic())):
-                    raise TooSlow(f"{device}: no answer within {patience:.0f} s")
+                    raise TrialTooSlow(f"{device}: no answer within {patience:.0f} s")
                 number, answer = pipe.recv()
         except (EOFError, ConnectionResetError):
             raise RunFailed(f"{device}: a process {''.join(cause_of_death(process))}") from None

@@ -13,7 +13,7 @@ import torch
 
 from feddraw.catalog import installed
 from feddraw.doctor import study_cost
-from feddraw.doctor.device_trial import TooSlow, TrialProcesses, TrialTask, apart_after_training
+from feddraw.doctor.device_trial import TrialProcesses, TrialTask, TrialTooSlow, trial_difference
 from feddraw.doctor.machine_checks import MachineCheck, check_machine, check_or_broken, check_versions, state_within
 from feddraw.doctor.study_cost import MeasuredSpeed, StudyCost
 from feddraw.errors import RunFailed
@@ -163,7 +163,7 @@ class _Examiner:
                     words = f"{several} processes at once: {'the same bits' if same else 'not the same bits'} as one"
                     yield MachineCheck(f"{name} processes", "ok" if same else "note", words)
                     yield from self._time_networks(name, team, tasks, until)
-        except TooSlow as late:
+        except TrialTooSlow as late:
             hangs = self._surveyed[name]["type"] != "cpu"  # a processor is busy with other things
             yield MachineCheck(f"{name} at work", "broken" if hangs else "note", f"{late}: --seconds gives more time")
         except RunFailed as failure:
@@ -199,7 +199,7 @@ class _Examiner:
             self._reference = here
             return
         both = [title for title in here if title in self._reference]
-        apart = {title: apart_after_training(here[title], self._reference[title]) for title in both}
+        apart = {title: trial_difference(here[title], self._reference[title]) for title in both}
         if apart:
             worst = max(apart, key=lambda one: apart[one])
             said = f"{apart[worst]:.1e} apart after {COMPARED_STEPS[1]} steps ({worst})"
@@ -217,7 +217,7 @@ class _Examiner:
             self._say(f"{name}: {task.title}, {len(team.places)} worker{'s' * (len(team.places) > 1)}")
             try:
                 self._found.speeds.append(self._speed(name, team, task, until))
-            except TooSlow:
+            except TrialTooSlow:
                 missed.append(task.title)
                 break  # it is still at it
             except RunFailed as failure:
@@ -248,6 +248,6 @@ class _Examiner:
         methods = list(dict.fromkeys(study_cost.method_settings_of(run) for runs in studies.values() for run in runs))
         if methods and self._left > 5:
             self._say("what methods add to a step")
-            with suppress(TooSlow):  # then all are taken to cost the same
+            with suppress(TrialTooSlow):  # then all are taken to cost the same
                 answer = team.ask("factors", methods, patience=max(15.0, self._left / 4))[0]
                 self._factors = dict(zip(methods, answer["factors"], strict=True))

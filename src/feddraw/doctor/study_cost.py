@@ -74,7 +74,7 @@ def speeds_with_room(speeds: Sequence[MeasuredSpeed], free: Mapping[str, int]) -
 
 
 @dataclass(frozen=True)
-class FastestStart:
+class CheapestStudyStart:
     """The fastest way to carry out runs of one network."""
 
     devices: tuple[str, ...]
@@ -89,7 +89,7 @@ class FastestStart:
         return f"{chosen}--workers {self.workers}"
 
 
-def paper_runs() -> list[Experiment]:
+def paper_study_runs() -> list[Experiment]:
     """The runs of studies/paper.toml, for machines that do not have the file."""
     base = Experiment.preset("paper")
     return [
@@ -113,7 +113,7 @@ def method_settings_of(experiment: Experiment) -> MethodSettings:
     return name, tuple(sorted(settings.items()))
 
 
-def images_of_run(experiment: Experiment) -> tuple[int, int] | None:
+def images_of_costed_run(experiment: Experiment) -> tuple[int, int] | None:
     """How many images a run trains on and evaluates, each as often as it is used; None where only the data tell."""
     try:
         whole = complete(experiment)
@@ -129,7 +129,7 @@ def images_of_run(experiment: Experiment) -> tuple[int, int] | None:
     return images * whole.training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
 
 
-def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestStart | None:
+def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> CheapestStudyStart | None:
     """All GPUs, each with the number of workers that is fastest there, or the processor, whichever is faster."""
     fastest: dict[str, MeasuredSpeed] = {}
     for speed in speeds:
@@ -140,11 +140,11 @@ def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestSt
     return max(found, key=lambda one: one.train, default=None)
 
 
-def _start_of_team(team: Sequence[MeasuredSpeed]) -> FastestStart:
+def _start_of_team(team: Sequence[MeasuredSpeed]) -> CheapestStudyStart:
     devices = tuple(speed.device for speed in team)
     train, test = sum(speed.train for speed in team), sum(speed.test for speed in team)
     alone = max(speed.train / speed.workers for speed in team)
-    return FastestStart(devices, sum(speed.workers for speed in team), train, test, alone)
+    return CheapestStudyStart(devices, sum(speed.workers for speed in team), train, test, alone)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def study_cost(
         task, key = trial_task_of(run), repr((run.data, run.scenario, run.rounds, run.training))
         way = fastest_start(task, speeds)
         if key not in known:
-            known[key] = images_of_run(run)
+            known[key] = images_of_costed_run(run)
         images = known[key]
         if way is None:
             continue

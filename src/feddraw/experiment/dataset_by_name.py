@@ -55,7 +55,7 @@ def open_dataset(
         dataset = function(ImagePreparation(size=size, progress=progress, estimate=estimate, **prepared), **chosen)
     else:
         if progress is not None and name == "phantom":
-            chosen["progress"] = _phantom_progress(progress, own | chosen)
+            chosen["progress"] = _phantom_dataset_progress(progress, own | chosen)
         dataset = function(size=size, **chosen)
     if not isinstance(dataset, Dataset):
         raise UserError(f"{name} must return a feddraw.data.dataset.Dataset, not a {type(dataset).__name__}")
@@ -96,7 +96,7 @@ def data_path_exists(path: Path) -> bool:
         return False
 
 
-def _phantom_progress(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
+def _phantom_dataset_progress(progress: Progress, settings: Mapping[str, Any]) -> Callable[[int], None]:
     """A counter for the phantoms, which say how many images are new."""
     total, drawn = sum(settings[split] for split in SPLITS), 0
 

@@ -82,7 +82,7 @@ def _heterogeneity_at(
     overall = compare(batches, how.layer, how.permutations, seed)
     found = site_distances.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
-    weights = site_distances.weights_by_rule(sizes, overall.rho, rounds)
+    weights = site_distances.site_weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
     for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
         of = {rule: column[number] for rule, column in weights.items()}

@@ -106,7 +106,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not own_tables.csv_tables_in(listed[0]):
-            made = table_of_classes(rows_of_class_folders(listed[0]))
+            made = init_table_of_classes(init_rows_of_class_folders(listed[0]))
             return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
         listed = own_tables.csv_tables_in(listed[0])
     sheets = [own_tables.find_own_table(path) for path in listed]
@@ -202,7 +202,7 @@ def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
 
 
-def rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
+def init_rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
     """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -223,10 +223,10 @@ def with_class_columns(sheet: CsvSheet) -> str:
     columns = [path, *(table_columns.column_by_usual_name(sheet.header, names) for names in others)]
     kept = {sheet.header[column]: column for column in columns if column is not None}
     kept["label"] = place
-    return table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
+    return init_table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
 
-def table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
+def init_table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
 
     A row without a label is blank in all of them.
@@ -294,7 +294,7 @@ def experiment_file_text(found: InspectedData, chosen: FirstRun, command: str, n
         *data_section(found, chosen),
         "",
         "[scenario]",
-        *scenario_section(found, chosen),
+        *init_scenario_section(found, chosen),
         "",
         "[model]",
         toml_line("name", "compact", "small DenseNet; densenet121 is the paper's (pip install 'feddraw[densenet]')"),
@@ -345,7 +345,7 @@ def data_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line("normalize", "measured", "mean and spread of the training images; paper takes its own")
 
 
-def scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
+def init_scenario_section(found: InspectedData, chosen: FirstRun) -> Iterator[str]:
     yield toml_line("name", chosen.scenario, clients_in_words(found, chosen))
     if chosen.scenario == "by_site":
         yield toml_line("minimum", MIN_SITE_IMAGES, "training images below which a site is left out")

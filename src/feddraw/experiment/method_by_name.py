@@ -25,7 +25,7 @@ def method_section(section: Section) -> dict[str, Any]:
 
 def combined_method(name: str, settings: Section) -> Method:
     halves = _method_halves(name)
-    shares = _settings_by_half(halves, settings)
+    shares = _method_settings_by_half(halves, settings)
     parts = [half.make(share) for half, share in zip(halves, shares, strict=True)]
     if len(parts) == 1:
         return parts[0]
@@ -69,7 +69,7 @@ def method_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
-def _settings_by_half(halves: Sequence[MethodHalf], settings: Section) -> list[dict[str, Any]]:
+def _method_settings_by_half(halves: Sequence[MethodHalf], settings: Section) -> list[dict[str, Any]]:
     """Each half's settings under its own names; a setting that none has, or that both could mean, is refused."""
     shares: list[dict[str, Any]] = [{} for _ in halves]
     name = "+".join(half.name for half in halves)
@@ -134,7 +134,7 @@ def method_with_defaults(name: str, settings: Section) -> Section:
     halves = _method_halves(name)
     count = Counter(own for half in halves for own in half.defaults)
     recorded = {"name": name}
-    for half, share in zip(halves, _settings_by_half(halves, settings), strict=True):
+    for half, share in zip(halves, _method_settings_by_half(halves, settings), strict=True):
         whole = without_required(half.defaults) | share
         recorded |= {f"{half.name}.{own}" if count[own] > 1 else own: value for own, value in whole.items()}
     return recorded

@@ -59,7 +59,7 @@ class Prediction:
         return [self.images[place].name, *cells, self.problems.get(place, "")]
 
 
-def find_images(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageFile]:
+def find_images_to_predict(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageFile]:
     """Image files as they were named: files themselves, all in a folder and below it, or the rows of a table."""
     found: list[ImageFile] = []
     for path in inputs:

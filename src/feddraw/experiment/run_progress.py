@@ -30,7 +30,7 @@ MOST_GUESSED_DONE = 0.95  # share of work that a guess may call done
 Item = TypeVar("Item")
 
 
-def evaluated_images(task: PreparedTask, *, final: bool) -> int:
+def images_to_evaluate(task: PreparedTask, *, final: bool) -> int:
     """Images that the models of a round are evaluated on, counted once per model."""
     rows, every_round = task.dataset.rows, task.experiment.test_every_round
     images = len(rows["validation"]) + (len(rows["test"]) if final or every_round else 0)
@@ -64,7 +64,7 @@ class RunProgress:
         return TRAINED_COST * steps * min(images, batch)
 
     def _evaluation(self, round: int) -> int:
-        return evaluated_images(self._prepared, final=round == self._rounds - 1)
+        return images_to_evaluate(self._prepared, final=round == self._rounds - 1)
 
     def _begin(self, round: int) -> None:
         self._round, self._back = round, set[int]()

@@ -29,7 +29,7 @@ from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.experiment import run_preparation
 from feddraw.experiment.device_placement import on_device
 from feddraw.experiment.method_by_name import combined_method
-from feddraw.experiment.run_progress import evaluated_images
+from feddraw.experiment.run_progress import images_to_evaluate
 from feddraw.experiment.settings import Experiment, complete, make_method
 from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
 from feddraw.training.client import Trainer
@@ -132,7 +132,7 @@ class RunWork:
         efforts = [task.efforts(round) for round in rounds]
         asked = [(sizes[client], effort) for each in efforts for client, effort in each.items()]
         steps = sum(steps_in_round(n, training, effort) * min(1.0, n / training.batch_size) for n, effort in asked)
-        evaluated = sum(evaluated_images(task, final=round == rounds[-1]) for round in rounds)
+        evaluated = sum(images_to_evaluate(task, final=round == rounds[-1]) for round in rounds)
         return RunWork(steps, len(asked), evaluated)
 
 
@@ -281,13 +281,13 @@ class _TimedExperiment:
             batch = min(2 * batch, whole)
         count = int(min(MOST_REHEARSED_STEPS, max(0, left / 2 / waited)))
         step = max((client.work(batch, 1 + count) - one) / count, 1e-6) if count else one
-        memory = max(used.values()) + round(_bytes_per_image(used) * (whole - batch))
+        memory = max(used.values()) + round(_memory_per_timed_image(used) * (whole - batch))
         self.is_whole = batch == whole
         evaluated = client.evaluate(batch)
         self.rehearsed = RehearsedTimes(step * whole / batch, batch, max(0.0, one - step), evaluated, memory)
 
 
-def _bytes_per_image(used: Mapping[int, int]) -> float:
+def _memory_per_timed_image(used: Mapping[int, int]) -> float:
     """Bytes by image, from the two largest batches."""
     sizes = sorted(used)[-2:]
     return max(0.0, (used[sizes[-1]] - used[sizes[0]]) / max(1, sizes[-1] - sizes[0]))

@@ -28,7 +28,7 @@ from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.kept_models import Keep, KeptModel, ModelKeeper
 from feddraw.results.run_folder import RunFolder
 from feddraw.results.tensorboard import check_tensorboard, tensorboard_log
-from feddraw.server.ledger import pieces_by_finding
+from feddraw.server.ledger import ledger_pieces_by_finding
 from feddraw.server.round import RoundResult
 from feddraw.system.file_reading import read_json
 from feddraw.training.device_memory import memory_shortage_told
@@ -187,7 +187,7 @@ def _carry_out_rounds(
         keeper.add(plain.round, plain.model, scored)
         kept = evaluate_kept_models(evaluate_common, keeper.models(plain.model), scored, predictions) if last else {}
         seconds = {**plain.seconds, "evaluation": time.perf_counter() - began}
-        pieces = pieces_by_finding(plain.pieces, setup.dataset.findings)
+        pieces = ledger_pieces_by_finding(plain.pieces, setup.dataset.findings)
         result = replace(plain, metrics=scored, seconds=seconds, pieces=pieces, kept=kept)
         if folder is not None:
             folder.add_round(result)

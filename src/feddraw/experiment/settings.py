@@ -16,7 +16,7 @@ from feddraw.experiment.dataset_by_name import dataset_defaults
 from feddraw.experiment.method_by_name import Section, combined_method, method_section, method_with_defaults
 from feddraw.participation import Participation
 from feddraw.results.kept_models import Keep
-from feddraw.scenarios.paper_scenarios import paper_dataset_of, wanted_images
+from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.scenarios.partition import complete_scenario_options
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
@@ -223,9 +223,9 @@ def complete(experiment: Experiment) -> Experiment:
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
     if experiment.secure:
-        _require_secure(experiment, method)
+        _require_secure_setting(experiment, method)
     elif experiment.stream:
-        _require_streaming(experiment, method)
+        _require_stream_setting(experiment, method)
     model, settings = experiment.section("model")
     found = replace(
         experiment,
@@ -239,7 +239,7 @@ def complete(experiment: Experiment) -> Experiment:
     return found
 
 
-def _require_streaming(experiment: Experiment, method: Method) -> None:
+def _require_stream_setting(experiment: Experiment, method: Method) -> None:
     if not method.streams:
         raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
@@ -248,7 +248,7 @@ def _require_streaming(experiment: Experiment, method: Method) -> None:
         raise UserError(STREAM_REFUSES_LIMITS)
 
 
-def _require_secure(experiment: Experiment, method: Method) -> None:
+def _require_secure_setting(experiment: Experiment, method: Method) -> None:
     import feddraw.secure_sums  # noqa: F401 - says so if cryptography is not installed
 
     name = experiment.section("method")[0]
@@ -275,7 +275,7 @@ def _data_defaults(experiment: Experiment) -> Section:
     if name != "phantom":
         return {"name": name} | dataset_defaults(name) | settings
     scenario, options = experiment.section("scenario")
-    images = wanted_images(scenario, options.get("scale", 1.0)) or 4000
+    images = paper_scenario_images(scenario, options.get("scale", 1.0)) or 4000
     numbers = {"train": images, "mix": paper_dataset_of(scenario) or "chestmnist"}
     if settings.get("seed") == SEED_OF_EXPERIMENT:
         settings["seed"] = experiment.seed

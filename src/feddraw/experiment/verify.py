@@ -73,7 +73,7 @@ def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: b
     both = sorted(first.keys() & second.keys())  # runs of earlier versions say less
     yield "the clients' images", _value_hash([first[key] for key in both]), _value_hash([second[key] for key in both])
     for name in ("rounds.jsonl", "weights.csv"):
-        lines = [_lines_by_round(folder, name) for folder in (there, here)]
+        lines = [_lines_to_verify(folder, name) for folder in (there, here)]
         for round in range(rounds):
             yield f"{name} of round {round}", _value_hash(lines[0].get(round)), _value_hash(lines[1].get(round))
     for name in (*COMPARED_FILES, *KEPT_MODELS) if finished else ():
@@ -83,7 +83,7 @@ def _compared_hashes(there: RunFolder, here: RunFolder, rounds: int, finished: b
         yield files[0].name, *(sha256_of(file)[:16] if file.is_file() else "missing" for file in files)
 
 
-def _lines_by_round(folder: RunFolder, name: str) -> dict[int, list[Any]]:
+def _lines_to_verify(folder: RunFolder, name: str) -> dict[int, list[Any]]:
     """By round, all that does not depend on the clock; a blank cell is as good as a column that was not there yet."""
     entries: list[dict[str, Any]] = read_jsonl(folder.rounds) if name == "rounds.jsonl" else [*read_csv(folder.ledger)]
     said = [{key: one for key, one in entry.items() if key not in CLOCK_FIELDS and one != ""} for entry in entries]
@@ -105,7 +105,7 @@ def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator
     for key in ("python", "processor"):
         if before.get(key) != now[key]:
             yield f"{key} {before.get(key, 'unknown')}, now {now[key]}"
-    devices = [_device_kinds(about) for about in (before, now)]
+    devices = [_device_kinds_to_verify(about) for about in (before, now)]
     if "devices" in before and devices[0] != devices[1]:
         yield f"trained on {devices[0]}, now {devices[1]}"
     old, new = (about["cuda"] if isinstance(about.get("cuda"), dict) else {} for about in (before, now))
@@ -114,7 +114,7 @@ def _differing_environment(there: RunFolder, now: Mapping[str, Any]) -> Iterator
             yield f"{key} {old[key]}, now {new[key]}"
 
 
-def _device_kinds(about: Mapping[str, Any]) -> str:
+def _device_kinds_to_verify(about: Mapping[str, Any]) -> str:
     """The kinds of device that a run was trained on; of GPUs their names, for one is not like another."""
     written = about.get("devices")
     devices = [one for one in written if isinstance(one, dict)] if isinstance(written, list) else []

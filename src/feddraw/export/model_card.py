@@ -109,9 +109,9 @@ def _findings_section(trained: TrainedModel) -> Iterator[str]:
 def _by_site_section(trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]) -> Iterator[str]:
     yield from ["## Results per site", ""]
     rows = []
-    for site, images in _images_by_site(trained, data, sites):
+    for site, images in _card_images_by_site(trained, data, sites):
         assert data is not None
-        scored = _score_site_images(trained, data, images)
+        scored = _card_site_scores(trained, data, images)
         areas = []
         for place in range(len(trained.findings)):
             value = metrics.auc(scored.scores[:, place], scored.truth[:, place])
@@ -125,7 +125,7 @@ def _by_site_section(trained: TrainedModel, data: PreparedData | None, sites: di
         yield ""
 
 
-def _images_by_site(
+def _card_images_by_site(
     trained: TrainedModel, data: PreparedData | None, sites: dict[str, str]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """Each site with images of its own that were not trained on: those it kept back, or its test images."""
@@ -187,7 +187,7 @@ def _kept_predictions(trained: TrainedModel, split: str) -> Predictions | None:
     return found if found is not None and found.scores.shape == (len(found.truth), len(trained.findings)) else None
 
 
-def _score_site_images(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
+def _card_site_scores(trained: TrainedModel, data: PreparedData, rows: NDArray[np.intp]) -> Predictions:
     labels = data.dataset.labels
     blocks = [trained.scores(data.dataset.images[rows[start : start + 256]]) for start in range(0, len(rows), 256)]
     patients = None if labels.patients is None else np.unique(labels.patients[rows], return_inverse=True)[1]

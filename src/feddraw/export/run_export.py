@@ -81,7 +81,7 @@ def export_run(
     trained = load_trained(run, model, trust=trust)
     say = progress or (lambda what, done, total: None)
     data, note = _data_of_run(trained, say)
-    own = CheckedImages(data.dataset.images, data.dataset.rows["test"]) if data else None
+    own = ExportCheckImages(data.dataset.images, data.dataset.rows["test"]) if data else None
     images = own or random_images(trained.recipe.size)
     expected = images.scored(trained.scores, "scoring with the run's model", say)
     make_folder(out)
@@ -111,7 +111,7 @@ def _data_of_run(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedDa
 
 
 @dataclass(frozen=True, eq=False)
-class CheckedImages:
+class ExportCheckImages:
     """Prepared images to check on, read chunk by chunk: all test images may be more than the memory holds."""
 
     images: GreyImages
@@ -126,9 +126,9 @@ class CheckedImages:
         return np.concatenate(blocks)
 
 
-def random_images(size: int) -> CheckedImages:
+def random_images(size: int) -> ExportCheckImages:
     images = np.random.default_rng(0).integers(0, 256, (IMAGES_AT_A_TIME, size, size), dtype=np.uint8)
-    return CheckedImages(images, np.arange(IMAGES_AT_A_TIME))
+    return ExportCheckImages(images, np.arange(IMAGES_AT_A_TIME))
 
 
 def _largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:

@@ -46,7 +46,7 @@ class AppBundle:
 
 
 @dataclass(frozen=True)
-class SignedStatement:
+class SignedAppStatement:
     """What the operator signs."""
 
     app: str
@@ -63,7 +63,7 @@ def sign_bundle(bundle: AppBundle, key: Ed25519PrivateKey, *, days: float, now: 
         raise UserError(f"--days must be at most {MOST_SIGNED_DAYS:.0f}")
     signed = now or datetime.now(UTC)
     times = {"signed": _signed_time(signed), "expires": _signed_time(signed + timedelta(days=days))}
-    line = json.dumps(asdict(SignedStatement(bundle.app, bundle.version, bundle.sha256, **times)))
+    line = json.dumps(asdict(SignedAppStatement(bundle.app, bundle.version, bundle.sha256, **times)))
     return f"{line}\n{base64.b64encode(key.sign(line.encode())).decode()}\n"
 
 
@@ -76,7 +76,7 @@ def _signed_time(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedStatement:
+def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedAppStatement:
     """What the operator has signed in this file; nothing of it is looked at before the signature is found right."""
     lines = read_key_file(path).splitlines()
     try:
@@ -86,7 +86,7 @@ def read_signed_statement(path: Path, operator: Ed25519PublicKey) -> SignedState
         raise UserError(f"{path} is not signed with the operator's key") from None
     try:
         found: dict[str, Any] = json.loads(line)
-        statement = SignedStatement(**found)
+        statement = SignedAppStatement(**found)
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{path} is no signature that this version knows") from None
     if statement.purpose != SIGNED_PURPOSE or not all(isinstance(value, str) for value in found.values()):
@@ -103,7 +103,7 @@ class Signatures:
     path: Path
     operator: Ed25519PublicKey
 
-    def read(self) -> tuple[list[SignedStatement], list[str]]:
+    def read(self) -> tuple[list[SignedAppStatement], list[str]]:
         """What counts, and what is wrong with the other files."""
         files = sorted(self.path.glob(f"*{SIGNATURE_SUFFIX}")) if self.path.is_dir() else [self.path]
         statements, complaints = [], []
@@ -114,7 +114,7 @@ class Signatures:
                 complaints.append(str(complaint))
         return statements, complaints
 
-    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> SignedStatement:
+    def check(self, content: bytes, app: str, version: str, now: datetime | None = None) -> SignedAppStatement:
         """The signature under which these bytes may be unpacked; `app` and `version` are the server's words."""
         digest = hashlib.sha256(content).hexdigest()
         statements, complaints = self.read()

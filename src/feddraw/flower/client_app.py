@@ -35,11 +35,11 @@ def open_site(context: Context) -> Site:
         return _site_with_own_folder(run, own, context.node_id)
     if "partition-id" not in node:
         raise UserError('this node has no data: start it with --node-config \'data="FOLDER"\' or "partition-id=0"')
-    return _site_of_partition(_setup_of_run(run, node.get("trust") is True), int(node["partition-id"]), node)
+    return _site_of_partition(_client_app_setup(run, node.get("trust") is True), int(node["partition-id"]), node)
 
 
 @lru_cache(maxsize=1)
-def _setup_of_run(run: str, trust: bool) -> PreparedRun:
+def _client_app_setup(run: str, trust: bool) -> PreparedRun:
     """The whole scenario, once per process: in a simulation one process serves several clients."""
     experiment, _ = settings.read_run_config(json.loads(run), trust=trust, permit=settings.AT_A_SITE)
     return prepare(experiment)

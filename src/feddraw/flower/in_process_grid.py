@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 FIRST_NODE, SUPERLINK = 1001, 1
 
 
-def identify_process(run: int = 1, node: int = SUPERLINK) -> None:
+def identify_in_process_grid(run: int = 1, node: int = SUPERLINK) -> None:
     """Let this process make messages, as Flower's launchers do; before 1.38 any process may."""
     with suppress(ModuleNotFoundError):
         from flwr.supercore.task_identity import TaskIdentity
@@ -36,7 +36,7 @@ class InProcessGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         arrive: Callable[[list[Message]], Iterable[Message]] | None = None,
     ) -> None:
-        identify_process()
+        identify_in_process_grid()
         self.app, self.arrive = app, arrive
         self._pushed: dict[str, Message] = {}
         run, numbered = run_config or {}, enumerate(nodes, FIRST_NODE)

@@ -42,7 +42,7 @@ class RaySimulation:
         except Empty:
             raise RunFailed(f"Flower's simulation did not start within {seconds:g} s") from None
         if isinstance(found, BaseException):
-            raise RunFailed(f"Flower's simulation did not start: {_cause_of_crash(found)}")
+            raise RunFailed(f"Flower's simulation did not start: {_cause_of_ray_crash(found)}")
         return found
 
     def send_and_receive(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
@@ -60,7 +60,7 @@ class RaySimulation:
     def stop_if_over(self) -> None:
         """Raise if the simulation has ended, which it does only when it crashes or is closed."""
         if self._ended.is_set():
-            why = "it ended early" if self._crash is None else _cause_of_crash(self._crash)
+            why = "it ended early" if self._crash is None else _cause_of_ray_crash(self._crash)
             remedy = "run again with engine = serial, or see Ray's log in /tmp/ray/session_latest/logs"
             raise RunFailed(f"Flower's simulation on Ray crashed: {why}; {remedy}")
 
@@ -91,7 +91,7 @@ class RaySimulation:
         self._thread.join(timeout=60)
 
 
-def _cause_of_crash(error: BaseException) -> str:
+def _cause_of_ray_crash(error: BaseException) -> str:
     """The first error of a chain, on one line: Flower's own only says that there was one."""
     while error.__cause__ is not None:
         error = error.__cause__

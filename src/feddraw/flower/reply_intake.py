@@ -155,10 +155,10 @@ def decode_replies(
     found = [decode_row(row) for row in rows] if fresh else in_threads(decode_row, rows)
     refused = {r.name: one_line(one, 200) for r, one in zip(replies, found, strict=True) if isinstance(one, Refused)}
     updates = [one for one in found if isinstance(one, Update)]
-    return _without_gaps(updates, matrices) if refused else updates, refused, matrices
+    return _replies_without_gaps(updates, matrices) if refused else updates, refused, matrices
 
 
-def _without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
+def _replies_without_gaps(updates: Sequence[Update], matrices: Model) -> list[Update]:
     """Moved to the first rows of the matrices, so that no row of a refused reply is between them."""
     moved = []
     for number, update in enumerate(updates):

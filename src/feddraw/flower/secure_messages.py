@@ -122,13 +122,16 @@ def secure_pairs_in(content: RecordDict, record: str = SECURE_RECORD) -> dict[st
         found = content[record]
         if not isinstance(found, ConfigRecord):
             raise TypeError(f"{record} is no record of texts")
-        names, contents = _list_of(found.get("names", []), str), _list_of(found.get("contents", []), bytes)
+        names, contents = (
+            _list_in_message(found.get("names", []), str),
+            _list_in_message(found.get("contents", []), bytes),
+        )
         if len(set(names)) != len(names):
             raise ValueError("a name comes twice")
         return dict(zip(names, contents, strict=True))
 
 
-def _list_of(given: Any, kind: type[Kind]) -> list[Kind]:
+def _list_in_message(given: Any, kind: type[Kind]) -> list[Kind]:
     if not isinstance(given, list) or not all(isinstance(one, kind) for one in given):
         raise ValueError(f"no list of {kind.__name__}")
     return given

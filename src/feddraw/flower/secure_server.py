@@ -233,11 +233,11 @@ class FlowerSecureServer:
             return None
         metrics = score_histograms.histograms_from_words(opened.words, findings)
         summed = [answers.by_name[name].content for name in opened.survivors]
-        metrics[self.size_key] = sum(_images_evaluated(content, self.size_key) for content in summed)
+        metrics[self.size_key] = sum(_images_at_secure_site(content, self.size_key) for content in summed)
         return RecordDict({"metrics": metrics})
 
 
-def _images_evaluated(content: RecordDict, size_key: str) -> float:
+def _images_at_secure_site(content: RecordDict, size_key: str) -> float:
     """How many images a site says that it evaluated; a site may have none to evaluate."""
     try:
         return reply_intake.size_and_labels_in_reply(content, size_key)[0]

@@ -153,7 +153,7 @@ class SecureSiteRound:
             raise UserError(f"this site's own update cannot be used: {refused[reply.name]}")
         update = found[0]
         listed = {name: value for name, value in update.metrics.items() if name == "loss" or name in self._node.listed}
-        update = replace(update, metrics=listed, steps=_steps_at_site(update, sent))
+        update = replace(update, metrics=listed, steps=_steps_at_secure_site(update, sent))
         return secure_site_memory.update_to_site_memory(sent, update)
 
     def _counts(self, content: RecordDict) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -258,7 +258,7 @@ class SecureSiteRound:
         return SecureRoundClient(*given, listed=tuple(update.metrics), received=about["received"])
 
 
-def _steps_at_site(update: Update, sent: Model) -> int:
+def _steps_at_secure_site(update: Update, sent: Model) -> int:
     """As the app says, else by batch norm's counters: the server's follow from the steps that are announced."""
     if any(key in update.metrics for key in reply_intake.STEPS) or not len(sent.counters):
         return update.steps

@@ -93,7 +93,7 @@ class ServerEvaluation:
         return ({}, {}) if self.dataset is None else self.evaluate(model, final=True)
 
 
-def serve_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
+def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrategy:
     """Carry a run out; everything goes to its folder as it happens."""
     experiment, federation = settings.read_run_config(run_config, trust=settings.trusted_here())
     folder = RunFolder(Path(federation.out)) if federation.out else None
@@ -202,4 +202,4 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    serve_run(grid, context.run_config)
+    serve_flower_run(grid, context.run_config)

@@ -45,7 +45,7 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.secure_sums.signing_keys import SiteDirectory, site_directory_from
 from feddraw.server.gate import Gate
-from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, pieces_by_finding
+from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, ledger_pieces_by_finding
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
 from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
@@ -414,7 +414,7 @@ class MethodStrategy(FedAvg):
         took = {name: seconds for name, seconds in took.items() if 0 <= seconds < MOST_SECONDS}
         seconds = {"training": began - self._sent, "aggregation": time.perf_counter() - began}
         about: dict[str, Any] = {"metrics": dict(metrics), "seconds": seconds, "client_seconds": took}
-        pieces = pieces_by_finding(result.pieces, self.findings)
+        pieces = ledger_pieces_by_finding(result.pieces, self.findings)
         self._record_round(RoundRecord(round=round, ledger=ledger, loss=result.loss, pieces=pieces, **about))
         self._stop_without_clients(round, ledger)
         return self._arrays if counted else None, metrics

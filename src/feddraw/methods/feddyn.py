@@ -65,7 +65,7 @@ class FedDynServer(Server):
         def changes(by: NDArray[np.float64], span: slice) -> Vector:
             return -self.alpha * cohort.moved(by, span)
 
-        h, standing = standing_shares.update_mean(state["h"], state, cohort, weights, changes)
+        h, standing = standing_shares.update_standing_mean(state["h"], state, cohort, weights, changes)
         return cohort.combine(weights.values, weights.segments) - h / self.alpha, {"h": h} | standing
 
     def shown(self, model: Model, state: State) -> Model:

@@ -99,7 +99,7 @@ class ScaffoldServer(Server):
     def step(self, cohort: Cohort, weights: Weights, state: State) -> tuple[Vector, State]:
         params, _ = super().step(cohort, weights, state)
         sums = (cohort, weights, lambda by, span: cohort.extra_sum("control_change", by, span))
-        control, standing = standing_shares.update_mean(state["control"], state, *sums)
+        control, standing = standing_shares.update_standing_mean(state["control"], state, *sums)
         return params, {"control": control} | standing
 
 

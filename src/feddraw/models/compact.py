@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from feddraw.errors import UserError
 
 
-class DenseLayer(nn.Module):
+class CompactLayer(nn.Module):
     """Normalise, rectify, convolve, and append what was found to what was there."""
 
     def __init__(self, channels: int, growth: int) -> None:
@@ -52,7 +52,7 @@ class Compact(nn.Module):
                 body.append(Transition(channels))
                 channels //= 2
             for _ in range(depth):
-                body.append(DenseLayer(channels, growth))
+                body.append(CompactLayer(channels, growth))
                 channels += growth
         self.body = nn.Sequential(*body, nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
         self.classifier = nn.Linear(channels, classes)

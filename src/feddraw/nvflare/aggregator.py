@@ -27,7 +27,13 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from feddraw.aggregation import AggregationState, ClientUpdate, aggregate, check_updates_suffice, method_and_label
+from feddraw.aggregation import (
+    AggregationState,
+    ClientUpdate,
+    aggregate,
+    check_aggregation_suffices,
+    method_to_aggregate,
+)
 from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
@@ -73,8 +79,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc,unused-ignore]
         self.method, self.rounds, self.settings, self.classifier = method, rounds, settings, classifier
         self.size_key, self.folder, self.policy, self.gate, self.outputs = size_key, folder, policy, gate, outputs
         self._method_table = {"name": method, **(settings or {})}
-        self._rule: Method = method_and_label(self._method_table)[0]
-        check_updates_suffice(self._rule, method, ())
+        self._rule: Method = method_to_aggregate(self._method_table)[0]
+        check_aggregation_suffices(self._rule, method, ())
         self._policy = policy_of(policy)
         self._policy.check_method(self._rule)
         try:

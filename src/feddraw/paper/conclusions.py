@@ -237,7 +237,7 @@ def _conclude_severity() -> Conclusion:
 
 def _conclude_similarity_gaps() -> Conclusion:
     """A coordinate moves about the learning rate a step under Adam: how far can a head turn, and how far must it?"""
-    possible = {"CHX-4": _largest_classifier_turn(10_000), "CHX-1": _largest_classifier_turn(20_000)}
+    possible = {"CHX-4": _conclude_largest_turn(10_000), "CHX-1": _conclude_largest_turn(20_000)}
     needed = {s: abs(similarity_gap_needed(s, 6, printed_extreme_weight(s), "reported")) for s in FOLLOWED_CLIENT}
     text = (
         f"The printed weights of round 6 need similarities that differ by {needed['CHX-4']:.4f} (CHX-4) and "
@@ -255,7 +255,7 @@ def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Rea
     return math.nan if gap is None else gap
 
 
-def _largest_classifier_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
+def _conclude_largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
     """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate in every step."""
     parameters, inputs = 5 * 1024 + 5, 1024
     moved = epochs * math.ceil(images / batch) * rate * math.sqrt(parameters)
@@ -284,7 +284,9 @@ def claims_by_reading() -> list[JudgedClaim]:
 
 def readings_in_words(judged: Sequence[JudgedClaim]) -> dict[Reading, str]:
     """For each reading, how many of the claims can hold and what they ask for, in words."""
-    return {reading: f"{_claims_that_can_hold(judged, reading)} {_gap_in_words(reading)}" for reading in READINGS}
+    return {
+        reading: f"{_claims_that_can_hold(judged, reading)} {_conclude_similarity_gap(reading)}" for reading in READINGS
+    }
 
 
 def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
@@ -295,7 +297,7 @@ def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> st
     return f"{possible} of {len(judged)} can hold; {end}."
 
 
-def _gap_in_words(reading: Reading) -> str:
+def _conclude_similarity_gap(reading: Reading) -> str:
     """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
     said = []
     for scenario, crossing in CROSSING_ROUND.items():

@@ -55,13 +55,13 @@ def render_paper_tex(document: ReportDocument, figures: str) -> str:
             case Bullets(items):
                 lines += [r"\begin{itemize}", *(rf"\item {escape_latex(item)}" for item in items), r"\end{itemize}", ""]
             case Gallery(paper_pictures, note):
-                lines += [_latex_figure(paper_pictures, note, figures), ""]
+                lines += [_paper_tex_figure(paper_pictures, note, figures), ""]
             case _:
                 lines += [latex_tables([block])]
     return "\n".join([*lines, r"\end{document}", ""])
 
 
-def _latex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
+def _paper_tex_figure(drawn: Sequence[Picture], note: str, folder: str) -> str:
     """Two panels in a row across the page."""
     panels = [rf"\includegraphics[width=0.48\textwidth]{{{folder}/{one.name}.pdf}}" for one in drawn]
     rows = [r"\hfill".join(panels[start : start + 2]) for start in range(0, len(panels), 2)]

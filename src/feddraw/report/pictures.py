@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
-from feddraw.analysis.forest_plot import draw_distances
+from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
-from feddraw.analysis.site_distances import heterogeneity_in_ledger
+from feddraw.analysis.site_distances import site_distances_in_ledger
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
 from feddraw.naming import join_names, slug
@@ -125,7 +125,7 @@ def weight_part_pictures(runs: Sequence[RecordedRun], method: str, scenario: str
 
 def heterogeneity_pictures(runs: Sequence[RecordedRun], method: str, scenario: str) -> Iterator[Picture]:
     """Cochran's Q over the rounds, and each client's distance at the end, where the method has measured them."""
-    measured = heterogeneity_in_ledger(runs[0].ledger, len(runs[0].ledger.status))
+    measured = site_distances_in_ledger(runs[0].ledger, len(runs[0].ledger.status))
     if not measured:
         return
     figure, axes = plots.panel_figure()
@@ -141,7 +141,7 @@ def heterogeneity_pictures(runs: Sequence[RecordedRun], method: str, scenario: s
     far = [f"{site.site} {site.distance:.4f}" for site in measured[-1].sites if site.distance is not None]
     said = f"Squared distance of each client from the others under {method} in round {measured[-1].round}"
     figure, axes = plots.panel_figure(height=_panel_height(len(measured[-1].sites)) + 0.5)
-    draw_distances(axes, measured[-1:])
+    draw_forest_distances(axes, measured[-1:])
     yield Picture(f"{name}-distances", figure, f"{said}: {join_names(far)}")
 
 

@@ -20,7 +20,7 @@ from feddraw.report import html, latex, markdown, paper_tex
 from feddraw.report.blocks import Block, Fold, Gallery, OnlyFor, Picture, ReportDocument, SideBySide, blocks_and_inner
 from feddraw.report.report_statistics import Report, Say, compute_report
 from feddraw.report.section_order import compose_report
-from feddraw.report.sections.what_was_run import report_command
+from feddraw.report.sections.what_was_run import command_that_was_run
 from feddraw.results.run_collection import RunCollection, collect_runs
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_reading import read_json, sha256_of
@@ -65,7 +65,7 @@ def write_report(
     collection = collect_runs(folders)
     given = {"out": out, "title": title, "alpha": alpha, "replicates": replicates, "margin": margin}
     usual = {"out": None, "title": "", "alpha": ALPHA, "replicates": REPLICATES, "margin": 0.0}
-    command = command or report_command(folders, {name: own for name, own in given.items() if own != usual[name]})
+    command = command or command_that_was_run(folders, {name: own for name, own in given.items() if own != usual[name]})
     report = compute_report(
         collection, alpha=alpha, replicates=replicates, command=command, say=say, margin=margin, folders=folders
     )
@@ -129,7 +129,7 @@ def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font of PNGs lacks
         for picture in _all_pictures(blocks):
-            drawings[picture.name] = svg = _figure_as_svg(picture.figure)
+            drawings[picture.name] = svg = _report_svg_text(picture.figure)
             head, opening, rest = svg.partition("\n <metadata>")
             paper = '\n <rect width="100%" height="100%" fill="#ffffff"/>'
             write_whole(folder / f"{picture.name}.svg", f"{head}{paper}{opening}{rest}".encode())
@@ -137,7 +137,7 @@ def _write_figures(blocks: Sequence[Block], folder: Path) -> dict[str, str]:
     return drawings
 
 
-def _figure_as_svg(figure: Figure) -> str:
+def _report_svg_text(figure: Figure) -> str:
     lay_out_figure(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)

@@ -30,7 +30,7 @@ def without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in (*EXECUTION_SETTINGS, *places)}
 
 
-def device_kind(settings: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+def outcome_device_kind(settings: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
     """What kind of device a run was trained on: cpu, cuda, mps; as its environment says, or else its settings."""
     found = environment.get("devices")
     written = found if isinstance(found, list) else []

@@ -146,7 +146,7 @@ def read_run(path: Path) -> RecordedRun:
             for client in metrics.get("clients", {}).values():
                 if "held_out" in client:  # what holdout images were called up to version 0.1
                     client["holdout"] = client.pop("held_out")
-            _check_metrics(metrics)
+            _check_recorded_metrics(metrics)
     run = RecordedRun(path, settings, environment, {"clients": {}} | metrics if metrics else {}, rounds, ledger)
     with damage_told(folder.rounds):
         _ = run.curve("validation"), run.curve("test"), run.diverged
@@ -154,13 +154,13 @@ def read_run(path: Path) -> RecordedRun:
     return run
 
 
-def _check_metrics(metrics: Mapping[str, Any]) -> None:
+def _check_recorded_metrics(metrics: Mapping[str, Any]) -> None:
     """Everything that is read of the metrics later can be read."""
     for name, found in metrics.get("models", {}).items():
         if name not in KEPT_MODELS or not found["rounds"] or not all(type(round) is int for round in found["rounds"]):
             raise ValueError("a model that no run keeps")
         _ = str(found["chosen_by"]), number_or_nan(found.get("validation", UNTESTED)["auc"]["macro"])
-        _check_metrics({"test": UNTESTED} | found | {"models": {}})
+        _check_recorded_metrics({"test": UNTESTED} | found | {"models": {}})
     clients = metrics.get("clients", {}).values()
     own = [client[split] for client in clients for split in CLIENT_SPLITS if split in client]
     for scores in (metrics["test"], *own):

@@ -16,7 +16,7 @@ from typing import Any
 
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, device_kind
+from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, outcome_device_kind
 from feddraw.results.recorded_run import RecordedRun, read_run
 from feddraw.results.run_folder import RunFolder
 
@@ -92,16 +92,16 @@ def collect_runs(folders: Sequence[Path]) -> RunCollection:
         if run.finished:
             runs.append(run)
         else:
-            problems.append(UnusedRun(path, unfinished_in_words(run)))
+            problems.append(UnusedRun(path, unfinished_in_collection(run)))
     if not runs:
         raise UserError(f"no finished run in {', '.join(map(str, folders))}; {problems[0].path}: {problems[0].reason}")
     # as they were found, but FedDRAW first, references last, and by seed
     ordered = sorted(_labelled_runs(runs), key=lambda run: (run.reference, run.name != "feddraw", run.flat["seed"]))
     once, twice = _without_copies(ordered)
-    return RunCollection(tuple(once), tuple(problems + twice), tuple(_comparability_notes(once)))
+    return RunCollection(tuple(once), tuple(problems + twice), tuple(_collection_notes(once)))
 
 
-def unfinished_in_words(run: RecordedRun) -> str:
+def unfinished_in_collection(run: RecordedRun) -> str:
     """How far a run has come, how good it is there, and when it last wrote a round."""
     said = f"not finished: {len(run.rounds)} of {run.settings['rounds']} rounds"
     if not run.rounds:
@@ -161,7 +161,9 @@ def _not_compared_precision(runs: Runs) -> tuple[str, ...]:
         return json.dumps(chosen, sort_keys=True, default=str)
 
     several = [members for members in grouped((rest(run), run) for run in runs).values() if len(members) > 1]
-    values = {key: [{_setting_text(run, key) for run in group} for group in several] for key in PRECISION_SETTINGS}
+    values = {
+        key: [{_collection_setting(run, key) for run in group} for group in several] for key in PRECISION_SETTINGS
+    }
     return tuple(key for key, by_group in values.items() if all(len(own) == 1 for own in by_group))
 
 
@@ -171,29 +173,33 @@ def _differing_settings(runs: Runs, by: Key, which: Callable[[str], bool], apart
     unseen = {*REPEATS, *NOT_COMPARED, *apart}
     for name, members in grouped((by(run), run) for run in runs).items():
         keys = {key for run in members for key in run.flat if which(key) and key not in unseen}
-        found[name] = {key for key in keys if len({_setting_text(run, key) for run in members if key in run.flat}) > 1}
+        found[name] = {
+            key for key in keys if len({_collection_setting(run, key) for run in members if key in run.flat}) > 1
+        }
     return found
 
 
 def _is_crossed_setting(key: str, runs: Runs) -> bool:
-    values = grouped((run.method, _setting_text(run, key)) for run in runs if not run.reference and key in run.flat)
+    values = grouped(
+        (run.method, _collection_setting(run, key)) for run in runs if not run.reference and key in run.flat
+    )
     sets = [set(own) for own in values.values()]
     return not key.startswith("method.") and len(sets) > 1 and len(sets[0]) > 1 and all(one == sets[0] for one in sets)
 
 
 def _name_with_settings(name: str, keys: Iterable[str], run: RecordedRun) -> str:
-    inside = ", ".join(f"{key.partition('.')[2] or key}={_setting_text(run, key)}" for key in sorted(keys))
+    inside = ", ".join(f"{key.partition('.')[2] or key}={_collection_setting(run, key)}" for key in sorted(keys))
     return f"{name} ({inside})" if inside else name
 
 
-def _setting_text(run: RecordedRun, key: str) -> str:
+def _collection_setting(run: RecordedRun, key: str) -> str:
     value = run.flat.get(key, "not set")
     if isinstance(value, str) and "/" in value:
         value = Path(value).name  # somebody's own data may lie elsewhere on another machine
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _comparability_notes(runs: Runs) -> Iterator[str]:
+def _collection_notes(runs: Runs) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
     yield from _unequal_settings(runs)
     yield from _unequal_precision(runs)
@@ -220,7 +226,7 @@ def _unequal_settings(runs: Runs) -> Iterator[str]:
         for key in keys:
             here = [run for run in methods if run.scenario == scenario]
             if not all(f"{key.partition('.')[2] or key}=" in run.method for run in here):
-                values = grouped((_setting_text(run, key), run.method) for run in here)
+                values = grouped((_collection_setting(run, key), run.method) for run in here)
                 said = "; ".join(f"{value}: {', '.join(sorted({*names}))}" for value, names in sorted(values.items()))
                 found.setdefault(f"{key} ({said})", []).append(scenario)
     for what, where in sorted(found.items()):
@@ -229,9 +235,9 @@ def _unequal_settings(runs: Runs) -> Iterator[str]:
 
 def _unequal_precision(runs: Runs) -> Iterator[str]:
     """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
-    found = {"kind of device": {run.path: device_kind(run.flat, run.environment) for run in runs}}
+    found = {"kind of device": {run.path: outcome_device_kind(run.flat, run.environment) for run in runs}}
     for key in PRECISION_SETTINGS:
-        found[key] = {run.path: _setting_text(run, key) for run in runs if key in run.flat}
+        found[key] = {run.path: _collection_setting(run, key) for run in runs if key in run.flat}
     for what, by_run in found.items():
         counts = Counter(by_run.values())
         if len(counts) > 1:

@@ -144,12 +144,16 @@ class RunFolder:
         devices: Mapping[str, Any] | None = None,
     ) -> None:
         """The settings, and the environment: `parameters` are in all updates together, by which they are summed."""
-        document = toml_values({**table, "partition": _partition_facts(partition, dataset)})
+        document = toml_values({**table, "partition": _partition_in_run_folder(partition, dataset)})
         if not self.settings.exists():
             write_whole(self.settings, tomli_w.dumps(document).encode())
         elif read_toml(self.settings).get("partition", {}).get("sha256") != partition.sha256:
             raise UserError(f"{self.path} was run on other data: use the same images, or choose another folder")
-        about = environment() | dict(devices or {}) | {"sums": summed_by(parameters), "network": _network_facts(layout)}
+        about = (
+            environment()
+            | dict(devices or {})
+            | {"sums": summed_by(parameters), "network": _network_in_run_folder(layout)}
+        )
         write_whole(self.environment, (json.dumps(about, indent=2) + "\n").encode())
 
     def forget_from(self, round: int) -> None:
@@ -183,7 +187,7 @@ class RunFolder:
         rounds: int = 0,
     ) -> None:
         """A round's line of the log; `rounds` is T, for a folder that has no settings to say it."""
-        splits = {split: _split_in_log(metrics[split]) for split in ("validation", "test") if split in metrics}
+        splits = {split: _split_in_round_log(metrics[split]) for split in ("validation", "test") if split in metrics}
         line = {"round": round, "loss": loss, **splits, "model": digest, "seconds": dict(seconds)}
         line |= {"diverged": diverged} if diverged else {}
         line |= {"rounds": rounds} if rounds else {}
@@ -237,7 +241,7 @@ class RunFolder:
             write_whole(self.model_file(name), save(arrays))
         if dataset is not None:
             self._write_predictions(predictions, dataset)
-        document = _without_empty_warnings({**scores, "diverged": first_divergence(read_jsonl(self.rounds))})
+        document = _scores_in_run_folder({**scores, "diverged": first_divergence(read_jsonl(self.rounds))})
         write_whole(self.metrics, (json.dumps(json_values(document), indent=2) + "\n").encode())
 
     def _write_predictions(self, predictions: Mapping[str, NDArray[Any]], dataset: Dataset) -> None:
@@ -263,28 +267,28 @@ def first_divergence(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return next(found, {})
 
 
-def _without_empty_warnings(scores: Any) -> Any:
+def _scores_in_run_folder(scores: Any) -> Any:
     """Without the words that only a diverged run needs, where they would be empty."""
     if not isinstance(scores, Mapping):
         return scores
     kept = {name: value for name, value in scores.items() if value or name not in ("not_finite", "diverged")}
-    return {name: _without_empty_warnings(value) for name, value in kept.items()}
+    return {name: _scores_in_run_folder(value) for name, value in kept.items()}
 
 
-def _split_in_log(found: Mapping[str, Any]) -> dict[str, Any]:
+def _split_in_round_log(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a round's line has of one split: the AUC, also by site, the GM where there is one, what is undefined."""
     more = {name: found[name] for name in ("gm", "sites", "undefined") if found.get(name)}
     return {**found["auc"], **more}
 
 
-def _network_facts(layout: Layout) -> dict[str, Any]:
+def _network_in_run_folder(layout: Layout) -> dict[str, Any]:
     """What of the network follows from no setting: above all which layer was taken as the classifier."""
     frozen = sum(array.size for array in layout.frozen.values())
     about = {"classifier": classifier_in_words(layout.classifier, layout.outputs), "parameters": layout.length("param")}
     return about | ({"frozen": frozen} if frozen else {})
 
 
-def _partition_facts(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
+def _partition_in_run_folder(partition: Partition, dataset: Dataset | None) -> dict[str, Any]:
     """Who was dealt what: a hash, and, where the data is at hand, how many images of each finding every client has."""
     found: dict[str, Any] = {"scenario": partition.scenario, "sha256": partition.sha256}
     if dataset is not None:

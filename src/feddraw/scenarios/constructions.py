@@ -21,7 +21,7 @@ RARE_PREVALENCE = 0.5  # at CheXpert's small clients, which are far smaller than
 
 
 @dataclass(frozen=True, eq=False)
-class Stratum:
+class ConstructionStratum:
     """A property that images have or lack, with the words for it."""
 
     subject: str
@@ -56,7 +56,7 @@ def construct_by_concentration(deck: Deck, plan: PaperScenario, *, share: float)
     ChestMNIST's federations are the whole data, at its natural prevalence. CheXpert's are a part of it: half of a
     small client's images have a rare class, and large clients are depleted of them to keep the share.
     """
-    if _fraction_option("share", share) == 0:
+    if _construction_fraction("share", share) == 0:
         raise UserError("share must be above 0: with construction 'tilt' and tilt 0 small clients are a random sample")
     stratum = _stratum_of_findings(deck, plan, RARE_FINDINGS[plan.dataset])
     small, large = ([plan.sizes[client] for client in group] for group in (plan.small, plan.large))
@@ -76,7 +76,7 @@ def construct_by_concentration(deck: Deck, plan: PaperScenario, *, share: float)
 def construct_enriched(deck: Deck, plan: PaperScenario, *, prevalence: float) -> list[Rows]:
     """So many of a small client's images have a rare class; large clients are a natural draw of what is left."""
     stratum = _stratum_of_findings(deck, plan, RARE_FINDINGS[plan.dataset])
-    fraction = _fraction_option("prevalence", prevalence)
+    fraction = _construction_fraction("prevalence", prevalence)
     quotas = np.array([scaled_count(size, plan.scale * fraction) for size in plan.printed])
     return _with_natural_large(deck, plan, stratum, quotas)
 
@@ -84,12 +84,14 @@ def construct_enriched(deck: Deck, plan: PaperScenario, *, prevalence: float) ->
 def construct_with_findings(deck: Deck, plan: PaperScenario, *, with_finding: float = 1.0) -> list[Rows]:
     """All of a small client's images, or this fraction, have a finding; large clients are a natural draw."""
     found = deck.labels.values[deck.rows].max(axis=1) > 0
-    stratum = Stratum("findings", found, "images with one", "images without one")
-    fraction = _fraction_option("with_finding", with_finding)
+    stratum = ConstructionStratum("findings", found, "images with one", "images without one")
+    fraction = _construction_fraction("with_finding", with_finding)
     return _with_natural_large(deck, plan, stratum, np.array([scaled_count(size, fraction) for size in plan.sizes]))
 
 
-def _with_natural_large(deck: Deck, plan: PaperScenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+def _with_natural_large(
+    deck: Deck, plan: PaperScenario, stratum: ConstructionStratum, quotas: NDArray[np.intp]
+) -> list[Rows]:
     """The quotas of the small clients; each large one gets the prevalence of what they leave."""
     small = list(plan.small)
     left = int(stratum.marked.sum() - quotas[small].sum())
@@ -115,7 +117,7 @@ def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> 
     # rounded, so that the last bits of a machine's logarithm cannot change who is drawn
     keys = np.round(tilt * standardised + gumbel, 9)
     small = sum(plan.sizes[client] for client in plan.small)
-    chosen = _units_that_fit(np.argsort(-keys, kind="stable"), images, small)[units]
+    chosen = _construction_units(np.argsort(-keys, kind="stable"), images, small)[units]
     hands: dict[int, Rows] = {}
     for group, part in ((plan.small, federation.only(chosen)), (plan.large, federation.only(~chosen))):
         hands |= zip(group, part.deal([plan.sizes[client] for client in group]), strict=True)
@@ -124,14 +126,14 @@ def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> 
 
 def construct_certain(deck: Deck, plan: PaperScenario, *, uncertain_fraction: float = 0.6) -> list[Rows]:
     """Small clients hold only images without an uncertain label; of a large client's, this fraction has one."""
-    fraction = _fraction_option("uncertain_fraction", uncertain_fraction)
+    fraction = _construction_fraction("uncertain_fraction", uncertain_fraction)
     if deck.labels.uncertain is None:
         need = "labels that say what was uncertain, as CheXpert's do"
         raise UserError(f"construction 'certain' needs {need}: use construction concentration or tilt")
     uncertain = deck.labels.uncertain[deck.rows] > 0
     quotas = np.array([scaled_count(size, fraction) for size in plan.sizes])
     quotas[list(plan.small)] = 0
-    stratum = Stratum("uncertain labels", uncertain, "images with one", "images without one")
+    stratum = ConstructionStratum("uncertain labels", uncertain, "images with one", "images without one")
     return _deal_checked_quotas(deck, plan, stratum, quotas)
 
 
@@ -160,7 +162,7 @@ def self_information(labels: Labels) -> NDArray[np.float64]:
     return information
 
 
-def _units_that_fit(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
+def _construction_units(order: NDArray[np.intp], images: NDArray[np.intp], wanted: int) -> NDArray[np.bool_]:
     """Which units are taken, in this order, each if it still fits."""
     chosen = np.zeros(len(images), dtype=bool)
     for unit in order.tolist():
@@ -173,15 +175,17 @@ def _units_that_fit(order: NDArray[np.intp], images: NDArray[np.intp], wanted: i
     return chosen
 
 
-def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ...]) -> Stratum:
+def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ...]) -> ConstructionStratum:
     if missing := [name for name in classes if name not in deck.labels.findings]:
         lack = " and no ".join(missing)
         raise UserError(f"{plan.name} needs labels of {', '.join(classes)}, and this data has no {lack}")
     columns = [deck.labels.findings.index(name) for name in classes]
-    return Stratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
+    return ConstructionStratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
 
 
-def _deal_checked_quotas(deck: Deck, plan: PaperScenario, stratum: Stratum, quotas: NDArray[np.intp]) -> list[Rows]:
+def _deal_checked_quotas(
+    deck: Deck, plan: PaperScenario, stratum: ConstructionStratum, quotas: NDArray[np.intp]
+) -> list[Rows]:
     for client, (size, positives) in enumerate(zip(plan.sizes, quotas, strict=True), start=1):
         if positives > size:
             need = f"{plan.name}, {stratum.subject} at C{client}: needs {positives:,} {stratum.having}"
@@ -192,23 +196,25 @@ def _deal_checked_quotas(deck: Deck, plan: PaperScenario, stratum: Stratum, quot
     return deck.deal_quotas(plan.sizes, quotas.tolist(), stratum.marked)
 
 
-def _require_enough(plan: PaperScenario, stratum: Stratum, kind: str, needed: NDArray[np.intp], left: int) -> None:
+def _require_enough(
+    plan: PaperScenario, stratum: ConstructionStratum, kind: str, needed: NDArray[np.intp], left: int
+) -> None:
     """Small clients are served first, so that the message says what they leave."""
     for group in (plan.small, plan.large):
         needs = int(needed[list(group)].sum())
         if needs > left:
-            where = f"{plan.name}, {stratum.subject} at {_client_span(group)}"
+            where = f"{plan.name}, {stratum.subject} at {_construction_clients(group)}"
             raise UserError(f"{where}: needs {needs:,} {kind}, {left:,} are left")
         left -= needs
 
 
-def _client_span(group: tuple[int, ...]) -> str:
+def _construction_clients(group: tuple[int, ...]) -> str:
     """C2, or C2–C4: the clients of a group stand side by side in every scenario."""
     first, last = group[0] + 1, group[-1] + 1
     return f"C{first}" if first == last else f"C{first}–C{last}"
 
 
-def _fraction_option(name: str, value: float) -> float:
+def _construction_fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise UserError(f"{name} must be between 0 and 1, not {value:g}")
     return value

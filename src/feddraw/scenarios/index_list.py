@@ -19,7 +19,7 @@ from feddraw.system.file_writing import write_whole
 MAX_INDEX_LIST = 2**28  # bytes
 
 
-def partition_sha256(names: Mapping[str, list[str]]) -> str:
+def index_list_sha256(names: Mapping[str, list[str]]) -> str:
     """The SHA-256 of the JSON text [["C1",["a.png","b.png"]],["C2",…]].
 
     Clients stand in their order, image names sorted by code point; ASCII with escapes, no space, no line end.
@@ -48,7 +48,7 @@ def read_index_list(path: Path, labels: Labels, scale: float) -> tuple[str, Clie
     scenario, recorded, sha256, names = _parse_index_list(path)
     if scale not in (1.0, recorded):
         raise UserError(f"{path} lists its images, made at scale {recorded:g}: use scale = 1 to take them as they are")
-    if partition_sha256(names) != sha256:
+    if index_list_sha256(names) != sha256:
         raise UserError(f"{path} was changed after it was built: its images do not have the SHA-256 it states")
     row_of = {name: row for row, name in enumerate(labels.names.tolist())}
     if missing := [name for images in names.values() for name in images if name not in row_of]:

@@ -64,7 +64,7 @@ class PaperScenario:
 
     @property
     def wanted(self) -> int:
-        """Images that the data should have, see `wanted_images`."""
+        """Images that the data should have, see `paper_scenario_images`."""
         return max(scaled_count(PAPER_TRAINING_IMAGES[self.dataset], self.scale), self.total)
 
     def require(self, available: int) -> None:
@@ -115,7 +115,7 @@ def paper_scenario(name: str, scale: float = 1.0) -> PaperScenario | None:
     return scenario.at(positive("scale", scale)) if scenario else None
 
 
-def wanted_images(name: str, scale: float) -> int | None:
+def paper_scenario_images(name: str, scale: float) -> int | None:
     """How many training images the data should have: the paper's number × scale, or None where any number will do.
 
     A few more where the clients' sizes, each rounded half up, add up to more (CHM-2 at 0.045: 3,533, not 3,531).

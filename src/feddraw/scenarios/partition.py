@@ -62,7 +62,7 @@ def scenario_options(name: str) -> dict[str, Any]:
     """The options of a scenario with their defaults, those of all its constructions."""
     if (scenario := paper_scenario(name)) is None:
         return {**default_scenario_options(_usual_scenarios()[_known_scenario(name)]), "patient_disjoint": False}
-    rules = _constructions_for(scenario)
+    rules = _partition_constructions(scenario)
     own = {} if len(rules) == 1 else {"construction": next(iter(rules))}
     for rule in rules.values():
         own |= default_scenario_options(rule, scenario)
@@ -76,7 +76,7 @@ def complete_scenario_options(name: str, options: Mapping[str, object]) -> dict[
     known, scenario = scenario_options(name), paper_scenario(name)
     if scenario and "construction" in known:
         chosen = str(options.get("construction", known["construction"]))
-        rule = _constructions_for(scenario).get(chosen)
+        rule = _partition_constructions(scenario).get(chosen)
         own = default_scenario_options(rule, scenario) if rule else {}  # a wrong one is refused when it deals
         known = {"construction": chosen, **own, "patient_disjoint": False}
     return {**{key: value for key, value in known.items() if value is not None}, **options}
@@ -111,7 +111,7 @@ def _known_scenario(name: str) -> str:
     return name.lower()
 
 
-def _constructions_for(scenario: PaperScenario) -> dict[str, Callable[..., list[Rows]]]:
+def _partition_constructions(scenario: PaperScenario) -> dict[str, Callable[..., list[Rows]]]:
     """Ways to fill the clients: a choice where the paper gives their sizes only."""
     if scenario.enriched:
         return {"quota": construct_by_quota}
@@ -129,7 +129,7 @@ def _with_default_options(
 
 
 def _deal_paper_scenario(plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]) -> Partition:
-    rules, owner = _constructions_for(plan), plan.name
+    rules, owner = _partition_constructions(plan), plan.name
     given: dict[str, Any] = dict(options)
     construction = next(iter(rules))
     if len(rules) > 1:
@@ -155,4 +155,4 @@ def _checked_partition(scenario: str, hands: ClientRows, labels: Labels) -> Part
     if twice := len(dealt) - len(np.unique(dealt)):
         raise UserError(f"{scenario} deals {twice:,} images more than once: clients must be disjoint")
     shards = tuple(Shard(client, np.sort(rows)) for client, rows in hands.items())
-    return Partition(scenario, shards, index_list.partition_sha256(index_list.client_image_names(hands, labels)))
+    return Partition(scenario, shards, index_list.index_list_sha256(index_list.client_image_names(hands, labels)))

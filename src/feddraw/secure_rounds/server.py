@@ -17,8 +17,8 @@ from feddraw.errors import UserError
 from feddraw.flat_model import Layout, Model, Vector
 from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
-from feddraw.secure_rounds.cohort import SecureCohort
 from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, outputs_with_own_weight, weights_from_own
+from feddraw.secure_rounds.secure_cohort import SecureCohort
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
 from feddraw.server.gate import Gate, GateVerdict, compare_with_median

@@ -66,7 +66,7 @@ def check_update(update: Update, sent: Model, sends: Mapping[str, Extent], max_s
     verdict = check_update_contents(update, sent, sends, max_size)
     if verdict.reason:
         return verdict
-    return with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
+    return verdict_with_distance(update, verdict, math.sqrt(squared_distance(update.model.params, sent.params)))
 
 
 def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Extent], max_size: int) -> GateVerdict:
@@ -82,7 +82,7 @@ def check_update_contents(update: Update, sent: Model, sends: Mapping[str, Exten
     return GateVerdict(_batch_norm_refusal(update.model, sent), beside={name: beside[name] for name in long})
 
 
-def with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
+def verdict_with_distance(update: Update, verdict: GateVerdict, distance: float) -> GateVerdict:
     """The verdict with how far the client moved; a refusal where that is no number."""
     if distance < HUGE:
         return replace(verdict, distance=distance)
@@ -178,7 +178,9 @@ def accept_by_distance(
     `cohort` has the updates that were found sound, `distances` says how far each of them moved.
     """
     moves = zip(cohort.updates, distances.tolist(), strict=True)
-    found = {update.client: with_distance(update, checked[update.client], distance) for update, distance in moves}
+    found = {
+        update.client: verdict_with_distance(update, checked[update.client], distance) for update, distance in moves
+    }
     found |= compare_with_median({client: verdict for client, verdict in found.items() if not verdict.reason}, gate)
     accepted = [update for update in cohort.updates if not found[update.client].reason]
     counted = [_clipped_update(update, cohort.model, found[update.client].keep) for update in accepted]

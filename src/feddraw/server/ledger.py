@@ -62,7 +62,7 @@ class PieceEntry:
     clause: str = ""
 
 
-def verdicts_with_remarks(
+def ledger_remarks(
     verdicts: Mapping[int, GateVerdict],
     sizes: Mapping[int, float],
     limited_sizes: Mapping[int, tuple[float, str]],
@@ -93,7 +93,7 @@ def ledger_of(
 ) -> tuple[LedgerEntry, ...]:
     """One line per client of the federation, counted or not, and per stranger that answered."""
     received = {update.client: update for update in updates}
-    shares = _weight_columns([client for client in received if not verdicts[client].reason], verdicts, aggregate)
+    shares = _ledger_weight_columns([client for client in received if not verdicts[client].reason], verdicts, aggregate)
     names = dict(enumerate(clients))
     names |= {client: f"stranger {client}" for client in received if client not in names}
     lines = []
@@ -106,7 +106,7 @@ def ledger_of(
     return tuple(lines)
 
 
-def _weight_columns(
+def _ledger_weight_columns(
     counted: Sequence[int], verdicts: Mapping[int, GateVerdict], aggregate: Aggregate | None
 ) -> dict[int, dict[str, Any]]:
     """Weight, influence and the parts of the weight, by client."""
@@ -129,7 +129,7 @@ def piece_entries(round: int, counted: Sequence[str], aggregate: Aggregate | Non
     return tuple(_piece_entry(round, name, piece, index) for piece in pieces for index, name in enumerate(counted))
 
 
-def pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
+def ledger_pieces_by_finding(pieces: tuple[PieceEntry, ...], findings: Sequence[str]) -> tuple[PieceEntry, ...]:
     """The classifier's rows under the names of their findings, where these are known."""
     names = {class_row_name(number): name for number, name in enumerate(findings)}
     return tuple(replace(entry, piece=names.get(entry.piece, entry.piece)) for entry in pieces)

@@ -45,11 +45,11 @@ def _pieces_with_row(
     for piece in pieces:
         if any(span.start <= row.start and row.stop <= span.stop for span in piece.spans):
             source = piece
-            left = [part for span in piece.spans for part in _span_without_row(span, row)]
+            left = [part for span in piece.spans for part in _span_without_labelled_row(span, row)]
             found += [replace(piece, spans=left)] if left else []
         else:
             found.append(piece)
-    own = _divided_values(source.values, labelling)
+    own = _values_among_labelling(source.values, labelling)
     for number, piece in enumerate(found):
         if piece.name == name and np.array_equal(piece.values, own):  # the weights and the bias of one row
             found[number] = replace(piece, spans=[*piece.spans, row])
@@ -57,14 +57,14 @@ def _pieces_with_row(
     return [*found, Piece(name, [row], own, source.parts, source.limited)]
 
 
-def _span_without_row(span: slice, row: slice) -> list[slice]:
+def _span_without_labelled_row(span: slice, row: slice) -> list[slice]:
     """What is left of a span without a row in it."""
     if row.start < span.start or span.stop < row.stop:
         return [span]
     return [part for part in (slice(span.start, row.start), slice(row.stop, span.stop)) if part.start < part.stop]
 
 
-def _divided_values(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _values_among_labelling(values: NDArray[np.float64], labelling: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Weights among those who label a finding, with the sum that all had; zeros where none of them counts."""
     kept = np.where(labelling, values, 0.0)
     total = kept.sum()

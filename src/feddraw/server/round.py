@@ -12,7 +12,7 @@ import numpy as np
 from feddraw.core import Aggregate, Bound, Cohort, Column, Method, Model, Proxy, State, SummedCohort, Update
 from feddraw.errors import UserError
 from feddraw.server.gate import Gate, GateVerdict, accept_by_distance, check_each_update
-from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, piece_entries, verdicts_with_remarks
+from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, ledger_remarks, piece_entries
 from feddraw.server.partial_labels import bound_then_divide, with_unweighted_rows
 from feddraw.server.policy import Policy
 
@@ -132,7 +132,7 @@ def round_result(
 ) -> RoundResult:
     """The new model, or the one that was sent where no update was accepted, and who counted how much."""
     accepted = [update for update in received if not verdicts[update.client].reason]
-    verdicts = verdicts_with_remarks(verdicts, sizes, limited, accepted, aggregate)
+    verdicts = ledger_remarks(verdicts, sizes, limited, accepted, aggregate)
     ledger = ledger_of(cohort.round, clients, asked, received, verdicts, aggregate)
     model, loss = cohort.model, math.nan
     if aggregate is not None:

@@ -51,7 +51,7 @@ def method_of(planned: PlannedRun) -> str:
     return planned.label["method"]
 
 
-def estimates_by_method(runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]) -> dict[str, RunTimeEstimate]:
+def comparison_estimates(runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]) -> dict[str, RunTimeEstimate]:
     """By method, from a few timed steps."""
     methods = grouped((method_of(planned), planned.experiment) for planned in runs)
     times = estimate_run_times([experiments[0] for experiments in methods.values()], places)
@@ -110,7 +110,7 @@ class TimeBudget:
         return [planned for planned in self.runs if planned.experiment.seed == seed]
 
 
-def runs_by_seed(runs: Sequence[PlannedRun]) -> str:
+def comparison_seeds_in_words(runs: Sequence[PlannedRun]) -> str:
     """Runs in few words: whole seeds together, else method by method."""
     methods = grouped((planned.experiment.seed, method_of(planned)) for planned in runs)
     seeds = grouped((", ".join(names), str(seed)) for seed, names in methods.items())

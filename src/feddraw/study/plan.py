@@ -81,7 +81,7 @@ def read_study(
     archives are; `changes` and `paths` are the same from the command line.
     """
     table = read_toml(path)
-    places, only = read_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
+    places, only = study_archive_paths(table.pop("paths", {}), path), read_family_settings(table.pop("only", {}), path)
     for_all, families = changes_by_family(changes or {})
     preset = table.pop("preset", "laptop")
     cases = table.pop("case", [{}])
@@ -98,7 +98,7 @@ def read_study(
         written = with_family_settings(base.with_settings(_dotted_settings(settings)), only)
         written.trusted(trust, f"{path} names")
         meant = with_family_settings(written.with_settings(for_all), families)
-        found.append(planned_run(with_archive_path(meant, paths or {}, places), label))
+        found.append(planned_run(study_with_archive_path(meant, paths or {}, places), label))
     found.sort(key=lambda planned: planned.experiment.seed)
     require_family_members([*only, *families], [planned.experiment for planned in found], path)
     _require_different_names(found, path)
@@ -180,7 +180,7 @@ Settings = Mapping[str, Any]  # by dotted path
 SETTING_NAMES = frozenset(field.name for field in fields(Experiment))
 
 
-def belongs_to_family(experiment: Experiment, family: str) -> bool:
+def run_belongs_to_family(experiment: Experiment, family: str) -> bool:
     """Whether an experiment's scenario or data set has this name, or fits a pattern like CHX-*."""
     names = (experiment.section("scenario")[0], data_name(experiment))
     return any(fnmatchcase(name.lower(), family.lower()) for name in names)
@@ -205,7 +205,7 @@ def read_family_settings(table: Any, path: Path) -> dict[str, dict[str, Any]]:
     return {family: dotted_settings(own) for family, own in table.items()}
 
 
-def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
+def study_archive_paths(table: Any, path: Path) -> dict[str, str]:
     """The table `[paths]` of a study's file: data sets and where their archives are."""
     if not isinstance(table, dict) or not all(isinstance(place, str) for place in table.values()):
         raise UserError(f"{path}: [paths] has a line for each archive, such as chexpert = 'FOLDER'")
@@ -218,11 +218,11 @@ def read_archive_paths(table: Any, path: Path) -> dict[str, str]:
 def with_family_settings(experiment: Experiment, families: Mapping[str, Settings]) -> Experiment:
     """With the settings of every family that it is of."""
     for family, settings in families.items():
-        experiment = experiment.with_settings(settings) if belongs_to_family(experiment, family) else experiment
+        experiment = experiment.with_settings(settings) if run_belongs_to_family(experiment, family) else experiment
     return experiment
 
 
-def with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
+def study_with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: Mapping[str, str]) -> Experiment:
     """With the path of its archive: as typed; else its own setting; else the file's."""
     name, own = data_name(experiment), experiment.section("data")[1].get("path", "")
     place = typed.get(name) or own or usual.get(name, "")
@@ -232,5 +232,5 @@ def with_archive_path(experiment: Experiment, typed: Mapping[str, str], usual: M
 def require_family_members(families: Sequence[str], experiments: Sequence[Experiment], path: Path) -> None:
     """Refuse a family that no run is of: a setting that is quietly lost would be found out days later."""
     for family in families:
-        if not any(belongs_to_family(experiment, family) for experiment in experiments):
+        if not any(run_belongs_to_family(experiment, family) for experiment in experiments):
             raise UserError(f"{path} has no run with a scenario or data set '{family}': its settings would be lost")

@@ -6,10 +6,20 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from feddraw.study.worker_pool import StudyEvent
+from typing import Any, Literal
 
 ENOUGH_DONE = 0.02  # of a run must be done before its time is multiplied up
+
+
+@dataclass(frozen=True)
+class StudyEvent:
+    """Something that happened in a study."""
+
+    kind: Literal["skipped", "started", "progress", "finished", "failed", "left out"]
+    run: str
+    text: str = ""
+    done: float = 0.0  # share of the run
+    row: Mapping[str, Any] | None = None
 
 
 @dataclass

@@ -32,14 +32,14 @@ def results_row(planned: PlannedRun, out: Path) -> dict[str, Any]:
             row |= {f"{kind} {name}": value for name, value in found["test"][kind]["per_class"].items()}
         row["auc_by_round"] = " ".join(f"{area:.6f}" for area in curve if area is not None)
         row |= {f"auc_of_{name}": one["test"]["auc"]["macro"] for name, one in found.get("models", {}).items()}
-        row |= _auc_by_site_by_round(rounds)
+        row |= _results_by_site_and_round(rounds)
         row["auc_by_client"] = " ".join(f"{name}={area:.6f}" for name, area in own.items() if area is not None)
         row["partition"] = read_toml(folder.settings)["partition"]["sha256"][:16]
         row["seconds"] = round(sum(sum(line["seconds"].values()) for line in rounds), 2)
     return row
 
 
-def _auc_by_site_by_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _results_by_site_and_round(rounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The test AUC of every round at each site whose images differ: 'C4 0.71 0.72; C1 …'."""
     curves = [line.get("test", {}).get("sites", {}) for line in rounds]
     if not all(curves):
@@ -57,7 +57,7 @@ class ResultTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = _rows_by_key(path)
+        self.rows = _results_by_key(path)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if all(row["key"] in self.rows for row in rows):
@@ -65,14 +65,14 @@ class ResultTable:
         with write_errors_told(self.path):
             make_folder(self.path.parent)
         with lock_file(self.path):
-            self.rows = _rows_by_key(self.path)
+            self.rows = _results_by_key(self.path)
             self.rows |= {row["key"]: dict(row) for row in rows if row["key"] not in self.rows}
             columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
             lines = [[_result_cell(row.get(name)) for name in columns] for row in self.rows.values()]
             write_whole(self.path, csv_text([columns, *lines]).encode())
 
 
-def _rows_by_key(path: Path) -> dict[str, dict[str, Any]]:
+def _results_by_key(path: Path) -> dict[str, dict[str, Any]]:
     rows = read_csv(path)
     if any("key" not in row for row in rows):
         raise UserError(f"{path} is not a table that a study wrote: it has no column 'key'")

@@ -13,8 +13,9 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.settings import Experiment
 from feddraw.study.plan import PlannedRun, data_key, is_file_data
+from feddraw.study.progress import StudyEvent
 from feddraw.study.results_table import ResultTable, results_row
-from feddraw.study.worker_pool import StudyEvent, WorkerPool
+from feddraw.study.worker_pool import WorkerPool
 from feddraw.system.file_writing import make_folder, refuse_link, write_errors_told, write_whole
 from feddraw.training.devices import WorkerPlace
 
@@ -93,13 +94,13 @@ def prepare_study_data(runs: Sequence[PlannedRun], progress: Progress | None) ->
     for planned in runs:
         key = data_key(planned.complete)
         if key not in mistakes and is_file_data(planned):
-            mistakes[key] = _data_mistake(planned.complete, progress)
+            mistakes[key] = _study_data_mistake(planned.complete, progress)
         if mistakes.get(key):
             unusable[planned] = mistakes[key]
     return unusable
 
 
-def _data_mistake(experiment: Experiment, progress: Progress | None) -> str:
+def _study_data_mistake(experiment: Experiment, progress: Progress | None) -> str:
     """What is wrong with an experiment's data; empty if they are ready."""
     try:
         open_experiment_data(experiment, progress)

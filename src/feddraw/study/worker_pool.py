@@ -6,12 +6,12 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,23 +22,13 @@ from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import iterate
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.plan import PlannedRun, data_key
+from feddraw.study.progress import StudyEvent
 from feddraw.study.results_table import results_row
 from feddraw.system.file_writing import append_to_log
 from feddraw.system.locks import lock_file
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.device_memory import allot_image_memory, empty_device_cache
 from feddraw.training.devices import WorkerPlace
-
-
-@dataclass(frozen=True)
-class StudyEvent:
-    """Something that happened in a study."""
-
-    kind: Literal["skipped", "started", "progress", "finished", "failed", "left out"]
-    run: str
-    text: str = ""
-    done: float = 0.0  # share of the run
-    row: Mapping[str, Any] | None = None
 
 
 class WorkerPool:
@@ -165,7 +155,7 @@ def _carry_out_run(pipe: Connection, request: Any, opened: dict[str, Dataset], p
     try:
         asked = replace(Experiment.of(request["experiment"]), engine="serial", workers=0)
         experiment = complete(on_device(asked, place.device))
-        dataset = _opened_data(experiment, opened, progress)
+        dataset = _worker_data(experiment, opened, progress)
         for _ in iterate(experiment, request["folder"], resume=True, dataset=dataset, progress=progress):
             pass
     except OutOfMemory as shortage:
@@ -179,7 +169,7 @@ def _carry_out_run(pipe: Connection, request: Any, opened: dict[str, Dataset], p
     return {"finished": True}
 
 
-def _opened_data(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
+def _worker_data(experiment: Experiment, opened: dict[str, Dataset], progress: Any) -> Dataset:
     """The data of the run; the last ones stay open, since most runs of a study share them."""
     key = data_key(experiment)
     if key not in opened:

@@ -161,7 +161,7 @@ class _Client:
         if question == "accuracy":
             right = (logits.numpy() >= 0) == (targets >= 0.5)
             return np.array([np.mean(right[~np.isnan(targets)])], np.float32)
-        return group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
+        return client_group_counts(logits.numpy(), targets, None if examples.groups is None else examples.groups[rows])
 
     @cached_property
     def _measured(self) -> dict[Asked, Vector]:
@@ -188,7 +188,7 @@ class _Client:
         return features
 
 
-def group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
+def client_group_counts(logits: Vector, targets: Vector, groups: NDArray[np.int8] | None) -> Vector:
     """The counts of `core.GROUP_COUNTS`. A finding is called where its score is among the highest, as many as have it.
 
     At a score of one half next to nobody is called positive while findings are rare, and both groups look alike.

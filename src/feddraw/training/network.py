@@ -41,7 +41,7 @@ class Network:
         self.buffers = torch.empty(self.layout.length("buffer"), device=self.device)
         self.counters = torch.empty(self.layout.length("counter"), dtype=torch.int64, device=self.device)
         self._half = HALF_PRECISIONS.get(how.amp)
-        self._blocks = _parameter_blocks([entry for entry in self.layout.entries if entry.kind == "param"])
+        self._blocks = _network_blocks([entry for entry in self.layout.entries if entry.kind == "param"])
         self._features: dict[nn.Module, Tensor] = {}
         self._adopt()
         for head in self.layout.heads:
@@ -155,7 +155,7 @@ def _tensor_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
     return values.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _parameter_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
+def _network_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ...]]]:
     """The parameters as few blocks: kernels with their channels last, and all that is between two kernels."""
     blocks: list[tuple[slice, tuple[int, ...]]] = []
     for entry in entries:

@@ -51,11 +51,11 @@ def build_network(
         _accept_grey_images(module, side)
     named = options.get("classifier", "") or getattr(module, "classifier_name", "")
     classifier = classifier_of(module, classes, named, side if foreign else 0, tell=pretrained)
-    if pretrained and (file := _pretrained_file(function, settings)):
-        load_pretrained(module, read_saved_parameters(Path(file)), classifier, file)
+    if pretrained and (file := _network_weights_file(function, settings)):
+        load_network_weights(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
         classifier = _add_projection(module, classifier, projection)
-    _freeze_layers(module, options.get("freeze", ()))
+    _freeze_network_layers(module, options.get("freeze", ()))
     return module, classifier
 
 
@@ -67,7 +67,7 @@ def _call_factory(make: Callable[..., Any], settings: dict[str, Any], classes: i
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = next((name for name in CLASSES_ARGUMENTS if name in parameters), "num_classes" if open_ended else "classes")
     own = dict(settings)
-    if _pretrained_file(make, settings):
+    if _network_weights_file(make, settings):
         del own["weights"]
     for names, value in ((CHANNELS_ARGUMENTS, 1), (SIDE_ARGUMENTS, side)):
         missing = [n for n in names if n in parameters and parameters[n].default is inspect.Parameter.empty]
@@ -95,7 +95,7 @@ def model_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if isinstance(value, bool | int | float | str)}
 
 
-def _pretrained_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+def _network_weights_file(function: Callable[..., Any], settings: Mapping[str, Any]) -> str:
     """The file of weights for a factory that has no setting of that name; empty where there is none."""
     given = settings.get("weights", "none")
     mine = "weights" not in inspect.signature(function).parameters and given != "none"
@@ -120,7 +120,7 @@ def _repeat_grey_channel(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tens
     return (inputs[0].expand(-1, 3, -1, -1), *inputs[1:])
 
 
-def load_pretrained(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
+def load_network_weights(module: nn.Module, state: SavedParameters, classifier: Heads, file: str) -> None:
     """Copy a file's tensors into a network; all but the classifier's must be there, those only if they fit."""
     heads = (classifier,) if isinstance(classifier, str) else classifier
     own = module.state_dict()
@@ -142,7 +142,7 @@ def _add_projection(module: nn.Module, classifier: Heads, width: int) -> str:
     return f"{classifier}.out"
 
 
-def _freeze_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
+def _freeze_network_layers(module: nn.Module, layers: str | Sequence[str]) -> None:
     params = dict(module.named_parameters())
     for layer in (layers,) if isinstance(layers, str) else layers:
         chosen = [parameter for name, parameter in params.items() if in_layer(name, layer)]

@@ -185,7 +185,7 @@ class FollowedRun:
 
     @property
     def method(self) -> str:
-        return _name_in_settings(self.settings, "method")
+        return _followed_name(self.settings, "method")
 
     @property
     def done(self) -> int:
@@ -219,11 +219,11 @@ class FollowedRun:
         spent = sum(one.whole for one in self.rounds)
         return {
             "id": self.number, "name": self.name, "state": self.state, "why": self.why, "method": self.method,
-            "scenario": _name_in_settings(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
+            "scenario": _followed_name(self.settings, "scenario"), "seed": _as_finite(self.settings.get("seed")),
             "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": spent,
             "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
-            "test": _as_finite(_nested_value(self.metrics, "test", "auc", "macro")),
+            "test": _as_finite(_followed_setting(self.metrics, "test", "auc", "macro")),
         }  # fmt: skip
 
     def detail(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class FollowedRun:
             "validation": [one and one.validation for one in lines], "loss": [one and one.loss for one in lines],
             "seconds": [one and dict(one.seconds) for one in lines],
             "trouble": [{"round": t, "client": c, "status": s} for t, c, s in self.ledger.trouble[-MOST_TROUBLE:]],
-            "data": _name_in_settings(self.settings, "data"), "model": _name_in_settings(self.settings, "model"),
+            "data": _followed_name(self.settings, "data"), "model": _followed_name(self.settings, "model"),
         }  # fmt: skip
 
 
@@ -265,14 +265,14 @@ def _as_finite(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _nested_value(document: Any, *names: str) -> Any:
+def _followed_setting(document: Any, *names: str) -> Any:
     """What lies under names within names; nothing where one of them is missing."""
     for name in names:
         document = document.get(name) if isinstance(document, dict) else None
     return document
 
 
-def _name_in_settings(settings: Mapping[str, Any], section: str) -> str:
+def _followed_name(settings: Mapping[str, Any], section: str) -> str:
     found = settings.get(section)
     name = str(found.get("name", "")) if isinstance(found, dict) else ""
     return naming.safe_line(Path(name).name if "/" in name else name)[:100]

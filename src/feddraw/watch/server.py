@@ -185,8 +185,8 @@ class WatchHandler(BaseHTTPRequestHandler):
         elif not hmac.compare_digest(self.headers.get(KEY_HEADER, "").encode(), self.server.key.encode()):
             self._send(403, "text/plain", b"open the address that feddraw watch printed\n")
         elif address.path == "/state":
-            self._json(self.server.state(_whole_number(asked.get("since")), asked.get("instance", "")))
-        elif (found := self.server.run(_whole_number(asked.get("id")))) is None:
+            self._json(self.server.state(_watch_query_number(asked.get("since")), asked.get("instance", "")))
+        elif (found := self.server.run(_watch_query_number(asked.get("id")))) is None:
             self._send(404, "text/plain", b"no such run\n")
         elif self.headers.get("If-None-Match") == found[0]:
             self._send(304, "application/json", b"", {"ETag": found[0]})
@@ -210,7 +210,7 @@ class WatchHandler(BaseHTTPRequestHandler):
         pass  # one line per second would bury everything else
 
 
-def _whole_number(text: str | None) -> int:
+def _watch_query_number(text: str | None) -> int:
     try:
         return int(text or -1)
     except ValueError:

@@ -59,7 +59,11 @@ def client_views_section(report: Report, scenario: str) -> Iterator[Block]:
             Cell(view.method),
             Cell(f"{view.images:,}", view.images),
             number_cell(view.area),
-            *(_difference_cell(table.get(other)) for table in (view.own, view.common) for other in (ALONE, FEDAVG)),
+            *(
+                _view_difference_cell(table.get(other))
+                for table in (view.own, view.common)
+                for other in (ALONE, FEDAVG)
+            ),
         ]
         for view in found
     ]
@@ -77,7 +81,7 @@ def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicate
     compared = [method for method in methods if method != ALONE]
     if (ALONE not in methods and FEDAVG not in methods) or not compared or not replicates:
         return []
-    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_holdout_images(kept, r, methods)]
+    repeats = [r for r in dict.fromkeys(run.repeat for run in kept) if _same_view_images(kept, r, methods)]
     if not repeats:
         return []
     by = {(run.method, run.repeat): found for run, found in kept.items()}
@@ -90,12 +94,12 @@ def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicate
         for method in compared:
             others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
             differences = {other: interval(areas[method] - areas[other]) for other in others}
-            common = _differences_on_all_patients(draws, method, client)
+            common = _views_on_all_patients(draws, method, client)
             found.append(ClientView(client, method, images, float(areas[method][0]), differences, common))
     return found
 
 
-def _differences_on_all_patients(draws: PatientBootstrap, method: str, client: str) -> dict[str, Interval]:
+def _views_on_all_patients(draws: PatientBootstrap, method: str, client: str) -> dict[str, Interval]:
     """Differences on the common test split: with the model that the client trained alone, and with FedAvg's."""
     if method not in draws.methods["auc"]:
         return {}
@@ -106,7 +110,7 @@ def _differences_on_all_patients(draws: PatientBootstrap, method: str, client: s
     return found
 
 
-def _same_holdout_images(kept: Mapping[RecordedRun, HoldoutPredictions], repeat: str, methods: Sequence[str]) -> bool:
+def _same_view_images(kept: Mapping[RecordedRun, HoldoutPredictions], repeat: str, methods: Sequence[str]) -> bool:
     """Every method kept the same images back in this repeat."""
     there = {run.method: found for run, found in kept.items() if run.repeat == repeat}
     if not set(methods) <= set(there):
@@ -136,20 +140,20 @@ def _holdout_draws(kept: Sequence[Sequence[HoldoutPredictions]], client: int, re
 def _view_in_words(view: ClientView) -> str:
     said = []
     for where, table in (("On its own patients", view.own), ("On all patients", view.common)):
-        answers = [_gain_or_loss(found, COMPARED_WITH[other]) for other, found in table.items()]
+        answers = [_view_gain_or_loss(found, COMPARED_WITH[other]) for other, found in table.items()]
         if answers:
             said.append(f"{where}: {'; '.join(answers)}")
     return f"{view.client} with {view.method}. {'. '.join(said) or 'There is no comparison'}."
 
 
-def _gain_or_loss(found: Interval, over: str) -> str:
+def _view_gain_or_loss(found: Interval, over: str) -> str:
     if math.isnan(found.estimate):
         return f"no AUC to compare {over} "
     what = "a gain" if found.low > 0 else "a loss" if found.high < 0 else "no difference shown"
     return f"{what} {over} ({found.estimate:+.3f}, 95 % CI {found.low:+.3f} to {found.high:+.3f})"
 
 
-def _difference_cell(found: Interval | None) -> Cell:
+def _view_difference_cell(found: Interval | None) -> Cell:
     if found is None:
         return Cell("")
     if math.isnan(found.estimate):

@@ -29,7 +29,7 @@ def first_screen(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def population_note(report: Report, scenario: str) -> Iterator[Block]:
-    if said := images_by_finding.population_in_words(report.collection.of(scenario)):
+    if said := images_by_finding.test_images_in_words(report.collection.of(scenario)):
         yield Paragraph(said, quiet=True)
 
 
@@ -59,12 +59,12 @@ def first_screen_table(report: Report, scenario: str, metric: str, label: str) -
         ["method", label, *compress(columns, columns.values())],
         [row(method) for method in there if method in collection.methods],
         [row(method) for method in there if method in collection.references],
-        f"{table_note(collection)} {_interval_note(report, draws, metric)}",
+        f"{table_note(collection)} {_first_screen_note(report, draws, metric)}",
         label=f"results-{metric}" if one else f"results-{slug(scenario)}-{metric}",
     )
 
 
-def _interval_note(report: Report, draws: PatientBootstrap, metric: str) -> str:
+def _first_screen_note(report: Report, draws: PatientBootstrap, metric: str) -> str:
     """What the intervals are made of, and what is not in them."""
     trainings = report.trainings[metric]
     if draws.why_none:

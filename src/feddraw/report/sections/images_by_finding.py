@@ -10,7 +10,7 @@ import numpy as np
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.splits import FEW_FOR_AUC, finding_counts_in_words, images_of_rarer_label, too_few_for_auc
+from feddraw.data.splits import FEW_FOR_AUC, images_of_rarer_label, split_counts_in_words, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
@@ -27,27 +27,27 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
     splits = images_by_split(runs)
     if not splits:
         return
-    findings, marked = findings_of_runs(runs), marked_findings(runs)
+    findings, marked = findings_of_runs(runs), findings_with_few_images(runs)
     methods = grouped((run.method, run) for run in runs)
     shown = [name for name in methods if name == report.focus or name in METHODS_BESIDE_FOCUS]
-    areas = {name: dict(auc_intervals(methods[name], findings, replicates)) for name in shown}
+    areas = {name: dict(auc_intervals_by_finding(methods[name], findings, replicates)) for name in shown}
     rows = [
         [
             Cell(f"{name} †" if name in marked else name),
-            *(Cell(finding_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
+            *(Cell(split_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
             *(_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
         ]
         for place, name in enumerate(findings)
     ]
     header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
-    yield Paragraph(population_in_words(runs))
+    yield Paragraph(test_images_in_words(runs))
     note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
     note += f"95 % bootstrap CI over patients (images where patients are not known). † {few_in_words()}."
     yield ReportTable(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
 
 
-def population_in_words(runs: Sequence[RecordedRun]) -> str:
+def test_images_in_words(runs: Sequence[RecordedRun]) -> str:
     """Whom the test numbers are about."""
     test = images_by_split(runs).get("test")
     if not test:
@@ -58,7 +58,7 @@ def population_in_words(runs: Sequence[RecordedRun]) -> str:
     from_sites = f" from all sites together ({where})" if sites else " that all clients share"
     tested = next(run for run in runs if run.finished)
     defined = [name for name in findings_of_runs(runs) if math.isfinite(tested.test("auc", name))]
-    marked = [name for name in marked_findings(runs) if name in defined]
+    marked = [name for name in findings_with_few_images(runs) if name in defined]
     have = "has" if len(marked) == 1 else "have"
     few_of = f", of which {', '.join(marked)} {have} few test images (†)" if marked else ""
     said = f"Test AUC and GM are about the common test split: {test['images']:,} images{patients}{from_sites}"
@@ -96,19 +96,19 @@ def findings_of_runs(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     return next((run.findings for run in runs if run.finished), ())
 
 
-def marked_findings(runs: Sequence[RecordedRun]) -> list[str]:
+def findings_with_few_images(runs: Sequence[RecordedRun]) -> list[str]:
     """Findings whose AUC rests on few test images."""
     test = images_by_split(runs).get("test")
     return [name for place, name in enumerate(findings_of_runs(runs)) if too_few_for_auc(test, place)] if test else []
 
 
-def unmarked_findings(runs: Sequence[RecordedRun]) -> list[str]:
+def findings_with_enough_images(runs: Sequence[RecordedRun]) -> list[str]:
     """The other findings, where there are both kinds: a mean over them rests on enough test images."""
-    marked = marked_findings(runs)
+    marked = findings_with_few_images(runs)
     return [name for name in findings_of_runs(runs) if name not in marked] if marked else []
 
 
-def auc_intervals(
+def auc_intervals_by_finding(
     runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
 ) -> Iterator[tuple[str, Interval]]:
     """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""

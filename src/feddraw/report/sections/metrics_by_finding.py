@@ -19,10 +19,10 @@ def metrics_by_finding_section(report: Report, scenario: str, metric: str, label
     findings = list(dict.fromkeys(finding for run in runs for finding in run.findings))
     there = [method for method in report.shown if collection.of(scenario, method)]
     columns = {_mean_column_name(findings, runs, metric): {m: report.mean(scenario, m, metric) for m in there}}
-    if trusted := images_by_finding.unmarked_findings(runs):
+    if trusted := images_by_finding.findings_with_enough_images(runs):
         name = f"{_mean_column_name(trusted, runs, metric)}, without †"
         columns[name] = {m: mean_over_findings(collection.of(scenario, m), metric, trusted) for m in there}
-    marked = images_by_finding.marked_findings(runs)
+    marked = images_by_finding.findings_with_few_images(runs)
     for finding in findings:
         name = f"{finding} †" if finding in marked else finding
         columns[name] = {m: report.mean(scenario, m, metric, finding) for m in there}

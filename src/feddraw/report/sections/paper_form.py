@@ -35,7 +35,7 @@ def paper_form_section(report: Report) -> Iterator[Block]:
     drawn = list(paper_weight_panels(report))
     if drawn:
         yield Gallery(drawn, paper_weight_caption(report))
-    yield from _beside_published(report)
+    yield from _paper_form_comparison(report)
 
 
 def name_in_paper(method: str) -> str:
@@ -147,12 +147,12 @@ def _rank_pair_cell(found: dict[str, Comparison], row: int, column: int) -> Cell
 def paper_weight_panels(report: Report) -> Iterator[Picture]:
     """Panels (a) to (d): the weights of the method in focus, and how clients of one size differ, in two scenarios."""
     letters = iter("abcd")
-    for scenario in _shown_scenarios(report):
+    for scenario in _paper_form_scenarios(report):
         runs = methods_with_weights(report.collection, scenario)[report.focus]
         yield from pictures.paper_weight_pictures(runs, scenario, letters)
 
 
-def _shown_scenarios(report: Report) -> list[str]:
+def _paper_form_scenarios(report: Report) -> list[str]:
     """Those of the paper's figure, or the two whose client sizes differ most; with clients of one size among them."""
     collection = report.collection
     there = [s for s in collection.scenarios if report.focus in methods_with_weights(collection, s)]
@@ -169,7 +169,7 @@ def _shown_scenarios(report: Report) -> list[str]:
 def paper_weight_caption(report: Report) -> str:
     """What the panels show."""
     said = []
-    for pair, scenario in zip(("(a), (b)", "(c), (d)"), _shown_scenarios(report), strict=False):
+    for pair, scenario in zip(("(a), (b)", "(c), (d)"), _paper_form_scenarios(report), strict=False):
         ledger = report.collection.of(scenario, report.focus)[0].ledger
         alike = grouped((int(size), client) for client, size in zip(ledger.clients, ledger.sizes, strict=True))
         sizes = [f"{_client_range(who)} with {size:,} images{' each' * (len(who) > 1)}" for size, who in alike.items()]
@@ -184,7 +184,7 @@ def _client_range(names: Sequence[str]) -> str:
     return f"{names[0]}–{names[-1]}" if len(names) > 2 else " and ".join(names)
 
 
-def _beside_published(report: Report) -> Iterator[Block]:
+def _paper_form_comparison(report: Report) -> Iterator[Block]:
     """Our means above the published ones, and both average ranks."""
     for metric in METRICS:
         table = published_tables.published_results(metric)

@@ -43,11 +43,11 @@ def _metric_headline(report: Report, metric: str) -> str:
     if (comparison := ranking.comparison) is not None:
         return f"Test {label} over {len(comparison.table.scenarios)} scenarios: {words.comparison_in_words(comparison)}"
     if len(scenarios) == 1:
-        return _scenario_headline(report, scenarios[0], metric)
+        return _summary_headline(report, scenarios[0], metric)
     return f"Test {label}: {ranking.reason}"
 
 
-def _scenario_headline(report: Report, scenario: str, metric: str) -> str:
+def _summary_headline(report: Report, scenario: str, metric: str) -> str:
     means = {m: report.mean(scenario, m, metric).value for m in report.collection.methods}
     means = {method: value for method, value in means.items() if math.isfinite(value)}
     if not means:
@@ -79,7 +79,7 @@ BothIntervals = tuple[Interval, Difference]  # over patients, over trainings
 
 def _summary_of_pairs(report: Report) -> Iterator[str]:
     """In how many scenarios the method in focus differs from each other, over patients and over trainings."""
-    found = _paired_auc_differences(report)
+    found = _summary_differences(report)
     if not found:
         return
     units = {one.unit for one in report.draws.values() if one.unit}
@@ -102,7 +102,7 @@ def _summary_of_pairs(report: Report) -> Iterator[str]:
         yield f"{how}, {report.focus} is shown to be no worse than {join_names(said)} scenarios."
 
 
-def _paired_auc_differences(report: Report) -> dict[str, list[BothIntervals]]:
+def _summary_differences(report: Report) -> dict[str, list[BothIntervals]]:
     """By other method, the differences in AUC of the method in focus in each scenario with more than one training."""
     found: dict[str, list[BothIntervals]] = {}
     for scenario, draws in report.draws.items():
@@ -144,11 +144,11 @@ def caveats_section(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
-        places = {str(one): shown_path(one, report.folders) for one in _paths_in_sentences(collection)}
-        yield Bullets([_with_shown_paths(places, f"{one.path}: {one.reason}") for one in collection.problems])
+        places = {str(one): shown_path(one, report.folders) for one in _summary_paths(collection)}
+        yield Bullets([_summary_with_paths(places, f"{one.path}: {one.reason}") for one in collection.problems])
     undefined = sorted(
         {
-            f"{finding} has no {_why_undefined(run, finding)}, left out of the mean."
+            f"{finding} has no {_summary_of_undefined(run, finding)}, left out of the mean."
             for run in collection.runs
             for finding in run.metrics["test"].get("undefined", [])
             if finding not in run.metrics["test"].get("not_finite", [])
@@ -171,20 +171,20 @@ def caveats_section(report: Report) -> Iterator[Block]:
         yield Bullets(notes)
 
 
-def _why_undefined(run: RecordedRun, finding: str) -> str:
+def _summary_of_undefined(run: RecordedRun, finding: str) -> str:
     """Which metrics a finding does not have in a run, and why."""
     if math.isnan(run.test("auc", finding)):
         return f"AUC or GM in {run.scenario}: one label only in the test data"
     return f"GM in {run.scenario}: one label only in the validation data, so there is no threshold"
 
 
-def _paths_in_sentences(collection: RunCollection) -> list[Path]:
+def _summary_paths(collection: RunCollection) -> list[Path]:
     """All that a sentence may name, the longest first."""
     found = [run.path for run in collection.runs] + [problem.path for problem in collection.problems]
     return sorted(set(found), key=lambda path: -len(str(path)))
 
 
-def _with_shown_paths(places: Mapping[str, str], words: str) -> str:
+def _summary_with_paths(places: Mapping[str, str], words: str) -> str:
     for path, shown in places.items():
         words = words.replace(path, shown)
     return words

@@ -10,7 +10,7 @@ from typing import Any
 from feddraw.grouping import grouped
 from feddraw.report.blocks import Block, Cell, CodeBlock, Fold, Heading, Paragraph, ReportTable
 from feddraw.report.table_cells import number_cell
-from feddraw.results.outcome_settings import PRECISION_SETTINGS, device_kind
+from feddraw.results.outcome_settings import PRECISION_SETTINGS, outcome_device_kind
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.results.run_collection import RunCollection
 
@@ -77,7 +77,10 @@ def _version_table(runs: Sequence[RecordedRun]) -> ReportTable:
     for run in runs:
         about = run.environment
         facts = {name: about.get(name) for name in ("python", "system", "processor", "commit")}
-        facts |= {"device": device_kind(run.flat, about), "precision": _precision_of_run(run)} | _network_of_run(about)
+        facts |= {
+            "device": outcome_device_kind(run.flat, about),
+            "precision": _precision_of_run(run),
+        } | _network_that_was_run(about)
         for name, value in {**facts, **about.get("packages", {})}.items():
             if value:
                 found.setdefault(name, {})[str(value)] = None
@@ -91,7 +94,7 @@ def _precision_of_run(run: RecordedRun) -> str:
     return ", ".join(f"{name} {'on' if value is True else value or 'off'}" for name, value in said.items())
 
 
-def _network_of_run(about: Mapping[str, Any]) -> dict[str, str]:
+def _network_that_was_run(about: Mapping[str, Any]) -> dict[str, str]:
     found = about.get("network")
     numbers = found if isinstance(found, Mapping) else {}
     return {name: str(numbers[name]) for name in ("classifier", "parameters", "frozen") if name in numbers}
@@ -105,7 +108,7 @@ def _run_table(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> ReportTa
     return ReportTable("Every run", ["folder", "scenario", "method", "seed", "AUC", "GM"], rows)
 
 
-def report_command(folders: Sequence[Path], options: Mapping[str, object]) -> str:
+def command_that_was_run(folders: Sequence[Path], options: Mapping[str, object]) -> str:
     """The command, with folders by their last name where they are not below the current one."""
     said = {name: _folder_in_command(own) if isinstance(own, Path) else str(own) for name, own in options.items()}
     parts = [part for name, value in said.items() for part in (f"--{name}", value)]
