@@ -154,9 +154,9 @@ def test_every_writer_refuses_a_link(tmp_path: Path, outside: Path, target: str)
 
 def test_a_file_left_behind_by_a_dead_process_goes_and_one_in_use_stays(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys, pathlib; from feddraw.system import files\n"
+        "import os, signal, sys, pathlib; from feddraw.system import file_writing\n"
         "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "files.write_whole(pathlib.Path(sys.argv[1]), b'half')"
+        "file_writing.write_whole(pathlib.Path(sys.argv[1]), b'half')"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
     (left,) = tmp_path.iterdir()

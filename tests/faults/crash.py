@@ -39,9 +39,9 @@ feddraw.data.image_cache.CHUNK = 16  # more moments in a small preparation
 
 # Where a process can be told to die, in the words of the table, and what is called there.
 CALLS = {
-    "a step of training": ("feddraw.training.loop", "gradient"),
+    "a step of training": ("feddraw.training.loop", "loss_and_gradient"),
     "aggregation": ("feddraw.core", "Method.step"),
-    "inside a weighted sum": ("feddraw.core", "weighted_sum"),
+    "inside a weighted sum": ("feddraw.sums", "weighted_sum"),
     "the gate": ("feddraw.server.round", "accept_by_distance"),
     "evaluation": ("feddraw.engines.serial", "Serial.predict"),
     "before the ledger": ("feddraw.results.run_folder", "RunFolder.add_round"),

@@ -7,14 +7,9 @@ its own rule for the dark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from matplotlib.colors import to_rgb
-
-if TYPE_CHECKING:
-    pass
-
 
 COLOURS = {  # in the light, in the dark
     "paper": ("#fbfaf8", "#14171b"),
@@ -70,6 +65,8 @@ def dark_drawing() -> str:
 
 def luminance(colour: Any) -> float:
     """How bright a colour is, from 0 to 1, as contrast is reckoned (WCAG 2)."""
+    from matplotlib.colors import to_rgb  # slow, and pages need the names of colours only
+
     parts = np.array(to_rgb(colour))
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
