@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_our_own_modules_are_imported_by_a_string_in_the_catalogue_only():
 
 def test_every_room_is_there():
     assert {room_of(name) for name in NAMES} == set().union(*ROOMS)
+
+
+def test_the_architecture_page_names_the_files_that_there_are():
+    """One file per thing needs no list: there the page may name some of them."""
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert {room for room in re.findall(r"^\| `(\w+)/`", page, re.M)} <= {room_of(name) for name in NAMES}
+    for room, about in re.findall(r"^\| `(\w+)/` \| (.*) \|$", page, re.M):
+        files = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
+        named = set(re.findall(r"`([a-z0-9_]+)`", about))
+        assert named <= files, f"{room}/ on the page"
+        assert named == files or room in ("methods", "scenarios", "cli", "bench"), f"{room}/ lacks {files - named}"
 
 
 def python(code):
