@@ -151,7 +151,7 @@ def test_every_room_is_there():
 def test_the_architecture_page_names_the_files_that_there_are():
     """One file per thing needs no list: there the page may name some of them."""
     page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert {room for room in re.findall(r"^\| `(\w+)/`", page, re.M)} <= {room_of(name) for name in NAMES}
+    assert set(re.findall(r"^\| `(\w+)/`", page, re.M)) <= {room_of(name) for name in NAMES}
     for room, about in re.findall(r"^\| `(\w+)/` \| (.*) \|$", page, re.M):
         files = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
         named = set(re.findall(r"`([a-z0-9_]+)`", about))
