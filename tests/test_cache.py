@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from feddraw.data import image_cache
-from feddraw.data.image_cache import CHUNK, ImageFiles, file_stamp, prepare_images
+from feddraw.data.image_cache import CHUNK, FilesToCache, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 from feddraw.errors import RunFailed, UserError
 
@@ -54,12 +54,12 @@ def is_right(prepared, count=COUNT):
     return (prepared.images[:, 3, 5] == np.arange(count) % 251).all()
 
 
-def folder(path: Path, count=5) -> ImageFiles:
+def folder(path: Path, count=5) -> FilesToCache:
     path.mkdir(exist_ok=True)
     for number in range(count):
         Image.fromarray(np.full((20, 20), 40 * number, dtype=np.uint8)).save(path / f"{number}.png")
     names = tuple(f"{number}.png" for number in range(count))
-    return ImageFiles(path, names, tuple(file_stamp(path / name) for name in names))
+    return FilesToCache(path, names, tuple(file_stamp(path / name) for name in names))
 
 
 def test_prepared_images_are_memory_mapped_and_read_only():
@@ -81,7 +81,7 @@ def test_other_settings_and_other_content_get_another_entry(tmp_path):
     assert prepare_images(folder(tmp_path / "a"), Recipe(8), "a").entry != first
     assert prepare_images(folder(tmp_path / "a"), Recipe(16, clahe=True), "a").entry != first
     Image.fromarray(np.full((20, 21), 9, dtype=np.uint8)).save(tmp_path / "a" / "0.png")
-    files = ImageFiles(tmp_path / "a", ("0.png",), (file_stamp(tmp_path / "a" / "0.png"),))
+    files = FilesToCache(tmp_path / "a", ("0.png",), (file_stamp(tmp_path / "a" / "0.png"),))
     changed = prepare_images(files, Recipe(16), "a")
     assert changed.entry != first
     assert (changed.images[0] == 9).all()

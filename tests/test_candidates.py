@@ -11,7 +11,7 @@ import pytest
 from feddraw.core import Measurement, Model, gram
 from feddraw.methods.effects_then_uniform import effects_then_uniform
 from feddraw.methods.fedavg import fedavg
-from feddraw.methods.move_effects import move_effects, solved_rho, variance_equations
+from feddraw.methods.move_effects import move_effects, move_effects_rho, variance_equations
 from feddraw.methods.power_by_validation import power_by_validation
 from feddraw.methods.random_effects import weights_by_rho
 from feddraw.methods.size_until_slow import size_until_slow
@@ -64,14 +64,14 @@ def test_moves_without_bias_find_both_variances():
         noise = rng.standard_normal((5, dims)) * sigma / np.sqrt(sizes)[:, None]
         moves = noise + tau * rng.standard_normal((5, dims))
         total += variance_equations(sizes, gram(moves, np.zeros(dims)))
-    assert solved_rho(total) == pytest.approx(tau**2 / sigma**2, rel=0.1)
+    assert move_effects_rho(total) == pytest.approx(tau**2 / sigma**2, rel=0.1)
     alike = variance_equations(np.full(4, 7.0), np.eye(4))
-    assert solved_rho(alike) == 0  # equal clients: nothing to solve, nothing to choose
+    assert move_effects_rho(alike) == 0  # equal clients: nothing to solve, nothing to choose
     only_noise = sum(
         variance_equations(sizes, gram(rng.standard_normal((5, dims)) / np.sqrt(sizes)[:, None], np.zeros(dims)))
         for _ in range(60)
     )
-    assert solved_rho(only_noise) < 2e-4
+    assert move_effects_rho(only_noise) < 2e-4
 
 
 def test_moves_are_taken_per_step_and_only_before_until():

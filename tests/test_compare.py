@@ -13,7 +13,7 @@ from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
 from feddraw.study.method_comparison import (
-    TimeBudget,
+    ComparisonBudget,
     comparison_runs,
     comparison_seeds_in_words,
     method_of,
@@ -26,7 +26,7 @@ from small import small
 
 def budget(seconds, runs, *, each=10.0, workers=1, now=(0.0,)):
     expected = {planned.name: each for planned in runs}
-    return TimeBudget(seconds / 0.97, runs, expected, workers, lambda: now[0]), StudyProgress(
+    return ComparisonBudget(seconds / 0.97, runs, expected, workers, lambda: now[0]), StudyProgress(
         [], workers, expected, lambda: now[0]
     )
 

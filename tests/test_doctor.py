@@ -23,7 +23,7 @@ from feddraw.doctor.study_cost import (
     extrapolated_speeds,
     fastest_start,
     images_of_costed_run,
-    paper_study_runs,
+    paper_runs_to_cost,
     speeds_with_room,
     trial_task_of,
 )
@@ -127,7 +127,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MachineExamination]:
 
     def examined(**answers: Callable[[str], Any]) -> MachineExamination:
         monkeypatch.setattr(Played, "answers", GOOD | answers)
-        return examine_machine(studies={"paper": paper_study_runs()}, tasks=(SMALL_TASK, LARGE_TASK))
+        return examine_machine(studies={"paper": paper_runs_to_cost()}, tasks=(SMALL_TASK, LARGE_TASK))
 
     return examined
 
@@ -205,7 +205,7 @@ def test_a_gpu_that_does_not_answer_is_broken_and_a_busy_processor_is_not(
 
 def test_the_papers_matrix_is_that_of_its_file() -> None:
     file = [planned.experiment for planned in read_study(ROOT / "studies" / "paper.toml")]
-    ours = paper_study_runs()
+    ours = paper_runs_to_cost()
     key = [lambda run: (run.section("scenario")[0], run.section("method")[0], run.seed)]
     assert sorted(map(key[0], ours)) == sorted(map(key[0], file))
     assert {trial_task_of(run) for run in ours} == {trial_task_of(run) for run in file} == {LARGE_TASK}
@@ -217,7 +217,7 @@ def test_a_runs_images_are_counted_from_its_settings() -> None:
     run = small(rounds=3).with_settings({"training.epochs": 2})
     assert images_of_costed_run(run) == (240 * 2 * 3, 80 * 3 + 80)
     assert images_of_costed_run(run.with_settings({"training.steps": 5})) is None
-    part = study_cost.paper_study_runs()[0]  # CHX-1: 35,000 of 191,027 are dealt
+    part = study_cost.paper_runs_to_cost()[0]  # CHX-1: 35,000 of 191,027 are dealt
     assert images_of_costed_run(part) == (35_000 * 2 * 15, 202 * 15 + 518)
     assert images_of_costed_run(run.with_settings({"data": "some/table.csv"})) is None
 

@@ -22,7 +22,7 @@ from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
 from feddraw.scenarios import index_list
-from feddraw.scenarios.constructions import self_information
+from feddraw.scenarios.constructions import construction_information
 from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled_count, shuffled_deck
 from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
 from feddraw.scenarios.partition import deal, describe_scenario, scenario_names, scenario_options
@@ -179,7 +179,7 @@ def information_after_tilt(name: str, labels: Labels, tilt: float) -> tuple[floa
     """Mean self-information of the small clients' images and of the large ones'."""
     partition = deal(name, labels, seed=0, options={"construction": "tilt", "tilt": tilt})
     assert sizes(partition) == SIZES[name]
-    own = [self_information(labels)[shard.rows] for shard in partition.shards]
+    own = [construction_information(labels)[shard.rows] for shard in partition.shards]
     few = [mine for client, mine in enumerate(own) if client in SMALL[name]]
     many = [mine for client, mine in enumerate(own) if client not in SMALL[name]]
     return float(np.concatenate(few).mean()), float(np.concatenate(many).mean())
@@ -204,7 +204,7 @@ def test_tilt_gives_small_clients_the_informative_images(name: str, tables: dict
 @pytest.mark.parametrize("name", ["CHX-4", "CHM-2"])
 def test_tilt_zero_is_a_random_split(name: str, tables: dict[str, Labels]) -> None:
     labels = tables[paper_dataset_of(name) or ""]
-    average = float(self_information(labels).mean())
+    average = float(construction_information(labels).mean())
     assert information_after_tilt(name, labels, 0) == pytest.approx((average, average), abs=0.07)
 
 

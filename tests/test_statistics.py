@@ -416,7 +416,7 @@ def test_differences_of_a_single_repeat_are_not_counted_in_the_correction() -> N
     found = {one.method: one for one in against(rows, "a")}
     assert found["b"].holm_p == found["b"].p
     assert math.isnan(found["c"].holm_p)
-    assert "corrected for the 1 differences" in words.differences_note(list(found.values()), 0.05, 0, last=False)
+    assert "corrected for the 1 differences" in words.differences_in_words(list(found.values()), 0.05, 0, last=False)
 
 
 def test_folds_that_share_images_widen_intervals_as_nadeau_and_bengio_have_it() -> None:

@@ -27,7 +27,7 @@ from feddraw.methods.fedawa import fedawa_slope
 from feddraw.methods.feddisco import DISCREPANCIES, discrepancy
 from feddraw.methods.feddraw_adaptive import similarity_steadiness
 from feddraw.methods.fedmgda import shortest_combination
-from feddraw.methods.fedsim import k_means, principal_coordinates
+from feddraw.methods.fedsim import fedsim_coordinates, fedsim_k_means
 from feddraw.report import pictures
 from feddraw.results.recorded_run import read_run
 from feddraw.schedules import cosine, softmax
@@ -217,7 +217,7 @@ def test_fedsim_groups_weigh_the_same_and_clients_in_them_by_size():
 def test_fedsims_coordinates_keep_distances_and_drop_what_hardly_varies():
     points = RNG.normal(size=(6, 40))
     points[:, 0] *= 100
-    found = principal_coordinates(gram(points, np.zeros(40)))
+    found = fedsim_coordinates(gram(points, np.zeros(40)))
     assert found.shape[1] == 1
     assert np.abs(np.corrcoef(found[:, 0], points[:, 0])[0, 1]) > 0.999
 
@@ -225,9 +225,9 @@ def test_fedsims_coordinates_keep_distances_and_drop_what_hardly_varies():
 def test_k_means_does_not_depend_on_the_order_of_points():
     points = np.concatenate([RNG.normal(size=(4, 2)), RNG.normal(size=(3, 2)) + 20])
     order = RNG.permutation(7)
-    one, other = k_means(points, 2)[order], k_means(points[order], 2)
+    one, other = fedsim_k_means(points, 2)[order], fedsim_k_means(points[order], 2)
     assert np.array_equal(one == one[0], other == other[0])
-    assert len(set(k_means(points, 2)[:4])) == 1
+    assert len(set(fedsim_k_means(points, 2)[:4])) == 1
 
 
 def test_alike_clients_are_one_group():

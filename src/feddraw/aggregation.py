@@ -133,7 +133,9 @@ def aggregate(
     model = state_dict.flatten_state_dict(arrays, layout)
     values = rule.init(model) if state is None else state.values
     refused: dict[str, str] = {}
-    readable = [update for one in given if (update := _update_of_client(one, names, layout, rule, refused)) is not None]
+    readable = [
+        update for one in given if (update := _aggregated_update(one, names, layout, rule, refused)) is not None
+    ]
     result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
     statuses = {client: f"refused: {reason}" for client, reason in refused.items()}
     ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)
@@ -222,7 +224,7 @@ def _natural_order(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _update_of_client(
+def _aggregated_update(
     given: ClientUpdate, names: Sequence[str], layout: Layout, rule: Method, refused: dict[str, str]
 ) -> Update | None:
     """A client's update as the server sees it, or nothing if it is none, and why."""

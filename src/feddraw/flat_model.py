@@ -181,3 +181,14 @@ def empty_model(layout: Layout, rows: int | None = None, dtype: Any = np.float32
     shape = () if rows is None else (rows,)
     params, buffers = (np.empty((*shape, layout.length(kind)), dtype) for kind in ("param", "buffer"))
     return Model(params, buffers, np.empty((*shape, layout.length("counter")), np.int64), layout)
+
+
+def blank_model(layout: Layout, rows: int | None = None) -> Model:
+    """Memory for one model, or for one per row; float64 if a tensor has that type."""
+    wide = any(entry.dtype == "float64" for entry in layout.entries)
+    return empty_model(layout, rows, np.float64 if wide else np.float32)
+
+
+def model_in_row(models: Model, row: int) -> Model:
+    """One of the models that lie in the rows of `blank_model(layout, rows)`."""
+    return Model(models.params[row], models.buffers[row], models.counters[row], models.layout)

@@ -132,7 +132,7 @@ def weights(
     check_schedule_settings(rounds=rounds, eta=eta, lam=lam, beta_max=beta_max, reading=reading)
     if round not in range(rounds):
         raise UserError(f"round {round} is not among the rounds 0 to {rounds - 1}")
-    counts, values = _sizes_and_similarities(sizes, similarities)
+    counts, values = _schedule_inputs(sizes, similarities)
     return weights_and_parts(counts, values, *gamma_and_beta(round, rounds, eta, lam, beta_max, reading)).weight
 
 
@@ -157,7 +157,7 @@ def schedule(
         raise UserError(f"{len(names)} names for {len(sizes)} clients: give one per client")
     rows = []
     for t, similarity in enumerate(_similarities_by_round(rounds, similarities)):
-        counts, values = _sizes_and_similarities(sizes, similarity)
+        counts, values = _schedule_inputs(sizes, similarity)
         parts = weights_and_parts(counts, values, *gamma_and_beta(t, rounds, eta, lam, beta_max, reading))
         columns = zip(names, sizes, parts.prior, parts.similarity, parts.reputation, parts.weight, strict=True)
         keys = ("client", "size", "prior", "similarity", "reputation", "weight")
@@ -184,7 +184,7 @@ def _similarities_by_round(rounds: int, similarities: Any) -> list[Any]:
     return list(similarities)
 
 
-def _sizes_and_similarities(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
+def _schedule_inputs(sizes: Sequence[float], similarities: Sequence[float] | None) -> tuple[Floats, Floats]:
     counts = np.asarray(sizes, dtype=np.float64)
     if counts.ndim != 1 or counts.size == 0:
         raise UserError("sizes must be a list with one number per client")

@@ -82,7 +82,7 @@ def read_reply(data: bytes, _: Path) -> object:
     check(ledger, waiting.model.params)
     waiting.aggregate_evaluate(1, [message])
     if message.has_content():
-        score_histograms.metrics_for_flowers_log(merged_histogram_metrics([message.content], CLASSES))
+        score_histograms.histogram_metrics_for_log(merged_histogram_metrics([message.content], CLASSES))
     refused = [entry.status for entry in ledger.values() if entry.status.startswith("refused")]
     if refused:
         raise UserError(refused[0])
@@ -220,7 +220,7 @@ def targets() -> list[Target]:
         "_replies_without_gaps _decode_update _metrics_and_size _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
-    within = "unpack_array _view_record _record_with_other_header _check_array_names arrays_to_vectors"
+    within = "unpack_array _view_array_record _array_record_with_header _check_array_names arrays_to_vectors"
     tensors = [getattr(array_records, name) for name in within.split()]
     tensors.append(array_records.ArrayRecordReader.read)
     counting = [

@@ -262,7 +262,7 @@ def read_survey(data: bytes, room: Path) -> object:
         if not (place / name).exists():
             written(picture("PNG"), place / name)
     found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
-    _ = inspection.findings_without_auc(found), inspection.unusable_rows(found)
+    _ = inspection.init_findings_without_auc(found), inspection.unusable_rows(found)
     text = inspection.experiment_file_text(
         found, inspection.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
     )

@@ -114,7 +114,7 @@ def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) 
     """What size and similarity added to an equal share in one round; None where the scores do not give the weights."""
     counted = np.array([status.startswith("counted") for status in ledger.status[round]])
     names = ("prior", "similarity", "gamma", "beta", "reputation")
-    scores = _size_similarity_scores(*(ledger[name][round, counted] for name in names))
+    scores = _explained_scores(*(ledger[name][round, counted] for name in names))
     proposed = ledger["proposed"][round, counted]  # before a policy
     made = shares[counted] if np.isnan(proposed).any() else proposed
     if scores is None or not np.allclose(softmax(scores[0] + scores[1], 1.0), made, atol=1e-6):
@@ -124,7 +124,7 @@ def _size_and_similarity_parts(ledger: LedgerTable, shares: Floats, round: int) 
     return columns[0], columns[1]
 
 
-def _size_similarity_scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats) -> Any:
+def _explained_scores(prior: Floats, similarity: Floats, gamma: Floats, beta: Floats, reputation: Floats) -> Any:
     """The score for size and the score for similarity whose softmax the weights are."""
     if not len(prior) or np.isnan(prior).any() or np.isnan(similarity).any():
         return None
@@ -157,11 +157,11 @@ def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
     yield from _explain_small_clients(found)
     yield from _equal_weights_in_words(found)
     yield from _size_or_similarity_in_words(found)
-    yield from _policy_in_words(found)
+    yield from _explain_policy_clauses(found)
     by_finding = found.run.by_class() if found.run.finished else {}
     yield from _explain_findings_taught(found, by_finding)
     yield from _weights_by_finding_in_words(found, by_finding)
-    yield from _measured_distances_in_words(found)
+    yield from _explain_measured_distances(found)
     yield from _explain_not_counted(found)
     if found.run.diverged:
         yield f"The run diverged in round {found.run.diverged[0]}: {found.run.diverged[1]}."
@@ -229,7 +229,7 @@ def _size_or_similarity_in_words(found: WeightExplanation) -> Iterator[str]:
             yield f"{name} made more of the differences than {other} in {rounds_in_words(when)}."
 
 
-def _policy_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_policy_clauses(found: WeightExplanation) -> Iterator[str]:
     """Where a policy decided, and its largest change."""
     ledger = found.run.ledger
     clauses = np.array(ledger.clauses, dtype=object).reshape(found.shares.shape)
@@ -281,7 +281,7 @@ def _weights_by_finding_in_words(found: WeightExplanation, weights: Mapping[str,
     yield f"By finding, weights differed most in round {round}: {who} counted {said[0]} and {said[1]}."
 
 
-def _measured_distances_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_measured_distances(found: WeightExplanation) -> Iterator[str]:
     """How much the clients differed, where the method has measured it."""
     measured = site_distances_in_ledger(found.run.ledger, len(found.shares))
     for place in dict.fromkeys((0, len(measured) - 1)) if measured else ():

@@ -79,7 +79,7 @@ def more_repeats_in_words(one: Difference) -> str:
     return f"{one.more_repeats:.0f}" if one.more_repeats else "–"
 
 
-def differences_note(found: Sequence[Difference], alpha: float, folds: int, *, last: bool) -> str:
+def differences_in_words(found: Sequence[Difference], alpha: float, folds: int, *, last: bool) -> str:
     """What the columns of a table of differences over trainings mean."""
     if all(one.repeats == 1 for one in found):
         said = "One repeat per method: it cannot show whether a difference is more than noise between trainings."

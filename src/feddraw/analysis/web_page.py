@@ -15,7 +15,7 @@ def read_page_file(room: str, name: str) -> str:
     return (resources.files(f"feddraw.{room}") / name).read_text(encoding="utf-8")
 
 
-def policy_digest(text: str) -> str:
+def page_policy_digest(text: str) -> str:
     """As a content security policy names a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -23,6 +23,6 @@ def policy_digest(text: str) -> str:
 def offline_policy(script: str) -> str:
     """Of a page that runs this script and asks no network for anything."""
     return (
-        f"default-src 'none'; script-src {policy_digest(script)}; style-src 'unsafe-inline'; img-src data:; "
+        f"default-src 'none'; script-src {page_policy_digest(script)}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from feddraw.bench.timing import TimingSession, ratio_of_times, seconds_of
-from feddraw.data.image_cache import ImageFiles, file_stamp, prepare_images
+from feddraw.data.image_cache import FilesToCache, file_stamp, prepare_images
 from feddraw.data.imaging import Recipe
 from feddraw.datasets.phantom import phantom
 
@@ -35,15 +35,15 @@ def measure_image_preparation(session: TimingSession) -> dict[str, Any]:
     }
 
 
-def _save_jpegs(folder: Path, images: int) -> ImageFiles:
+def _save_jpegs(folder: Path, images: int) -> FilesToCache:
     drawn = phantom(PIXELS, train=PHANTOMS, validation=0, test=0).images
     names = tuple(f"{number}.jpg" for number in range(images))
     for number, name in enumerate(names):
         Image.fromarray(drawn[number % PHANTOMS]).resize((390, 320)).save(folder / name, quality=90)
-    return ImageFiles(folder, names, tuple(found for name in names if (found := file_stamp(folder / name))))
+    return FilesToCache(folder, names, tuple(found for name in names if (found := file_stamp(folder / name))))
 
 
-def _seconds_of_preparation(files: ImageFiles, workers: int) -> float:
+def _seconds_of_preparation(files: FilesToCache, workers: int) -> float:
     """Into a cache that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, FEDDRAW_CACHE=cache):
         return seconds_of(lambda: prepare_images(files, Recipe(PIXELS, clahe=True), "bench", workers))

@@ -18,7 +18,7 @@ from feddraw.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from feddraw.experiment.run_time_estimate import RunTimeEstimate
-    from feddraw.study.method_comparison import TimeBudget
+    from feddraw.study.method_comparison import ComparisonBudget
     from feddraw.study.plan import PlannedRun
     from feddraw.training.devices import WorkerPlace
 
@@ -48,7 +48,12 @@ def compare(
     from feddraw.cli.study import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment, parse_settings
-    from feddraw.study.method_comparison import TimeBudget, comparison_runs, comparison_seeds_in_words, unfinished_runs
+    from feddraw.study.method_comparison import (
+        ComparisonBudget,
+        comparison_runs,
+        comparison_seeds_in_words,
+        unfinished_runs,
+    )
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
     from feddraw.study.run_study import run_study
@@ -65,7 +70,7 @@ def compare(
     at_once = len(places)
     print_places(places)
     expected = _estimate_comparison(rest, places)
-    budget = TimeBudget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
+    budget = ComparisonBudget(60 * minutes or float("inf"), rest, expected, at_once, lambda: time.monotonic() - began)
     chosen = _announce_comparison(budget, minutes) if rest else []
     tally = StudyProgress([planned.name for planned in chosen], at_once, expected)
     tables = [ResultTable(folder / "runs.csv")]
@@ -110,7 +115,7 @@ def _show_estimates(found: Mapping[str, RunTimeEstimate]) -> None:
     console().print(table(["timed here", "training step", "evaluated image", "one run, about"], rows))
 
 
-def _announce_comparison(budget: TimeBudget, minutes: float) -> list[PlannedRun]:
+def _announce_comparison(budget: ComparisonBudget, minutes: float) -> list[PlannedRun]:
     """What will be carried out and how long it will take; what the budget has no room for."""
     from feddraw.study.method_comparison import comparison_seeds_in_words
     from feddraw.study.progress import StudyProgress

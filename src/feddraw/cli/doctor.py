@@ -37,10 +37,10 @@ def doctor(
     if seconds < 10:
         raise UserError(f"--seconds must be at least 10, not {seconds:g}")
     from feddraw.doctor.examination import examine_machine
-    from feddraw.doctor.study_cost import paper_study_runs
+    from feddraw.doctor.study_cost import paper_runs_to_cost
     from feddraw.study.plan import read_study
 
-    studies = {"studies/paper.toml": paper_study_runs()}
+    studies = {"studies/paper.toml": paper_runs_to_cost()}
     if study is not None:
         studies = {study.name: [planned.experiment for planned in read_study(study, trust=trust)]} | studies
     with status_line("starting", stderr=True) as say:

@@ -173,7 +173,7 @@ def run_display(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Callab
             now["area"] = f", validation AUC {metric_text(result.metrics['validation']['auc']['macro'])}"
             shown.line(round_line(result))
 
-        yield {"progress": on_progress, "on_update": on_update, "on_setup": partial(show_splits, out)}, on_round
+        yield {"progress": on_progress, "on_update": on_update, "on_setup": partial(print_run_splits, out)}, on_round
 
 
 def round_line(result: RoundResult) -> str:
@@ -189,7 +189,7 @@ def round_line(result: RoundResult) -> str:
     return naming.safe_line(f"round {result.round:>3}  {numbers}" + (f"  [{'; '.join(trouble)}]" if trouble else ""))
 
 
-def show_splits(out: Console, setup: PreparedRun) -> None:
+def print_run_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import classifier_in_words
     from feddraw.data.splits import findings_per_split, split_counts_in_words, too_few_for_auc

@@ -121,7 +121,7 @@ def show_stats_differences(
     rows = [_stats_difference_row(one, late, alpha) for one in ordered]
     columns = ["scenario", "method", "difference", "low", "high", "Holm p", "ahead", "more"]
     drawn = table([*columns, *(["last 5"] if late else [])], rows, left=2, compact=True)
-    note = words.differences_note(found, alpha, folds, last=bool(late))
+    note = words.differences_in_words(found, alpha, folds, last=bool(late))
     _print_stats(f"{column} minus that of {reference}", drawn, note)
 
 

@@ -158,7 +158,7 @@ def _obstacles_in_words(found: Sequence[str]) -> str:
 
 def show_study_preflight(heading: str, found: Preflight) -> None:
     """Data, scenarios, times, disk and memory, each in a line or two."""
-    from feddraw.study.preflight import free_memory
+    from feddraw.training.device_memory import free_memory
 
     out, survey = console(), found.survey
     finished = f", {len(survey.finished)} finished before" if survey.finished else ""
@@ -218,7 +218,7 @@ def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: S
 
     def screen() -> RenderableType:
         with lock:
-            return images.progress if prepared and not tally.running else _running_runs_table(tally)
+            return images.progress if prepared and not tally.running else _study_running_table(tally)
 
     spoken = time.monotonic()
     with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
@@ -252,7 +252,7 @@ def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
     return f"{event.run}  {'  '.join(values)}  ({study_heading(tally)})"
 
 
-def _running_runs_table(tally: StudyProgress) -> RenderableType:
+def _study_running_table(tally: StudyProgress) -> RenderableType:
     """A line for every run under way, and a bar for all."""
     from rich.progress_bar import ProgressBar
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset, Split
-from feddraw.data.image_cache import ImageFiles, ImageSource, PreparedImages
+from feddraw.data.image_cache import FilesToCache, ImageSource, PreparedImages
 from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization, require_pydicom_for
 from feddraw.data.imaging import BadImage
 from feddraw.data.label_table import LabelTable, RowProblem, describe_row_problems
@@ -36,7 +36,7 @@ def dataset_from_files(name: str, root: Path, table: LabelTable, how: ImagePrepa
     table = table.take(there, lost)
     refuse_bad_rows(name, table.problems, total, how)
     rows_by_split(name, table.split)
-    files = ImageFiles(root, table.paths, tuple(found for found in stamps if found is not None))
+    files = FilesToCache(root, table.paths, tuple(found for found in stamps if found is not None))
     require_pydicom_for(files.paths)
     return prepared_dataset(name, table, files, how)
 

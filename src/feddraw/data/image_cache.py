@@ -49,7 +49,7 @@ class ImageSource(Protocol):
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class FilesToCache:
     """Image files under a folder."""
 
     root: Path

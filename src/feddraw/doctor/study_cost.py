@@ -89,7 +89,7 @@ class CheapestStudyStart:
         return f"{chosen}--workers {self.workers}"
 
 
-def paper_study_runs() -> list[Experiment]:
+def paper_runs_to_cost() -> list[Experiment]:
     """The runs of studies/paper.toml, for machines that do not have the file."""
     base = Experiment.preset("paper")
     return [

@@ -385,7 +385,7 @@ def path_in_toml(path: Path) -> str:
     return Path(os.path.relpath(path)).as_posix() if not path.is_absolute() else path.as_posix()
 
 
-def findings_without_auc(found: InspectedData) -> list[str]:
+def init_findings_without_auc(found: InspectedData) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
     negatives = found.positives(label=0)
     return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]

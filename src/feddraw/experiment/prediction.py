@@ -30,7 +30,7 @@ TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv")
 
 
 @dataclass(frozen=True)
-class ImageFile:
+class ImageToPredict:
     """An image to score, by the name it has in the output."""
 
     name: str
@@ -41,7 +41,7 @@ class ImageFile:
 class Prediction:
     """Scores of images, and why some have none."""
 
-    images: tuple[ImageFile, ...]
+    images: tuple[ImageToPredict, ...]
     findings: tuple[str, ...]
     scores: NDArray[np.float32]  # (images, findings), not a number where an image cannot be read
     calls: NDArray[np.float64]  # 1, 0, or not a number
@@ -59,16 +59,16 @@ class Prediction:
         return [self.images[place].name, *cells, self.problems.get(place, "")]
 
 
-def find_images_to_predict(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageFile]:
+def find_images_to_predict(inputs: Sequence[Path], root: Path | None = None, column: str = "") -> list[ImageToPredict]:
     """Image files as they were named: files themselves, all in a folder and below it, or the rows of a table."""
-    found: list[ImageFile] = []
+    found: list[ImageToPredict] = []
     for path in inputs:
         if path.is_dir():
-            found += [ImageFile(str(file), file) for file in _images_in_folder(path)]
+            found += [ImageToPredict(str(file), file) for file in _images_in_folder(path)]
         elif path.name.lower().endswith(TABLE_SUFFIXES):
             found += _images_in_table(path, root, column)
         elif path.exists():
-            found.append(ImageFile(str(path), path))
+            found.append(ImageToPredict(str(path), path))
         else:
             raise UserError(f"no file or folder {path}")
     if not found:
@@ -83,7 +83,7 @@ def _images_in_folder(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in sorted(files) if name.lower().endswith(IMAGE_SUFFIXES))
 
 
-def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageFile]:
+def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[ImageToPredict]:
     """The images that a table names, none of them outside its folder."""
     sheet = CsvSheet.of(path, columns=1)
     place = path_column(sheet, column)
@@ -93,12 +93,12 @@ def _images_in_table(path: Path, root: Path | None, column: str) -> Iterator[Ima
     folder = path.parent if root is None else root
     for _, fields in sheet.rows():
         name = path_inside_folder(fields[place], folder)
-        yield ImageFile(fields[place], None if name is None else folder / name)
+        yield ImageToPredict(fields[place], None if name is None else folder / name)
 
 
 def predict_images(
     run: Path,
-    images: Sequence[ImageFile],
+    images: Sequence[ImageToPredict],
     model: str = "last",
     *,
     trust: bool = False,

@@ -208,7 +208,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     """Each client's rows in the data set, split into what it trains on and what it keeps back."""
     train, held = [], []
     dealt = [dataset.rows["train"][shard.rows] for shard in partition.shards]
-    masks = _held_out_masks(experiment, dataset.labels, dealt)
+    masks = _prepared_holdout(experiment, dataset.labels, dealt)
     for shard, rows, kept_back in zip(partition.shards, dealt, masks, strict=True):
         train.append(np.sort(rows[~kept_back]))
         held.append(np.sort(rows[kept_back]))
@@ -220,7 +220,7 @@ def _hold_out(experiment: Experiment, dataset: Dataset, partition: Partition) ->
     return tuple(train), tuple(held)
 
 
-def _held_out_masks(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
+def _prepared_holdout(experiment: Experiment, labels: Labels, dealt: Sequence[Rows]) -> list[NDArray[np.bool_]]:
     """Which of its images each client keeps back: whole patients, each finding in proportion, where they are known."""
     seed, share = experiment.partition_seed, experiment.holdout
     if labels.patients is None or not share:

@@ -61,21 +61,21 @@ class RunTimeEstimate:
 def estimate_run_times(experiments: Sequence[Experiment], places: Sequence[WorkerPlace]) -> list[RunTimeEstimate]:
     """An estimate for each experiment, with a run at each place at once; these share their data."""
     request = json.dumps([experiment.table() for experiment in experiments])
-    found = timed_by_workers([start_worker(serve_run_timing, request, place) for place in places])
+    found = estimate_by_workers([start_worker(serve_run_timing, request, place) for place in places])
     names = [field.name for field in fields(RunTimeEstimate)]
     by_experiment = zip(*found, strict=True)
     return [RunTimeEstimate(*(fmean(one[name] for one in times) for name in names)) for times in by_experiment]
 
 
-def timed_by_workers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
+def estimate_by_workers(team: Sequence[tuple[Connection, SpawnProcess]]) -> list[list[dict[str, Any]]]:
     """What each worker has timed, in JSON; all of them end, and a mistake that one tells is raised."""
     try:
-        return [_timed_by_worker(*worker) for worker in team]
+        return [_estimate_by_worker(*worker) for worker in team]
     finally:
         stop_workers(team)
 
 
-def _timed_by_worker(pipe: Connection, process: SpawnProcess) -> list[dict[str, Any]]:
+def _estimate_by_worker(pipe: Connection, process: SpawnProcess) -> list[dict[str, Any]]:
     try:
         said = json.loads(pipe.recv_bytes())
     except (EOFError, ConnectionResetError):
@@ -204,7 +204,7 @@ def rehearse_step_times(
     """What each experiment costs with a worker at once on each of the devices: the mean over these."""
     tables = [complete(experiment).table() for experiment in experiments]
     team = [start_worker(serve_rehearsal, json.dumps([tables, findings, device, seconds])) for device in devices]
-    return [_mean_over_devices(one) for one in zip(*timed_by_workers(team), strict=True)]
+    return [_mean_over_devices(one) for one in zip(*estimate_by_workers(team), strict=True)]
 
 
 def _mean_over_devices(found: Sequence[Mapping[str, Any]]) -> RehearsedTimes:
@@ -281,13 +281,13 @@ class _TimedExperiment:
             batch = min(2 * batch, whole)
         count = int(min(MOST_REHEARSED_STEPS, max(0, left / 2 / waited)))
         step = max((client.work(batch, 1 + count) - one) / count, 1e-6) if count else one
-        memory = max(used.values()) + round(_memory_per_timed_image(used) * (whole - batch))
+        memory = max(used.values()) + round(_estimated_memory_per_image(used) * (whole - batch))
         self.is_whole = batch == whole
         evaluated = client.evaluate(batch)
         self.rehearsed = RehearsedTimes(step * whole / batch, batch, max(0.0, one - step), evaluated, memory)
 
 
-def _memory_per_timed_image(used: Mapping[int, int]) -> float:
+def _estimated_memory_per_image(used: Mapping[int, int]) -> float:
     """Bytes by image, from the two largest batches."""
     sizes = sorted(used)[-2:]
     return max(0.0, (used[sizes[-1]] - used[sizes[0]]) / max(1, sizes[-1] - sizes[0]))

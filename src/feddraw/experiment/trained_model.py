@@ -86,7 +86,7 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
         findings, thresholds = _findings_and_thresholds(run.metrics)
     module, classifier = network_builder(experiment, len(findings))()
     _load_model_file(module, RunFolder(path).model_file(model))
-    recipe, normalization = _image_preparation(run, experiment)
+    recipe, normalization = _preparation_of_trained(run, experiment)
     return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
 
 
@@ -126,7 +126,7 @@ def _load_model_file(module: nn.Module, path: Path) -> None:
         raise UserError(f"{path} holds numbers that are not finite: the run diverged, its model is of no use")
 
 
-def _image_preparation(run: RecordedRun, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
+def _preparation_of_trained(run: RecordedRun, experiment: Experiment) -> tuple[Recipe, tuple[float, float]]:
     """What the run did to its images."""
     name, settings = experiment.section("data")
     if ":" in name:

@@ -90,12 +90,12 @@ def _findings_section(trained: TrainedModel) -> Iterator[str]:
     rows = []
     for place, name in enumerate(trained.findings):
         limit = trained.thresholds[place]
-        cells = [_card_interval(limit, _bootstrap_replicates(validation, place, metrics.best_threshold))]
+        cells = [_card_interval(limit, _card_replicates(validation, place, metrics.best_threshold))]
         measures = {"auc": metrics.auc, "sensitivity": _card_rate(limit, 0), "specificity": _card_rate(limit, 1)}
         for kind, measure in measures.items():
             found = tested.get(kind, {})
             value = (found.get("per_class", {}) if kind == "auc" else found).get(name)
-            cells.append(_card_interval(number_or_nan(value), _bootstrap_replicates(test, place, measure)))
+            cells.append(_card_interval(number_or_nan(value), _card_replicates(test, place, measure)))
         rows.append([name, *cells])
     yield from _card_table(["finding", "threshold", "test AUC", "sensitivity", "specificity"], rows)
     auc, gm = (_card_number(number_or_nan(tested.get(kind, {}).get("macro"))) for kind in ("auc", "gm"))
@@ -115,7 +115,7 @@ def _by_site_section(trained: TrainedModel, data: PreparedData | None, sites: di
         areas = []
         for place in range(len(trained.findings)):
             value = metrics.auc(scored.scores[:, place], scored.truth[:, place])
-            areas.append(_card_interval(value, _bootstrap_replicates(scored, place, metrics.auc)))
+            areas.append(_card_interval(value, _card_replicates(scored, place, metrics.auc)))
         rows.append([site, f"{len(images):,}", *areas])
     if rows:
         yield from _card_table(["site", "images", *(f"AUC {name}" for name in trained.findings)], rows)
@@ -201,7 +201,7 @@ def _card_rate(threshold: float, which: int) -> CardMeasure:
     return lambda scores, truth: metrics.rates(scores, truth, threshold)[which]
 
 
-def _bootstrap_replicates(images: Predictions | None, place: int, measure: CardMeasure) -> list[float]:
+def _card_replicates(images: Predictions | None, place: int, measure: CardMeasure) -> list[float]:
     """A measure of one finding over images of resampled patients; none without images."""
     if images is None:
         return []

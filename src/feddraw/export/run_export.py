@@ -80,7 +80,7 @@ def export_run(
         raise UserError(f"{out} is already used: choose another folder with --out")
     trained = load_trained(run, model, trust=trust)
     say = progress or (lambda what, done, total: None)
-    data, note = _data_of_run(trained, say)
+    data, note = _export_data(trained, say)
     own = ExportCheckImages(data.dataset.images, data.dataset.rows["test"]) if data else None
     images = own or random_images(trained.recipe.size)
     expected = images.scored(trained.scores, "scoring with the run's model", say)
@@ -99,7 +99,7 @@ def export_run(
     return Export(out, tuple(checks), note)
 
 
-def _data_of_run(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedData | None, str]:
+def _export_data(trained: TrainedModel, say: ExportProgress) -> tuple[PreparedData | None, str]:
     """The run's images and who had which, or why they are not here."""
     try:
         data = prepare_client_data(trained.experiment, open_experiment_data(trained.experiment, say))

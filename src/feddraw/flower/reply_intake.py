@@ -16,9 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from feddraw.core import Extent, Model, Update
+from feddraw.flat_model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
 from feddraw.server.policy import size_as_int_if_whole
-from feddraw.server.state_dict import blank_model, model_in_row
 from feddraw.system.threads import in_threads
 from feddraw.training.allocator import return_freed_memory
 

@@ -142,7 +142,7 @@ def merged_histogram_metrics(contents: list[RecordDict], findings: Sequence[str]
     return found | ({"test": histogram_metrics(test, findings, edges, lost)} if test.any() else {})
 
 
-def metrics_for_flowers_log(found: dict[str, Any]) -> MetricRecord:
+def histogram_metrics_for_log(found: dict[str, Any]) -> MetricRecord:
     """The numbers for Flower's own log."""
     pairs = {f"{split}-{kind}": found[split][kind]["macro"] for split in found for kind in ("auc", "gm")}
     areas = {f"{split}-auc.{name}": auc for split in found for name, auc in found[split]["auc"]["per_class"].items()}

@@ -223,7 +223,7 @@ class FlowerSecureServer:
     def count(self, run: str, round: int, answers: SecureServerAnswers, group: str, findings: int) -> RecordDict | None:
         """All sites' counts together, as one site with all images would have sent them; none if the sum fails."""
         order, messenger = SecureOrder(run, round, (COUNTS_SUM,)), answers.messenger("evaluate", group)
-        approve = partial(_check_counts_hide_sites, answers.labels(messenger, findings), findings)
+        approve = partial(_check_secure_server_counts, answers.labels(messenger, findings), findings)
         keys, told = answers.keys(messenger, COUNTS_SUM), {secure_messages.RECEIVED: answers.received}
         try:
             sums = SecureServerSums(messenger, order, self.directory)
@@ -245,7 +245,7 @@ def _images_at_secure_site(content: RecordDict, size_key: str) -> float:
         return 0
 
 
-def _check_counts_hide_sites(labels: Mapping[str, Labels], findings: int, names: Sequence[str]) -> None:
+def _check_secure_server_counts(labels: Mapping[str, Labels], findings: int, names: Sequence[str]) -> None:
     """Refuse counts of a finding that one or two of these sites label: they would be theirs."""
     rows = [labels.get(name) for name in names]
     for place in range(findings):
@@ -351,7 +351,7 @@ class SecureServerMessenger:
 
 
 @dataclass(frozen=True, eq=False)
-class OpenedSecureSum:
+class SecureServerOpened:
     """A sum without its masks, and what belongs to it."""
 
     words: NDArray[np.uint64]
@@ -374,7 +374,7 @@ class SecureServerSums:
         read: Read = lambda name, text: text,
         settle: Settle | None = None,
         approve: Approve = lambda names: None,
-    ) -> OpenedSecureSum:
+    ) -> SecureServerOpened:
         """One sum of all who were asked for it; `keys` are those that came with the answers to the first message."""
         for attempt in range(ATTEMPTS):
             order = replace(self._order, sum=sum, attempt=attempt)
@@ -411,7 +411,9 @@ class _SecureServerAttempt:
         self._announced: dict[str, Any] = {}
         self.opening = False  # clients were asked for the shares that open the sum
 
-    def open(self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Approve) -> OpenedSecureSum:
+    def open(
+        self, keys: Mapping[str, bytes], told: Told, settle: Settle | None, approve: Approve
+    ) -> SecureServerOpened:
         sum_server = self._sum_server
         for name, content in keys.items():
             with self._messenger.refusing(name):
@@ -428,7 +430,7 @@ class _SecureServerAttempt:
         self._ask("survivors", {name: {} for name in sum_server.survivors}, self._take_signature)
         signatures, self.opening = sum_server.signatures, True
         self._ask("opening", dict.fromkeys(signatures, signatures), self._take_revealed)
-        return OpenedSecureSum(sum_server.total(), sum_server.survivors, self._announced)
+        return SecureServerOpened(sum_server.total(), sum_server.survivors, self._announced)
 
     def _ask(self, stage: str, pairs: Mapping[str, Mapping[str, bytes]], take: Take, told: Told | None = None) -> None:
         survivors = self._sum_server.survivors if stage in ("survivors", "opening") else ()

@@ -78,7 +78,7 @@ class ServerEvaluation:
 
     def merge_site_counts(self, contents: list[RecordDict], _: str) -> MetricRecord:
         self.counted_by_sites = score_histograms.merged_histogram_metrics(contents, self.findings)
-        return score_histograms.metrics_for_flowers_log(self.counted_by_sites)
+        return score_histograms.histogram_metrics_for_log(self.counted_by_sites)
 
     def evaluate(self, model: Model, *, final: bool) -> Scores:
         if self.dataset is None:
@@ -125,12 +125,12 @@ def _run_strategy(
         logged = [] if folder is None else [line["round"] for line in read_jsonl(folder.rounds)]
         if done < 0 or done in logged:  # before the first round, also the first one after a restart
             return None
-        return _conclude_server_round(strategy, evaluation, folder, keeper, done)
+        return _conclude_server_app_round(strategy, evaluation, folder, keeper, done)
 
     arrays, rounds = model_to_arrays(evaluation.initial), experiment.rounds
     strategy.start(grid, arrays, rounds, federation.timeout, evaluate_fn=after_round)
     if folder is not None and not folder.metrics.is_file():  # killed after its last round, before its last file
-        _conclude_server_round(strategy, evaluation, folder, keeper, rounds - 1)
+        _conclude_server_app_round(strategy, evaluation, folder, keeper, rounds - 1)
     return strategy
 
 
@@ -171,7 +171,7 @@ def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, fold
     )
 
 
-def _conclude_server_round(
+def _conclude_server_app_round(
     strategy: MethodStrategy, evaluation: ServerEvaluation, folder: RunFolder | None, keeper: ModelKeeper, done: int
 ) -> MetricRecord:
     """Evaluate the model after a round, and write the round's line and, after the last one, the last files."""

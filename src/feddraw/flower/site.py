@@ -111,7 +111,7 @@ def read_site_job(site: Site, content: RecordDict) -> Job:
     ordered = job_orders.read_orders(content)
     config: Mapping[str, Any] = next(iter(content.config_records.values()), {})
     if site.policy is not None:
-        _check_agreed_policy(site.policy, ordered.get("policy", {}))
+        _check_site_agrees(site.policy, ordered.get("policy", {}))
     try:
         round = int(ordered.get("round", config.get("server-round", 1) - 1))
         seed = int(ordered.get("client-seed") or client_seed(int(ordered.get("seed", 0)), round, site.seed_number))
@@ -122,7 +122,7 @@ def read_site_job(site: Site, content: RecordDict) -> Job:
     return Job(round, rounds, site.shard, seed, model, broadcast, effort)
 
 
-def _check_agreed_policy(agreed: Policy, servers: Any) -> None:
+def _check_site_agrees(agreed: Policy, servers: Any) -> None:
     """Stop if the server's policy differs from the site's."""
     theirs = asdict(Policy()) | (servers if isinstance(servers, dict) else {})
     if other := [name for name, value in asdict(agreed).items() if theirs[name] != value]:

@@ -18,7 +18,7 @@ from feddraw.core import Cohort, Local, Method, Server, State, Weighting, Weight
 from feddraw.errors import at_least
 
 
-def principal_coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
+def fedsim_coordinates(products: NDArray[np.float64], share: float = 0.95) -> NDArray[np.float64]:
     """Coordinates of points along the axes that hold this share of their variance, from their scalar products."""
     centre = np.eye(len(products)) - 1 / len(products)
     variance, axes = np.linalg.eigh(centre @ products @ centre)
@@ -27,7 +27,7 @@ def principal_coordinates(products: NDArray[np.float64], share: float = 0.95) ->
     return np.asarray(axes[:, :kept] * np.sqrt(variance[:kept]))
 
 
-def k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
+def fedsim_k_means(points: NDArray[np.float64], groups: int) -> NDArray[np.intp]:
     """Each point's group; started from points far from one another."""
     chosen = [int(np.argmax(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
     while len(chosen) < groups:
@@ -55,8 +55,8 @@ class BySimilarGradient(Weighting):
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Weights, State]:
         gradients = cohort.extra("gradient")
-        points = principal_coordinates(gram(gradients, np.zeros_like(gradients[0])))
-        member = k_means(points, min(self.groups, len(points)))
+        points = fedsim_coordinates(gram(gradients, np.zeros_like(gradients[0])))
+        member = fedsim_k_means(points, min(self.groups, len(points)))
         together = np.bincount(member, cohort.sizes)[member]
         return Weights(cohort.sizes / together / len(np.unique(member))), state
 

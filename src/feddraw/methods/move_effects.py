@@ -31,7 +31,7 @@ def variance_equations(sizes: Floats, products: Floats) -> Floats:
     return np.array([first, [(1 - 1 / clients) * (1 / sizes).sum(), clients - 1, plain]])
 
 
-def solved_rho(system: Floats) -> float:
+def move_effects_rho(system: Floats) -> float:
     """rho; infinite where all that is seen is between clients."""
     (a, b, by_size), (c, d, plain) = system.tolist()
     determinant = a * d - b * c
@@ -64,7 +64,7 @@ class EffectsOfMoves(Weighting):
             moves = np.asarray((cohort.piece("classifier") - sent) / cohort.steps[:, None])  # of one step
             now = variance_equations(sizes, gram(moves, np.zeros(moves.shape[1])))
             state = {"equations": state["equations"] + now, "rounds": state["rounds"] + 1}
-        rho = solved_rho(state["equations"])
+        rho = move_effects_rho(state["equations"])
         return Weights(weights_by_rho(sizes, rho), {"prior": size_prior(sizes), "rho": rho}), state
 
 

@@ -21,7 +21,7 @@ from feddraw.paper.published_tables import (
     published_comparisons,
     published_results,
 )
-from feddraw.paper.weight_claims import JudgedClaim, judge_claims, similarity_gap
+from feddraw.paper.weight_claims import JudgedClaim, claimed_similarity_gap, judge_claims
 from feddraw.scenarios.skew_measures import measure_sizes
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
@@ -251,7 +251,7 @@ def _conclude_similarity_gaps() -> Conclusion:
 
 def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
     """How much more similar than the others the followed client must be for this weight."""
-    gap = similarity_gap(round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading)
+    gap = claimed_similarity_gap(round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading)
     return math.nan if gap is None else gap
 
 

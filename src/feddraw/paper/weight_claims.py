@@ -94,7 +94,7 @@ def judge_claims(claims: Sequence[WeightClaim], sizes: Mapping[str, Sizes]) -> l
     return judged
 
 
-def weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
+def claimed_weight_range(round: int, sizes: Sizes, client: int, reading: Reading) -> Range:
     """The least and the most a client can count."""
     alone = np.full(len(sizes), -1.0)
     alone[client] = 1.0
@@ -122,7 +122,7 @@ def deviation_range(round: int, sizes: Sizes, members: Sequence[int], group: Seq
     return found[0], found[1]
 
 
-def similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading: Reading) -> float | None:
+def claimed_similarity_gap(round: int, sizes: Sizes, client: int, weight: float, reading: Reading) -> float | None:
     """How much more similar than all others, equal in size and similarity, a client must be to have this weight."""
     trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)
     if not sharpness or trust == 1:
@@ -147,7 +147,7 @@ def _claim_range(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading)
     if claim.quantity.startswith("deviation"):
         group = [i for i, size in enumerate(sizes) if size == sizes[clients[0]]]
         return deviation_range(round, sizes, clients, group, reading)
-    return weight_range(round, sizes, clients[0], reading)
+    return claimed_weight_range(round, sizes, clients[0], reading)
 
 
 def _claim_in_other_rounds(claim: WeightClaim) -> list[tuple[int, str]]:
@@ -181,7 +181,7 @@ def _claim_certain(reach: Range, relation: str, value: float, margin: float) -> 
 def _similarity_needed(claim: WeightClaim, round: int, sizes: Sizes, reading: Reading) -> float | None:
     """For a weight, the gap to all others; for a spread, about the range of similarities within the clients."""
     if claim.quantity.startswith("weight"):
-        return similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)
+        return claimed_similarity_gap(round, sizes, claim.clients[0], float(claim.value), reading)
     if not claim.quantity.startswith("max-min"):
         return None
     trust, sharpness = gamma(round, reading=reading), beta(round, ROUNDS, reading=reading)

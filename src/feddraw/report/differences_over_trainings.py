@@ -39,8 +39,14 @@ def differences_over_trainings(runs: Sequence[RecordedRun], metric: str, first: 
         {run: value(run.curve(split, metric)) for run in runs} if split else {}
         for value in (lambda curve: curve[-1] if curve else math.nan, mean_of_last)
     )
-    found = _minus_others({run: run.test(metric) for run in runs}, first, folds)
-    return TrainingDifferences(found, folds, split, _minus_others(last, first), _minus_others(last_five, first))
+    found = _training_differences_to_others({run: run.test(metric) for run in runs}, first, folds)
+    return TrainingDifferences(
+        found,
+        folds,
+        split,
+        _training_differences_to_others(last, first),
+        _training_differences_to_others(last_five, first),
+    )
 
 
 def _common_number_of_folds(runs: Sequence[RecordedRun]) -> int:
@@ -50,7 +56,9 @@ def _common_number_of_folds(runs: Sequence[RecordedRun]) -> int:
     return first if alike and first > 1 else 0
 
 
-def _minus_others(values: Mapping[RecordedRun, float], first: str, folds: int = 0) -> DifferenceByPair:
+def _training_differences_to_others(
+    values: Mapping[RecordedRun, float], first: str, folds: int = 0
+) -> DifferenceByPair:
     """With all signs turned, the others minus the first are the first minus the others."""
     rows = [(run.scenario, run.method, run.repeat, -value) for run, value in values.items() if math.isfinite(value)]
     if not {first} < {method for _, method, *_ in rows}:

@@ -133,7 +133,7 @@ def _labelled_runs(runs: Runs) -> list[RecordedRun]:
     a scenario were run with the same several values they are conditions, too. Precision tells runs apart only where
     somebody compares it.
     """
-    same = _not_compared_precision(runs)
+    same = _collection_precision(runs)
     named = [replace(run, scenario=str(run.settings["scenario"]["name"]), method=run.name) for run in runs]
     conditions = _differing_settings(named, attrgetter("scenario"), _describes_scenario, same)
     for scenario, keys in _differing_settings(named, attrgetter("scenario"), _describes_method, same).items():
@@ -153,7 +153,7 @@ def _describes_method(key: str) -> bool:
     return not _describes_scenario(key)
 
 
-def _not_compared_precision(runs: Runs) -> tuple[str, ...]:
+def _collection_precision(runs: Runs) -> tuple[str, ...]:
     """The settings of precision that no two runs, alike in all else, differ in."""
 
     def rest(run: RecordedRun) -> str:

@@ -110,7 +110,7 @@ def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> 
     federation = deck.draw(plan.total)
     units = federation.units
     images = np.bincount(units)
-    information = np.bincount(units, self_information(deck.labels)[federation.rows]) / images
+    information = np.bincount(units, construction_information(deck.labels)[federation.rows]) / images
     spread = information.std()
     standardised = (information - information.mean()) / spread if spread > 0 else np.zeros_like(information)
     gumbel = -np.log(-np.log(federation.uniform(len(images))))
@@ -147,7 +147,7 @@ CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
 }
 
 
-def self_information(labels: Labels) -> NDArray[np.float64]:
+def construction_information(labels: Labels) -> NDArray[np.float64]:
     """−Σ log P(label) of each image in nats, classes taken as independent with the frequencies they have here.
 
     Labels that are not known add nothing.

@@ -26,7 +26,9 @@ def deal_own_scenario(name: str, labels: Labels, seed: int, scale: float, option
     except TypeError as problem:
         raise UserError(f"{name} is called with (labels, seed, scale, **options): {problem}") from None
     hands = _clients_of_own_scenario(function(*call.args, **call.kwargs), name)
-    return {str(client): _checked_rows(rows, len(labels), f"{name}, client {client}") for client, rows in hands.items()}
+    return {
+        str(client): _own_scenario_rows(rows, len(labels), f"{name}, client {client}") for client, rows in hands.items()
+    }
 
 
 def _clients_of_own_scenario(dealt: Any, name: str) -> Mapping[Any, Any]:
@@ -40,7 +42,7 @@ def _clients_of_own_scenario(dealt: Any, name: str) -> Mapping[Any, Any]:
         raise UserError(f"{name} must return a list of row numbers per client, not {type(dealt).__name__}") from None
 
 
-def _checked_rows(rows: Any, images: int, whose: str) -> Rows:
+def _own_scenario_rows(rows: Any, images: int, whose: str) -> Rows:
     try:
         array = np.asarray(rows)
     except ValueError:  # lists of unequal length

@@ -39,8 +39,8 @@ def deal(name: str, labels: Labels, *, seed: int, scale: float = 1.0, options: M
     if ":" in name:
         return _checked_partition(name, deal_own_scenario(name, labels, seed, scale, options), labels)
     if (scenario := paper_scenario(name, scale)) is not None:
-        return _deal_paper_scenario(scenario, labels, seed, options)
-    known = _known_scenario(name)
+        return _partition_paper_scenario(scenario, labels, seed, options)
+    known = _partition_name(name)
     rule = _usual_scenarios()[known]
     patient_disjoint, settled = _with_default_options(options, rule, known)
     deck = shuffled_deck(labels, seed, patient_disjoint)
@@ -55,13 +55,13 @@ def scenario_names() -> list[str]:
 def describe_scenario(name: str) -> str:
     """What a scenario does, in a line."""
     scenario = paper_scenario(name)
-    return scenario.description if scenario else catalog.first_doc_line("scenarios", _known_scenario(name))
+    return scenario.description if scenario else catalog.first_doc_line("scenarios", _partition_name(name))
 
 
 def scenario_options(name: str) -> dict[str, Any]:
     """The options of a scenario with their defaults, those of all its constructions."""
     if (scenario := paper_scenario(name)) is None:
-        return {**default_scenario_options(_usual_scenarios()[_known_scenario(name)]), "patient_disjoint": False}
+        return {**default_scenario_options(_usual_scenarios()[_partition_name(name)]), "patient_disjoint": False}
     rules = _partition_constructions(scenario)
     own = {} if len(rules) == 1 else {"construction": next(iter(rules))}
     for rule in rules.values():
@@ -87,7 +87,7 @@ def known_client_sizes(name: str, scale: float) -> tuple[str, tuple[int, ...]]:
     if (scenario := paper_scenario(name, scale)) is not None:
         return scenario.name, scenario.sizes
     if not name.endswith(".json") and ":" not in name:
-        _known_scenario(name)
+        _partition_name(name)
     raise UserError(f"the clients of {name} depend on the data: add --labels FILE")
 
 
@@ -104,7 +104,7 @@ def _usual_scenarios() -> dict[str, Callable[..., ClientRows]]:
     return {name: rule for name, rule in found.items() if "deck" in inspect.signature(rule).parameters}
 
 
-def _known_scenario(name: str) -> str:
+def _partition_name(name: str) -> str:
     """The scenario's name as it is written here."""
     if name.lower() not in _usual_scenarios():
         raise unknown("scenarios", name, scenario_names())
@@ -128,7 +128,9 @@ def _with_default_options(
     return settled.pop("patient_disjoint"), settled
 
 
-def _deal_paper_scenario(plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]) -> Partition:
+def _partition_paper_scenario(
+    plan: PaperScenario, labels: Labels, seed: int, options: Mapping[str, object]
+) -> Partition:
     rules, owner = _partition_constructions(plan), plan.name
     given: dict[str, Any] = dict(options)
     construction = next(iter(rules))

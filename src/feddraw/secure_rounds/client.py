@@ -15,7 +15,7 @@ from feddraw.core import Cohort, Method, Model, Update, Vector
 from feddraw.errors import UserError
 from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers, announced_fingerprint
-from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, weights_under_policy
+from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, secure_weights_under_policy
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import Words, to_fixed_point
 from feddraw.server.gate import Gate, check_update
@@ -77,7 +77,7 @@ class SecureRoundClient:
         if not rows:
             labelled = np.ones(self.sent.layout.outputs, bool) if update.labelled is None else update.labelled
             rows = {output: body * bool(labelled[output]) for output in range(len(labelled))}
-        outputs = round_weights.outputs_with_own_weight(self.method, self.sent.layout, facts)
+        outputs = round_weights.secure_outputs_with_own_weight(self.method, self.sent.layout, facts)
         self._own = tuple(map(round_weights.exact_weight, (body, *(rows[output] for output in outputs))))
         metrics = {name: float(update.metrics[name]) for name in self._listed if name in update.metrics}
         numbers = {name: float(update.extra[name][0]) for name in self.method.server.announced}
@@ -122,7 +122,7 @@ class SecureRoundClient:
             return own
         if announcement.proposed.get(self.name) != own:
             raise UserError("the server passes on another weight than this client proposed")
-        right, given = weights_under_policy(self.method, announcement, self.sent.layout), announcement.weights
+        right, given = secure_weights_under_policy(self.method, announcement, self.sent.layout), announcement.weights
         if given.keys() != right.keys() or not all(np.allclose(given[n], right[n], 0, WEIGHT_ROUNDING) for n in right):
             raise UserError("the server's weights are not those that the policy gives: this client takes no part")
         return given[self.name]

@@ -25,7 +25,7 @@ SMALLEST_WEIGHT = announcement.LEAST_SHARE_SUMMED  # mean weight
 SECURE_PRECISION = 2.0 ** -(FRACTION_BITS + 1) / SMALLEST_WEIGHT  # of a mean over clients: 2^-25
 
 
-def outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
+def secure_outputs_with_own_weight(method: Method, layout: Layout, facts: Facts) -> tuple[int, ...]:
     """The outputs with a weight of their own: by the rule, or because not all who were asked label the finding."""
     if method.weighting.by_output:
         return tuple(range(layout.outputs))
@@ -37,7 +37,7 @@ def exact_weight(weight: float) -> float:
     return math.ldexp(round(math.ldexp(weight, FRACTION_BITS)), -FRACTION_BITS)
 
 
-def weights_from_own(own: list[Numbers], layout: Layout, outputs: tuple[int, ...]) -> Weights:
+def secure_weights_from_own(own: list[Numbers], layout: Layout, outputs: tuple[int, ...]) -> Weights:
     """The weights of some clients from how each weighs itself."""
     columns = np.array(own, np.float64).T
     body, *rows = [column / total if (total := column.sum()) else column for column in columns]
@@ -66,10 +66,10 @@ def weights_too_small(weights: Column, clients: int) -> bool:
     return bool(weights[0] < least or ((weights > 0) & (weights < least)).any())
 
 
-def weights_under_policy(method: Method, told: Announcement, layout: Layout) -> dict[str, Numbers]:
+def secure_weights_under_policy(method: Method, told: Announcement, layout: Layout) -> dict[str, Numbers]:
     """What the policy makes of the weights that the clients propose, by name; clients and server compute the same."""
-    weights, names = proposed_weights_under_policy(method, told, layout)
-    outputs = outputs_with_own_weight(method, layout, told.facts())
+    weights, names = secure_proposals_under_policy(method, told, layout)
+    outputs = secure_outputs_with_own_weight(method, layout, told.facts())
     starts = {layout.rows_of(output)[0].start: output for output in outputs}
     columns = dict.fromkeys(outputs, weights.values)
     columns |= {starts[span.start]: values for span, values in weights.segments if span.start in starts}
@@ -77,13 +77,13 @@ def weights_under_policy(method: Method, told: Announcement, layout: Layout) -> 
     return {name: tuple(map(exact_weight, row)) for name, row in zip(names, table.tolist(), strict=True)}
 
 
-def proposed_weights_under_policy(method: Method, told: Announcement, layout: Layout) -> tuple[Weights, list[str]]:
+def secure_proposals_under_policy(method: Method, told: Announcement, layout: Layout) -> tuple[Weights, list[str]]:
     """The proposed weights within the policy, and whose they are."""
     facts = told.facts()
     places = [place for place, party in enumerate(told.parties) if party.name in told.proposed]
     names = [told.parties[place].name for place in places]
-    outputs = outputs_with_own_weight(method, layout, facts)
-    proposed = weights_from_own([told.proposed[name] for name in names], layout, outputs)
+    outputs = secure_outputs_with_own_weight(method, layout, facts)
+    proposed = secure_weights_from_own([told.proposed[name] for name in names], layout, outputs)
     if not method.weighting.by_output:
         proposed = replace(proposed, pieces=())
     nothing = np.zeros(0, np.float32)
@@ -103,4 +103,4 @@ def announce_weights_under_policy(
     if not announced:
         raise announcement.TooFewSummed("no client takes part in the sum")
     proposed = replace(told, proposed={name: one.own for name, one in announced.items()})
-    return replace(proposed, weights=weights_under_policy(method, proposed, layout))
+    return replace(proposed, weights=secure_weights_under_policy(method, proposed, layout))

@@ -17,7 +17,7 @@ from feddraw.errors import UserError
 from feddraw.flat_model import Layout, Model, Vector
 from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
-from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, outputs_with_own_weight, weights_from_own
+from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, secure_outputs_with_own_weight, secure_weights_from_own
 from feddraw.secure_rounds.secure_cohort import SecureCohort
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
@@ -53,7 +53,7 @@ def check_client_announcement(
         raise UserError(f"size {announced.size} where {announcement.parties[place].size} was announced")
     if set(announced.numbers) != set(method.server.announced) or any(one <= 0 for one in announced.numbers.values()):
         raise UserError("other numbers beside its weight than the method asks for")
-    outputs = outputs_with_own_weight(method, layout, facts)
+    outputs = secure_outputs_with_own_weight(method, layout, facts)
     if len(announced.own) != 1 + len(outputs):
         raise UserError(f"{len(announced.own)} weights where {1 + len(outputs)} are needed")
     limits = [method.weighting.own_limits(facts, place)]
@@ -162,7 +162,9 @@ class _SecureRoundServer:
             *about, weights=weights, moves=moves, means=means, multiplied=multiplied, term=term, announced=lengths
         )
         params, server = method.server.step(cohort, weights, state["server"])
-        model = Model(params, _buffers_after_mean_change(sent, values[spans["buffers"]]), self._counters(), sent.layout)
+        model = Model(
+            params, _secure_buffers_after_change(sent, values[spans["buffers"]]), self._counters(), sent.layout
+        )
         coefficients = method.server.coefficients(cohort, weights)
         found = Aggregate(model, weights, coefficients, {"weighting": state["weighting"], "server": server})
         return with_unweighted_rows(found, cohort, method, state)
@@ -185,7 +187,7 @@ class _SecureRoundServer:
 
     def _weights(self, own: Sequence[Numbers], form: WordLayout, parts: Parts) -> Weights:
         """The weights of those in the sum, with what explains them."""
-        weights = weights_from_own(list(own), self.cohort.model.layout, form.outputs)
+        weights = secure_weights_from_own(list(own), self.cohort.model.layout, form.outputs)
         places = [self.announcement.place(name) for name in self.names]
         proposed = np.array([one.own[0] for one in self.announced])
         known = self.method.weighting.parts_of(proposed, self.facts, places)
@@ -196,7 +198,7 @@ class _SecureRoundServer:
         if not self.announcement.limits().limits_weights:
             return None
         proposal = (self.method, self.announcement, self.cohort.model.layout)
-        weights, names = round_weights.proposed_weights_under_policy(*proposal)
+        weights, names = round_weights.secure_proposals_under_policy(*proposal)
         assert weights.limited is not None
         found, rows = weights.limited, [names.index(name) for name in self.names]
         return LimitedWeights(found.before[rows], found.after[rows], tuple(found.clauses[row] for row in rows))
@@ -220,7 +222,7 @@ class _SecureRoundServer:
         return found
 
 
-def _buffers_after_mean_change(sent: Model, change: Vector) -> Vector:
+def _secure_buffers_after_change(sent: Model, change: Vector) -> Vector:
     """Batch norm's statistics after the mean change; rounding makes no variance negative."""
     found = (sent.buffers + change).astype(sent.buffers.dtype)
     np.maximum(found, 0, out=found, where=sent.layout.variances)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from feddraw.core import Facts, Layout, Method, Server
-from feddraw.secure_rounds.round_weights import outputs_with_own_weight
+from feddraw.secure_rounds.round_weights import secure_outputs_with_own_weight
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class WordLayout:
     def of(method: Method, layout: Layout, facts: Facts) -> WordLayout:
         extents = {name: extent for name, extent in method.local.sends.items() if name not in method.server.announced}
         extras = {name: layout.extent(extent) for name, extent in extents.items()}
-        terms, outputs = type(method.server).terms is not Server.terms, outputs_with_own_weight(method, layout, facts)
+        terms, outputs = (
+            type(method.server).terms is not Server.terms,
+            secure_outputs_with_own_weight(method, layout, facts),
+        )
         return WordLayout(layout.length("param"), layout.length("buffer"), extras, terms, outputs)
 
     def spans(self) -> dict[str, slice]:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.classifier_layer import choose_classifier, likely_classifier
-from feddraw.core import Kind, Layout, Method, Model, empty_model
+from feddraw.core import Kind, Layout, Method, Model
 from feddraw.errors import UserError
+from feddraw.flat_model import blank_model
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -60,17 +61,6 @@ def _tensor_kind(name: str, array: Tensorlike) -> Kind:
     if np.dtype(str(array.dtype)).kind in "iub":
         return "counter"
     raise UserError(f"tensor {name} is of type {array.dtype}, which cannot be averaged")
-
-
-def blank_model(layout: Layout, rows: int | None = None) -> Model:
-    """Memory for one model, or for one per row; float64 if a tensor has that type."""
-    wide = any(entry.dtype == "float64" for entry in layout.entries)
-    return empty_model(layout, rows, np.float64 if wide else np.float32)
-
-
-def model_in_row(models: Model, row: int) -> Model:
-    """One of the models that lie in the rows of `blank_model(layout, rows)`."""
-    return Model(models.params[row], models.buffers[row], models.counters[row], models.layout)
 
 
 def plain_arrays(params: Mapping[str, Any]) -> Arrays:

@@ -59,7 +59,7 @@ def comparison_estimates(runs: Sequence[PlannedRun], places: Sequence[WorkerPlac
 
 
 @dataclass
-class TimeBudget:
+class ComparisonBudget:
     """Decides before each run whether it still fits, at the pace of the runs so far."""
 
     seconds: float  # of the whole command

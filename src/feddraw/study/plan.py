@@ -95,7 +95,7 @@ def read_study(
     base = Experiment.preset(preset)
     found = []
     for settings, label in chosen:
-        written = with_family_settings(base.with_settings(_dotted_settings(settings)), only)
+        written = with_family_settings(base.with_settings(_dotted_study_settings(settings)), only)
         written.trusted(trust, f"{path} names")
         meant = with_family_settings(written.with_settings(for_all), families)
         found.append(planned_run(study_with_archive_path(meant, paths or {}, places), label))
@@ -135,7 +135,7 @@ def _choice_label(name: str, chosen: Any, inner: Mapping[str, str], several: boo
     return {name: ",".join([str(chosen.get("name", "")), *own])}
 
 
-def _dotted_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted_study_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their dotted paths, a section's name before what belongs to it."""
     dotted: dict[str, Any] = {}
     for name, value in settings.items():

@@ -6,7 +6,6 @@ Nothing is prepared or written. What stands in the way is told all at once, with
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from feddraw.study.progress import StudyProgress
 from feddraw.system.file_writing import nearest_existing
 from feddraw.system.workers import cores
 from feddraw.training.client import client_memory_extents
-from feddraw.training.devices import survey_devices
+from feddraw.training.device_memory import free_memory
 
 PREFLIGHT_SECONDS = 95.0  # for everything, so that it ends within two minutes
 LEAST_TIMING_SECONDS = 15.0
@@ -251,9 +250,3 @@ def _too_little_memory(memory: int, devices: Sequence[str]) -> Iterator[str]:
         advice = f"give --workers {max(1, int(free // memory))}"
         advice += ", or a smaller training.batch_size" if memory > free else ""
         yield f"{here} workers of {memory / 1e9:.1f} GB each do not fit into {there}: {advice}"
-
-
-def free_memory() -> float:
-    """Bytes of this machine that new processes may take."""
-    found = survey_devices(["cpu"])["cpu"]["free"]
-    return float(found) if found else math.inf

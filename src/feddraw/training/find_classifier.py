@@ -46,7 +46,7 @@ def classifier_of(
 
 def reached_scores(module: nn.Module, outputs: int, side: int) -> dict[str, ScoreReach]:
     """By layer with no more outputs than findings: each of its outputs is raised in an image of its own."""
-    _scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
+    _classifier_scores_of_noise(module, 1, outputs, side)  # first of all, whether the network fits the data
     layers = {name: layer for name, layer in module.named_modules() if _layer_outputs(layer) <= outputs}
     reached = {name: _scores_reached_by(module, layer, outputs, side) for name, layer in layers.items()}
     return {name: found for name, found in reached.items() if found.size}
@@ -59,7 +59,7 @@ def _layer_outputs(layer: nn.Module) -> float:
 
 
 @torch.no_grad()
-def _scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
+def _classifier_scores_of_noise(module: nn.Module, images: int, outputs: int, side: int) -> Tensor:
     """Of the same image of noise, so many times."""
     pixels = np.random.default_rng(0).normal(size=(1, 1, side, side)).astype(np.float32)
     device = next(module.parameters()).device
@@ -93,7 +93,7 @@ def _scores_reached_by(module: nn.Module, layer: nn.Module, outputs: int, side: 
 
     hook = layer.register_forward_hook(rise)
     try:
-        scores = _scores_of_noise(module, rows + 1, outputs, side)
+        scores = _classifier_scores_of_noise(module, rows + 1, outputs, side)
     finally:
         hook.remove()
     if not raised:  # it was not used

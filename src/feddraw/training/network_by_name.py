@@ -154,10 +154,10 @@ def _freeze_network_layers(module: nn.Module, layers: str | Sequence[str]) -> No
 
 def with_frozen_layers(build: Build, frozen: Mapping[str, NDArray[Any]]) -> Build:
     """The same network with these values in its frozen layers: those of the initial model, which is made once."""
-    return partial(_build_with_frozen, build, frozen) if frozen else build
+    return partial(_network_with_frozen, build, frozen) if frozen else build
 
 
-def _build_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
+def _network_with_frozen(build: Build, frozen: Mapping[str, NDArray[Any]]) -> tuple[nn.Module, Heads]:
     module, classifier = build()
     params = dict(module.named_parameters())
     with torch.no_grad():

@@ -29,7 +29,7 @@ def overview_of_runs(followed: FollowedFolder, since: int) -> dict[str, Any]:
         "waiting": waiting,
         "failed": failed,
         "counts": Counter(run.state for run in runs) + Counter({"waiting": len(waiting), "failed": len(failed)}),
-        "all_left": seconds_until_all_done(followed, runs, waiting, lefts),
+        "all_left": overview_seconds_left(followed, runs, waiting, lefts),
         "scenarios": len({str(run.summary()["scenario"]) for run in runs}),
         "share": share_of_rounds_done(runs, len(waiting)),
     }
@@ -42,7 +42,7 @@ def usual_round_seconds(runs: list[FollowedRun]) -> dict[str, float]:
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
-def seconds_until_all_done(
+def overview_seconds_left(
     followed: FollowedFolder, runs: list[FollowedRun], waiting: list[str], lefts: dict[int, float | None]
 ) -> float | None:
     """Seconds until all is done, if something is running: a waiting run goes to the worker that is free first."""

@@ -6,7 +6,7 @@ from functools import cache
 
 from feddraw import __version__
 from feddraw.analysis.palette import css_variables
-from feddraw.analysis.web_page import policy_digest, read_page_file
+from feddraw.analysis.web_page import page_policy_digest, read_page_file
 
 
 @cache
@@ -26,8 +26,8 @@ def watch_page() -> str:
 
 def watch_policy() -> str:
     """What the page may do: run its own script, and ask its own server."""
-    style, script = _watch_style_and_script()
+    style, script = map(page_policy_digest, _watch_style_and_script())
     return (
-        f"default-src 'none'; script-src {policy_digest(script)}; style-src {policy_digest(style)}; img-src data:; "
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

@@ -89,7 +89,7 @@ def client_views(runs: Sequence[RecordedRun], draws: PatientBootstrap, replicate
     by_method = [[by[method, repeat] for repeat in repeats] for method in methods]
     found: list[ClientView] = []
     for number, client in enumerate(clients):
-        drawn, images = _holdout_draws(by_method, number, replicates)
+        drawn, images = _view_draws(by_method, number, replicates)
         areas = dict(zip(methods, drawn, strict=True))
         for method in compared:
             others = [other for other in (ALONE, FEDAVG) if other in methods and other != method]
@@ -122,7 +122,7 @@ def _same_view_images(kept: Mapping[RecordedRun, HoldoutPredictions], repeat: st
     )
 
 
-def _holdout_draws(kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int) -> tuple[Floats, int]:
+def _view_draws(kept: Sequence[Sequence[HoldoutPredictions]], client: int, replicates: int) -> tuple[Floats, int]:
     """The macro AUC of every method on one client's own images and its replicates; and how many images those are."""
     first = kept[0]
     rows = [found.clients == client for found in first]

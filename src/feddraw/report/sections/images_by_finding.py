@@ -35,7 +35,10 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
         [
             Cell(f"{name} †" if name in marked else name),
             *(Cell(split_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
-            *(_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place)) for method in shown),
+            *(
+                _images_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place))
+                for method in shown
+            ),
         ]
         for place, name in enumerate(findings)
     ]
@@ -126,7 +129,7 @@ def auc_intervals_by_finding(
         yield name, interval(drawn[0])
 
 
-def _auc_cell(found: Interval | None, images: int) -> Cell:
+def _images_auc_cell(found: Interval | None, images: int) -> Cell:
     """Resampling cannot say how much a single image matters, so one positive or negative image has no interval."""
     if found is None or not math.isfinite(found.estimate):
         return Cell("undefined")

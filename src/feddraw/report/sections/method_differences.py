@@ -25,7 +25,7 @@ def differences_section(report: Report, scenario: str, metric: str, label: str) 
     if trainings.split:
         header += [f"last round ({trainings.split})", f"last five ({trainings.split})"]
     rows = [[Cell(m), *_training_cells(trainings, (scenario, m), repeated)] for m in there]
-    note = words.differences_note(list(trainings.found.values()), 0.05, trainings.folds, last=False)
+    note = words.differences_in_words(list(trainings.found.values()), 0.05, trainings.folds, last=False)
     if trainings.split:
         note += f" last round, last five: the same difference on {trainings.split} data, after the last round and as "
         note += "the mean of the last five rounds. If they disagree, the result depends on where training stopped."

@@ -29,7 +29,7 @@ def paper_form_section(report: Report) -> Iterator[Block]:
     if len(report.collection.scenarios) < 2 or len(report.collection.methods) < 2:
         return
     yield Heading("In the paper's form", anchor="paper")
-    for title, scenarios in _scenarios_by_data_set(report).items():
+    for title, scenarios in _paper_form_families(report).items():
         yield from _performance_tables(report, title, scenarios)
     yield from _paper_ranks(report)
     drawn = list(paper_weight_panels(report))
@@ -50,14 +50,14 @@ def methods_in_paper_order(report: Report) -> list[str]:
     return sorted(report.collection.methods, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def _scenarios_by_data_set(report: Report) -> dict[str, list[str]]:
+def _paper_form_families(report: Report) -> dict[str, list[str]]:
     """Scenarios by the data set that they are made of; the paper's in its order."""
     order = [scenario.name for scenario in PAPER_SCENARIOS.values()]
     scenarios = sorted(report.collection.scenarios, key=lambda s: order.index(s) if s in order else len(order))
-    return grouped((_data_set_title(report, scenario), scenario) for scenario in scenarios)
+    return grouped((_paper_form_data_set(report, scenario), scenario) for scenario in scenarios)
 
 
-def _data_set_title(report: Report, scenario: str) -> str:
+def _paper_form_data_set(report: Report, scenario: str) -> str:
     name = str(report.collection.of(scenario)[0].settings["data"]["name"])
     of_paper = {str(key): title for key, title in PAPER_DATASET_TITLES.items()}
     titles = of_paper | {"phantom": "phantoms", "nih": "ChestX-ray14"}
@@ -73,7 +73,7 @@ def _performance_tables(report: Report, title: str, scenarios: Sequence[str]) ->
     count = _number_word(len(scenarios))
     caption = f"Performance (%) on {title} across {count} client-partition scenarios (mean ± {over})"
     for number, part in enumerate(parts, 1):
-        columns = [_performance_column(report, scenario, metric) for scenario in part for metric in METRICS]
+        columns = [_paper_form_column(report, scenario, metric) for scenario in part for metric in METRICS]
         rows = [[Cell(name_in_paper(m)), *(column[m] for column in columns)] for m in methods_in_paper_order(report)]
         yield ReportTable(
             caption + (f" ({number} of {len(parts)})" if parts[1:] else ""),
@@ -89,7 +89,7 @@ def _number_word(count: int) -> str:
     return NUMBER_WORDS[count] if count < len(NUMBER_WORDS) else str(count)
 
 
-def _performance_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
+def _paper_form_column(report: Report, scenario: str, metric: str) -> dict[str, Cell]:
     means = {m: report.mean(scenario, m, metric) for m in report.collection.methods}
     shown = {m: round(100 * one.value, 2) for m, one in means.items() if math.isfinite(one.value)}
     best = max(shown.values(), default=math.nan)
@@ -117,7 +117,7 @@ def _paper_rank_table(report: Report, found: dict[str, Comparison]) -> ReportTab
     first = next(iter(found.values()))
     methods = [method for method in methods_in_paper_order(report) if method in first.table.methods]
     places = [first.table.methods.index(method) for method in methods]
-    order = [scenario for scenarios in _scenarios_by_data_set(report).values() for scenario in scenarios]
+    order = [scenario for scenarios in _paper_form_families(report).values() for scenario in scenarios]
     rows = [
         [Cell(scenario), *(_rank_pair_cell(found, first.table.scenarios.index(scenario), place) for place in places)]
         for scenario in order
