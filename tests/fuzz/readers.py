@@ -800,10 +800,7 @@ def odd_similarities(room: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- all
 
-PLAN = (
-    "read_study _case_label _require_few_runs _combinations _setting_choices _choice_label planned_run "
-    "_require_different_names"
-)
+PLAN = "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
 SHEET = (
     "read_own_tables open_own_tables united_findings _refuse_two_spellings _take_own_rows split_own_rows "
     "path_inside_folder"
