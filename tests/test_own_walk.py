@@ -85,7 +85,7 @@ def test_a_table_goes_from_init_to_a_report_with_the_same_bits_over_every_engine
         typed("run", "ward.toml", "--engine", "serial", "--method", method, "--out", f"runs/{method}", *SMALL)
     write_report([ward / "runs"], replicates=100)
     text = (ward / "runs" / "report.md").read_text()
-    assert "Test AUC and GM are about the common test split" in text
+    assert "Test AUC and GM are computed on the common test split" in text
     assert "from all sites together" in text
     assert "Images and certainty by finding" in text
     assert re.search(r"\| Cardiomegaly †? ?\| \d+ / \d+ \|", text)

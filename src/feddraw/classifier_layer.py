@@ -37,11 +37,11 @@ def choose_classifier(params: Sequence[Entry], named: str | Sequence[str] = "", 
     if len(found) == 1:
         return found[0]
     if found:
-        may_be = _listed_layers(found)
+        may_be = _listed_classifiers(found)
         raise UserError(f"the classifier cannot be told: it may be {may_be}. Name the layer {HOW_TO_NAME_IT}")
     if outputs:
         last = [f"{one.name} with {one.rows}" for one in scoring_layers(params)[-3:]]
-        there = f"there is {_listed_layers(last) or 'no layer at all'}"
+        there = f"there is {_listed_classifiers(last) or 'no layer at all'}"
         raise UserError(
             f"no layer has {outputs} output(s), one for each finding ({there}): name the layer {HOW_TO_NAME_IT}"
         )
@@ -107,22 +107,24 @@ def _checked_classifier(params: Sequence[Entry], names: tuple[str, ...], outputs
         rows += own[0].shape[0] if own[0].shape else 1
     if outputs and rows != outputs:
         fitting = candidate_classifiers(params, outputs)
-        hint = f": did you mean {_listed_layers(fitting)}?" if fitting else ""
-        raise UserError(f"the classifier {_listed_layers(names)} has {rows} output(s) for {outputs} finding(s){hint}")
+        hint = f": did you mean {_listed_classifiers(fitting)}?" if fitting else ""
+        raise UserError(
+            f"the classifier {_listed_classifiers(names)} has {rows} output(s) for {outputs} finding(s){hint}"
+        )
     return names[0] if len(names) == 1 else names
 
 
 def classifier_in_words(heads: Heads, outputs: int) -> str:
     """For people: `head, 5 outputs`."""
     names = (heads,) if isinstance(heads, str) else heads
-    return f"{_listed_layers(names)}, {outputs} output{'s' * (outputs != 1)}"
+    return f"{_listed_classifiers(names)}, {outputs} output{'s' * (outputs != 1)}"
 
 
 def layer_of(entry: Entry) -> str:
     return entry.name.rpartition(".")[0] or entry.name
 
 
-def _listed_layers(names: Sequence[Heads]) -> str:
+def _listed_classifiers(names: Sequence[Heads]) -> str:
     shown = [name if isinstance(name, str) else " + ".join(name) for name in names[:MOST_LAYERS_NAMED]]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more

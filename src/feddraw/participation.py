@@ -42,7 +42,7 @@ class Participation:
                 raise UserError(f"participation.{name} must be a share {'from' if lowest else 'above'} 0 to 1: {value}")
         if (self.sampler == "plan") != bool(self.plan.strip()):
             raise UserError('participation.plan and participation.sampler = "plan" go together: set both or none')
-        joins, leaves = _participation_plan("joins", self.joins), _participation_plan("leaves", self.leaves)
+        joins, leaves = _participation_rounds("joins", self.joins), _participation_rounds("leaves", self.leaves)
         for client in chain(*_turns_of_plan(self.plan), joins, leaves):
             if client not in clients:
                 raise unknown("clients", client, clients)
@@ -52,7 +52,7 @@ class Participation:
 
     def _clients_there(self, clients: Sequence[str], round: int) -> list[int]:
         """Clients that could be asked: those that have joined and not left, in a plan those whose turn it is."""
-        joins, leaves = _participation_plan("joins", self.joins), _participation_plan("leaves", self.leaves)
+        joins, leaves = _participation_rounds("joins", self.joins), _participation_rounds("leaves", self.leaves)
         turns = _turns_of_plan(self.plan)
         turn = set(turns[round % len(turns)] if turns else clients)
         there = [name in turn and joins.get(name, 0) <= round < leaves.get(name, math.inf) for name in clients]
@@ -85,7 +85,7 @@ def _turns_of_plan(plan: str) -> list[list[str]]:
     return turns if plan.strip() else []
 
 
-def _participation_plan(what: str, text: str) -> dict[str, int]:
+def _participation_rounds(what: str, text: str) -> dict[str, int]:
     """'C4=5, C2=3' as a dict."""
     found = {}
     for item in filter(str.strip, text.split(",")):

@@ -802,8 +802,8 @@ def odd_similarities(room: Path) -> object:
 
 PLAN = "read_study _require_few_runs _combinations _choice_label planned_run _require_different_names"
 SHEET = (
-    "read_own_tables open_own_tables united_findings _refuse_two_spellings _take_own_rows split_own_rows "
-    "path_inside_folder"
+    "read_own_tables open_own_tables findings_of_own_tables _refuse_spellings_in_own_tables _take_own_rows "
+    "split_own_rows path_inside_folder"
 )
 RUNS = "collect_runs find_run_folders"
 LABELS = (

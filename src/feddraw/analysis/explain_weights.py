@@ -155,12 +155,12 @@ def weights_in_sentences(found: WeightExplanation) -> Iterator[str]:
     """What a reader should take home."""
     yield from _explain_most_weight(found)
     yield from _explain_small_clients(found)
-    yield from _equal_weights_in_words(found)
-    yield from _size_or_similarity_in_words(found)
+    yield from _explain_equal_weights(found)
+    yield from _explain_size_or_similarity(found)
     yield from _explain_policy_clauses(found)
     by_finding = found.run.by_class() if found.run.finished else {}
     yield from _explain_findings_taught(found, by_finding)
-    yield from _weights_by_finding_in_words(found, by_finding)
+    yield from _explain_weights_by_finding(found, by_finding)
     yield from _explain_measured_distances(found)
     yield from _explain_not_counted(found)
     if found.run.diverged:
@@ -196,7 +196,7 @@ def _explain_small_clients(found: WeightExplanation) -> Iterator[str]:
         yield f"They overtook in round {start}: {small:.4f} vs {large:.4f} per client."
 
 
-def _equal_weights_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_equal_weights(found: WeightExplanation) -> Iterator[str]:
     fair, last = 1 / len(found.clients), len(found.shares) - 1
     near, exact = found.equal(NEARLY_EQUAL), found.equal(EXACTLY_EQUAL)
     if not near:
@@ -210,7 +210,7 @@ def _equal_weights_in_words(found: WeightExplanation) -> Iterator[str]:
     yield f"All weights were within {percent(NEARLY_EQUAL)} of an equal share ({fair:.4f}) {when}{exactly}."
 
 
-def _size_or_similarity_in_words(found: WeightExplanation) -> Iterator[str]:
+def _explain_size_or_similarity(found: WeightExplanation) -> Iterator[str]:
     if found.from_size is None or found.from_similarity is None:
         mean = found.shares.mean(axis=0) - found.image_shares
         place = int(np.abs(mean).argmax())
@@ -266,7 +266,7 @@ def _explain_findings_taught(found: WeightExplanation, weights: Mapping[str, Flo
             yield f"{finding} was learnt from the labels of {join_names(teachers)}."
 
 
-def _weights_by_finding_in_words(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
+def _explain_weights_by_finding(found: WeightExplanation, weights: Mapping[str, Floats]) -> Iterator[str]:
     if not weights:
         return
     findings, stack = list(weights), np.stack(list(weights.values()))

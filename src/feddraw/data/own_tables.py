@@ -102,7 +102,7 @@ def read_own_tables(
     """The table of own CSVs, with every row in a split."""
     one_of("missing_columns", missing_columns, MISSING_COLUMNS)
     sources = open_own_tables(paths, root, images, columns or {}, findings, missing_columns == "unknown")
-    names = united_findings(sources, findings, missing_columns == "unknown")
+    names = findings_of_own_tables(sources, findings, missing_columns == "unknown")
     intake = TableIntake({})
     for source in sources:
         intake.findings = {name: source.layout.findings.get(name) for name in names}
@@ -115,7 +115,7 @@ def read_own_tables(
         known = np.array(own_table_patients(patients, [*intake.rows]), dtype=np.str_)
         table = replace(table, labels=replace(table.labels, patients=known))
     table = replace(table, split=split_own_rows(table, shares, seed))
-    guesses = column_guesses_in_words(sources) if findings == "all" else ()
+    guesses = own_table_guesses_in_words(sources) if findings == "all" else ()
     return replace(table, notes=(*guesses, *own_table_warnings(table, patients)))
 
 
@@ -148,13 +148,13 @@ def distinct_table_stems(paths: Paths) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [f"{path.parent.name}/{table_file_stem(path)}" for path in paths]
 
 
-def united_findings(sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool) -> tuple[str, ...]:
+def findings_of_own_tables(sources: Sequence[OwnTable], findings: FindingChoice, may_lack: bool) -> tuple[str, ...]:
     """The findings of all tables together: as listed, or in the order in which they are met."""
     met = tuple(dict.fromkeys(name for source in sources for name in source.layout.findings))
     if findings == "all" or (len(sources) == 1 and not may_lack):
         if not met:
             raise UserError(f"{sources[0].sheet.path} has no column of labels (0, 1, -1 or blank) (data.findings)")
-        _refuse_two_spellings(met)
+        _refuse_spellings_in_own_tables(met)
         return met
     wanted = listed_findings(findings)
     missing = [name for name in wanted if name not in met]
@@ -164,7 +164,7 @@ def united_findings(sources: Sequence[OwnTable], findings: FindingChoice, may_la
     return wanted
 
 
-def _refuse_two_spellings(names: Sequence[str]) -> None:
+def _refuse_spellings_in_own_tables(names: Sequence[str]) -> None:
     """Tables that write one finding in two ways would make two of it."""
     seen: dict[str, str] = {}
     for name in names:
@@ -211,7 +211,7 @@ def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDA
     return given
 
 
-def column_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
+def own_table_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:
     """What was taken for a finding and what was not, and entries that are read though they are unusual."""
     for source in sources:
         file, layout = source.sheet.path.name, source.layout

@@ -126,10 +126,10 @@ def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:
     """Whether the AUC of a finding on these images says little."""
-    return images_of_rarer_label(split, place) < FEW_FOR_AUC
+    return rarer_label_in_split(split, place) < FEW_FOR_AUC
 
 
-def images_of_rarer_label(split: Mapping[str, Any], place: int) -> int:
+def rarer_label_in_split(split: Mapping[str, Any], place: int) -> int:
     """Images of the rarer label of a finding."""
     return min(int(split["positives"][place]), int(split["negatives"][place]))
 

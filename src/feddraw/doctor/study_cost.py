@@ -74,7 +74,7 @@ def speeds_with_room(speeds: Sequence[MeasuredSpeed], free: Mapping[str, int]) -
 
 
 @dataclass(frozen=True)
-class CheapestStudyStart:
+class FastestStudyStart:
     """The fastest way to carry out runs of one network."""
 
     devices: tuple[str, ...]
@@ -129,7 +129,7 @@ def images_of_costed_run(experiment: Experiment) -> tuple[int, int] | None:
     return images * whole.training.epochs * whole.rounds, evaluated[0] * whole.rounds + evaluated[1]
 
 
-def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> CheapestStudyStart | None:
+def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> FastestStudyStart | None:
     """All GPUs, each with the number of workers that is fastest there, or the processor, whichever is faster."""
     fastest: dict[str, MeasuredSpeed] = {}
     for speed in speeds:
@@ -140,11 +140,11 @@ def fastest_start(task: TrialTask, speeds: Sequence[MeasuredSpeed]) -> CheapestS
     return max(found, key=lambda one: one.train, default=None)
 
 
-def _start_of_team(team: Sequence[MeasuredSpeed]) -> CheapestStudyStart:
+def _start_of_team(team: Sequence[MeasuredSpeed]) -> FastestStudyStart:
     devices = tuple(speed.device for speed in team)
     train, test = sum(speed.train for speed in team), sum(speed.test for speed in team)
     alone = max(speed.train / speed.workers for speed in team)
-    return CheapestStudyStart(devices, sum(speed.workers for speed in team), train, test, alone)
+    return FastestStudyStart(devices, sum(speed.workers for speed in team), train, test, alone)
 
 
 @dataclass(frozen=True)

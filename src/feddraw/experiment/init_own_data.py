@@ -144,7 +144,7 @@ def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> Inspecte
     missing = tuple(missing_file_problem(root, path) for path in table.paths if not (root / path).is_file())
     if len(missing) == len(table.paths):
         raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(own_tables.column_guesses_in_words(sources))
+    guesses = tuple(own_tables.own_table_guesses_in_words(sources))
     table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
     guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
     pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))

@@ -106,11 +106,18 @@ class MethodStrategy(FedAvg):
         masked_counts: bool = False,  # with it: evaluations are counts (`score_histograms`), added up under masks too
     ) -> None:
         least = FEWEST_SUMMED if secure else 0
-        evaluating = max(min_evaluate_nodes, least) if masked_counts else min_evaluate_nodes
-        nodes = (max(min_train_nodes, least), evaluating, max(min_available_nodes, least))
-        keys = (weighted_by_key, arrayrecord_key, configrecord_key)
-        merges = (train_metrics_aggr_fn or weighted_metric_means, evaluate_metrics_aggr_fn or weighted_metric_means)
-        super().__init__(fraction_train, fraction_evaluate, *nodes, *keys, *merges)
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            max(min_train_nodes, least),
+            max(min_evaluate_nodes, least) if masked_counts else min_evaluate_nodes,
+            max(min_available_nodes, least),
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn or weighted_metric_means,
+            evaluate_metrics_aggr_fn or weighted_metric_means,
+        )
         if method.weighting.proxy and proxy is None:
             raise UserError("this weighting needs labelled images at the server: give proxy=")
         if round_offset < 0 or rounds < 0 or (rounds and rounds <= round_offset):

@@ -223,7 +223,7 @@ class FollowedRun:
             "done": self.done, "rounds": self.total, "round_seconds": self.round_seconds, "spent": spent,
             "updated": self.updated, "curve": _points_for_chart(validation), "trouble": len(self.ledger.trouble),
             "diverged": next((one.diverged for one in self.rounds if one.diverged), ""),
-            "test": _as_finite(_followed_setting(self.metrics, "test", "auc", "macro")),
+            "test": _as_finite(_followed_value(self.metrics, "test", "auc", "macro")),
         }  # fmt: skip
 
     def detail(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _as_finite(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _followed_setting(document: Any, *names: str) -> Any:
+def _followed_value(document: Any, *names: str) -> Any:
     """What lies under names within names; nothing where one of them is missing."""
     for name in names:
         document = document.get(name) if isinstance(document, dict) else None

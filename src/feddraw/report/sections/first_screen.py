@@ -29,7 +29,7 @@ def first_screen(report: Report, scenario: str) -> Iterator[Block]:
 
 
 def population_note(report: Report, scenario: str) -> Iterator[Block]:
-    if said := images_by_finding.test_images_in_words(report.collection.of(scenario)):
+    if said := images_by_finding.images_tested_in_words(report.collection.of(scenario)):
         yield Paragraph(said, quiet=True)
 
 
@@ -51,7 +51,8 @@ def first_screen_table(report: Report, scenario: str, metric: str, label: str) -
     def row(method: str) -> list[Cell]:
         over = draws.difference(metric, report.focus, method) if method in drawn and method != report.focus else None
         cells = difference_cells(over, trained[method], report.margin)
-        return [Cell(method), means[method], *compress(cells, columns.values())]
+        shown = [cell for cell, is_shown in zip(cells, columns.values(), strict=True) if is_shown]
+        return [Cell(method), means[method], *shown]
 
     one = len(collection.scenarios) == 1
     return ReportTable(

@@ -10,7 +10,7 @@ import numpy as np
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.splits import FEW_FOR_AUC, images_of_rarer_label, split_counts_in_words, too_few_for_auc
+from feddraw.data.splits import FEW_FOR_AUC, rarer_label_in_split, split_counts_in_words, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
@@ -36,7 +36,7 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
             Cell(f"{name} †" if name in marked else name),
             *(Cell(split_counts_in_words(splits[s], place), splits[s]["positives"][place]) for s in SPLITS),
             *(
-                _images_auc_cell(areas[method].get(name), images_of_rarer_label(splits["test"], place))
+                _images_auc_cell(areas[method].get(name), rarer_label_in_split(splits["test"], place))
                 for method in shown
             ),
         ]
@@ -44,13 +44,13 @@ def images_by_finding_section(report: Report, scenario: str) -> Iterator[Block]:
     ]
     header = ["finding", *SPLITS, *(f"AUC of {method} [95 % CI]" for method in shown)]
     yield Heading(f"Images and certainty by finding in {scenario}", 3)
-    yield Paragraph(test_images_in_words(runs))
+    yield Paragraph(images_tested_in_words(runs))
     note = "Positive / negative images; labels that are not known are left out of training and of metrics. "
     note += f"95 % bootstrap CI over patients (images where patients are not known). † {few_in_words()}."
     yield ReportTable(f"Images of each finding in {scenario}", header, rows, (), note, f"splits-{slug(scenario)}")
 
 
-def test_images_in_words(runs: Sequence[RecordedRun]) -> str:
+def images_tested_in_words(runs: Sequence[RecordedRun]) -> str:
     """Whom the test numbers are about."""
     test = images_by_split(runs).get("test")
     if not test:
@@ -64,7 +64,7 @@ def test_images_in_words(runs: Sequence[RecordedRun]) -> str:
     marked = [name for name in findings_with_few_images(runs) if name in defined]
     have = "has" if len(marked) == 1 else "have"
     few_of = f", of which {', '.join(marked)} {have} few test images (†)" if marked else ""
-    said = f"Test AUC and GM are about the common test split: {test['images']:,} images{patients}{from_sites}"
+    said = f"Test AUC and GM are computed on the common test split: {test['images']:,} images{patients}{from_sites}"
     plural = "" if len(defined) == 1 else "s"
     return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
 
