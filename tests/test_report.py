@@ -553,7 +553,7 @@ def test_the_demo_ends_with_a_table_and_the_whole_report(tmp_path: Path, monkeyp
         method = str(experiment.section("method")[0])
         make_run(folder, method=method, auc={"feddraw": 0.8, "fedavg": 0.7, "uniform": 0.75}[method], rounds=2)
 
-    monkeypatch.setattr("feddraw.cli.run.carry_out_run", carry_out)
+    monkeypatch.setattr("feddraw.cli.run.run_and_show", carry_out)
     monkeypatch.setattr("feddraw.experiment.run_preparation.open_experiment_data", lambda *_: None)
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert shown.exit_code == 0, shown.exception

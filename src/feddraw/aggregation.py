@@ -121,7 +121,7 @@ def aggregate(
     limits = policy_of(policy)
     limits.check_method(rule)
     rule = replace(rule, limited=limits.limits_weights)
-    given = [_named_client_update(update, index) for index, update in enumerate(updates)]
+    given = [_aggregate_update_by_name(update, index) for index, update in enumerate(updates)]
     check_aggregation_suffices(rule, name, given)
     _check_round_to_aggregate(round, rounds, name, state)
     names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
@@ -155,7 +155,7 @@ def method_to_aggregate(method: str | Mapping[str, Any] | Method) -> tuple[Metho
     return combined_method(name, settings), f"{name} {json.dumps(recorded, sort_keys=True)}"
 
 
-def _named_client_update(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
+def _aggregate_update_by_name(update: ClientUpdate | tuple[StateDict, float], index: int) -> ClientUpdate:
     if isinstance(update, ClientUpdate):
         return update if update.client else replace(update, client=f"C{index + 1}")
     if not (isinstance(update, tuple) and len(update) == 2):

@@ -31,8 +31,8 @@ from feddraw.flat_model import empty_model as empty_model
 from feddraw.flat_model import in_layer as in_layer
 from feddraw.sums import Column as Column
 from feddraw.sums import Segment as Segment
-from feddraw.sums import all_segments as all_segments
 from feddraw.sums import gram as gram
+from feddraw.sums import segments_of_sum as segments_of_sum
 from feddraw.sums import squared_distance, sum_moves
 from feddraw.sums import weighted_sum as weighted_sum
 
@@ -244,7 +244,7 @@ class Cohort:
     def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
         """As `combine`, and how far each client moved, in one pass over the memory."""
         sent, total, squares = self.model.params, np.empty_like(self.model.params), np.zeros(len(self.updates))
-        for span, column in all_segments(len(total), coefficients, segments):
+        for span, column in segments_of_sum(len(total), coefficients, segments):
             squares += sum_moves(self.params[:, span], sent[span], column, out=total[span])
             if np.count_nonzero(column) == 1 and column.max() == 1.0:  # one client is all: its model to the bit
                 total[span] = self.params[int(column.argmax()), span]
@@ -259,7 +259,7 @@ class Cohort:
     def sum(self, coefficients: Column, segments: Sequence[Segment] = ()) -> Vector:
         """Each client's parameters times its coefficient: where these do not sum to one, the model is scaled."""
         total, _ = self.combine_and_measure(coefficients, segments)
-        for span, column in all_segments(len(total), coefficients, segments):
+        for span, column in segments_of_sum(len(total), coefficients, segments):
             total[span] += (float(column.sum()) - 1.0) * self.model.params[span]
         return total
 

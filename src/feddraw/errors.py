@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -41,14 +40,6 @@ def first_line(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """All that an error of someone else's code says, or as much as fits into a message."""
     return " ".join(str(error).split())[:200]
-
-
-def expanded(path: str | Path) -> Path:
-    """The path with the home folder for a leading ~."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(f"no home folder {Path(path).parts[0]} on this machine: give the whole path") from None
 
 
 def positive(name: str, value: Number) -> Number:

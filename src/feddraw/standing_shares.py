@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.core import Cohort, Column, State, Vector, Weights, all_segments, weighted_sum
+from feddraw.core import Cohort, Column, State, Vector, Weights, segments_of_sum, weighted_sum
 
 WeightedChanges = Callable[[Column, slice], Vector]  # by coefficients, in a slice of the parameters: the weighted sum
 Shares = Mapping[str, float]  # by client, in units of 1/K; one for a client that has not counted yet
@@ -41,7 +41,7 @@ def update_standing_mean(
     earlier = {piece.name: known["pieces"].get(piece.name, known["shares"]) for piece in weights.pieces}
     pieces = {p.name: _shares_before_and_after(earlier[p.name], cohort, p.values) for p in weights.pieces}
     segments = [(span, pieces[piece.name]) for piece in weights.pieces for span in piece.spans]
-    for span, (before, after) in all_segments(len(mean), whole, segments):
+    for span, (before, after) in segments_of_sum(len(mean), whole, segments):
         total[span] += changes(after / everyone, span)
         if held is not None:
             total[span] += weighted_sum((after - before) / everyone, held[:, span])

@@ -104,7 +104,7 @@ def _squares_of_blocks(moves: Floats, blocks: int) -> list[float]:
     return ends
 
 
-def all_segments(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
+def segments_of_sum(length: int, column: Column, segments: Sequence[Segment]) -> Iterator[Segment]:
     """The whole vector in order: the segments, and the slices between them with the coefficients of the rest."""
     end = 0
     for span, own in sorted(segments, key=lambda segment: segment[0].start):

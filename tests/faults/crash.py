@@ -48,7 +48,7 @@ CALLS = {
     "making a checkpoint": ("feddraw.results.run_folder", "RunFolder.save_checkpoint"),
     "dropping cut-off lines": ("feddraw.results.run_folder", "RunFolder.forget_from"),
     "the last files": ("feddraw.results.run_folder", "RunFolder.finish"),
-    "preparing a chunk": ("feddraw.data.image_cache", "ImageChunkJob.__call__"),
+    "preparing a chunk": ("feddraw.data.image_cache", "CacheChunkJob.__call__"),
     "before fsync": ("os", "fsync"),
     "before a rename": ("pathlib", "Path.replace"),
 }

@@ -217,7 +217,7 @@ def targets() -> list[Target]:
     identify_in_process_grid()
     inside = (
         "read_replies named_reply _one_reply_per_node records_of_kind _same_replies one_line decode_replies "
-        "_replies_without_gaps _decode_update _metrics_and_size _record_of_model"
+        "_replies_without_gaps _decode_update _reply_metrics_and_size _record_of_model"
     )
     reading = [getattr(reply_intake, name) for name in inside.split()]
     within = "unpack_array _view_array_record _array_record_with_header _check_array_names arrays_to_vectors"

@@ -881,7 +881,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "similarities", read_similarities, ONE_LINE, SIMILARITIES,
-            named(weights, "parse_similarity _similarity_line"),
+            named(weights, "parse_similarity _weights_similarity_line"),
             TABLE_WORDS, odd=[odd_similarities, huge("s.csv", lambda path: weights.parse_similarity(str(path)))],
         ),
         Target(

@@ -23,7 +23,7 @@ def demo(
     """Train FedDRAW, FedAvg and uniform averaging on synthetic radiographs and compare them."""
     if out.is_dir() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} is already used: choose another folder with --out, or continue with --resume")
-    from feddraw.cli.run import carry_out_run
+    from feddraw.cli.run import run_and_show
     from feddraw.experiment.run_preparation import open_experiment_data
     from feddraw.experiment.settings import Experiment
     from feddraw.report import write_report
@@ -36,7 +36,7 @@ def demo(
         dataset = open_experiment_data(base, report_progress)
     folders = [out / method for method in DEMO_METHODS]
     for method, folder in zip(DEMO_METHODS, folders, strict=True):
-        carry_out_run(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
+        run_and_show(base.with_settings({"method": method}), folder, resume=resume, dataset=dataset)
     title = "FedDRAW, FedAvg and uniform averaging on phantoms"
     say.print("writing the report")
     written = write_report([out], title=title, command=f"feddraw demo --seed {seed}")

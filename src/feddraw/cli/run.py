@@ -106,7 +106,7 @@ def run(
         experiment = complete(start.with_settings(changes))
     scenario, method = (experiment.section(part)[0] for part in ("scenario", "method"))
     folder = out or run_folder_by_name(scenario, method, experiment.seed, resume=resume)
-    carry_out_run(experiment, folder, resume=resume)
+    run_and_show(experiment, folder, resume=resume)
     show_test_metrics(folder)
 
 
@@ -127,7 +127,7 @@ def starting_experiment(file: Path | None, preset: str | None, resumed: Path | N
     return Experiment.preset(preset or "laptop")
 
 
-def carry_out_run(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
+def run_and_show(experiment: Experiment, folder: Path, *, resume: bool = False, dataset: Any = None) -> None:
     """Run an experiment and show how it goes."""
     from feddraw.experiment import running
     from feddraw.results.run_folder import RunFolder

@@ -101,7 +101,7 @@ def study(
     say = console()
     say.print(f"{file.stem}: {len(runs)} runs in {folder}")
     if not keep_going:
-        require_no_obstacle([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
+        refuse_study_obstacles([planned for planned in runs if all(planned.key not in t.rows for t in tables)], folder)
     places = places_for_runs([planned.experiment for planned in runs], workers, devices)
     print_places(places)
     tally = StudyProgress([planned.name for planned in runs], len(places))
@@ -135,10 +135,10 @@ def study_dry_run(file: Path, runs: Sequence[PlannedRun], folder: Path, workers:
     else:
         show_study_preflight(f"{file.stem}: {len(runs)} runs in {folder}", found)
     if found.obstacles:
-        raise UserError(_obstacles_in_words(found.obstacles))
+        raise UserError(_study_obstacles(found.obstacles))
 
 
-def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
+def refuse_study_obstacles(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Before images are prepared for hours: open the archives, deal every scenario, build the network."""
     from feddraw.study.plan import is_file_data
     from feddraw.study.preflight import survey_study
@@ -147,10 +147,10 @@ def require_no_obstacle(runs: Sequence[PlannedRun], folder: Path) -> None:
     with status_line("looking", stderr=True) as say:
         found = survey_study(there, folder, say)
     if found.obstacles:
-        raise UserError(_obstacles_in_words(found.said()))
+        raise UserError(_study_obstacles(found.said()))
 
 
-def _obstacles_in_words(found: Sequence[str]) -> str:
+def _study_obstacles(found: Sequence[str]) -> str:
     if len(found) == 1:
         return f"in the way: {found[0]}"
     return "\n".join([f"{len(found)} things are in the way:", *(f"- {naming.safe_line(one)}" for one in found)])

@@ -86,14 +86,14 @@ def parse_similarity(text: str) -> Any:
         lines = [line for line in csv.reader(StringIO(read_text(path, 1 << 24), newline="")) if line]
     except csv.Error as error:
         raise UserError(f"{path} is not a table of similarities: {error}") from None
-    if lines and not _similarity_line(lines[0]):
+    if lines and not _weights_similarity_line(lines[0]):
         lines = lines[1:]  # a header
-    if not lines or not all(map(_similarity_line, lines)):
+    if not lines or not all(map(_weights_similarity_line, lines)):
         raise UserError(f"{path} must hold numbers: one row per round, one column per client")
     return [[float(cell) for cell in line] for line in lines]
 
 
-def _similarity_line(line: list[str]) -> bool:
+def _weights_similarity_line(line: list[str]) -> bool:
     try:
         return bool([float(cell) for cell in line])
     except ValueError:

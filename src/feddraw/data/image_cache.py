@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.imaging import BadImage, Grey, Recipe, decode
-from feddraw.errors import UserError, expanded
+from feddraw.errors import UserError
+from feddraw.system.file_reading import expanded_path
 from feddraw.system.file_writing import close_to_others, make_subfolder, open_file, write_whole
 from feddraw.system.locks import flock
 from feddraw.system.workers import in_workers
@@ -110,7 +111,7 @@ def mapped_images(path: Path) -> NDArray[np.uint8]:
 
 def cache_folder() -> Path:
     if chosen := os.environ.get("FEDDRAW_CACHE"):
-        return expanded(chosen)
+        return expanded_path(chosen)
     import pooch
 
     return Path(pooch.os_cache("feddraw"))
@@ -134,7 +135,7 @@ def prepare_images(
     say = progress or no_progress
 
     def make(partial: Path) -> None:
-        job = ImageChunkJob(source, recipe, partial, allocate_image_array(partial, shape))
+        job = CacheChunkJob(source, recipe, partial, allocate_image_array(partial, shape))
         log = entry / "progress.jsonl"
         done = read_cache_log(log)
         chunks = [start for start in range(0, len(source), CHUNK) if start not in done]
@@ -195,7 +196,7 @@ def open_finished_entry(entry: Path, shape: tuple[int, ...]) -> PreparedImages |
 
 
 @dataclass(frozen=True)
-class ImageChunkJob:
+class CacheChunkJob:
     """All that a worker needs to prepare chunks."""
 
     source: ImageSource

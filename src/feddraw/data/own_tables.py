@@ -16,7 +16,8 @@ from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import stratified_split
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
-from feddraw.errors import UserError, expanded, is_list_of_numbers, one_of
+from feddraw.errors import UserError, is_list_of_numbers, one_of
+from feddraw.system.file_reading import expanded_path
 
 Paths = Sequence[Path]
 NO_SITE = "(no site)"
@@ -28,7 +29,7 @@ def find_own_tables(path: str | Sequence[str]) -> list[Path]:
     listed = [path] if isinstance(path, str) else path
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, str) and one for one in listed):
         raise UserError(f"data.path must be a CSV, a folder, or a list of CSVs, not {path!r}")
-    found = [find_own_table(expanded(one)) for one in listed]
+    found = [find_own_table(expanded_path(one)) for one in listed]
     if len(set(found)) < len(found):
         raise UserError(f"data.path names {next(one for one in found if found.count(one) > 1)} twice")
     return found
@@ -52,7 +53,7 @@ def csv_tables_in(folder: Path) -> list[Path]:
 def own_image_root(sheets: Paths, images: str = "") -> Path:
     """The folder that all images are in."""
     if images:
-        return expanded(images)
+        return expanded_path(images)
     return sheets[0].parent if len(sheets) == 1 else Path(os.path.commonpath([str(sheet.parent) for sheet in sheets]))
 
 

@@ -13,7 +13,8 @@ from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import Progress, cache_folder
 from feddraw.data.image_preparation import ImagePreparation
 from feddraw.datasets.npz import load_npz
-from feddraw.errors import UserError, expanded, first_line
+from feddraw.errors import UserError, first_line
+from feddraw.system.file_reading import expanded_path
 
 CHESTMNIST_VARIABLE = "FEDDRAW_CHESTMNIST"  # the environment's word on where the archive is
 CHESTMNIST_URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
@@ -41,7 +42,7 @@ def chestmnist(how: ImagePreparation, *, path: str = "", findings: FindingChoice
 def find_chestmnist(path: str, file: str) -> Path | None:
     """The archive where the user says it is, or in a folder where we look."""
     if path:
-        given = expanded(path)
+        given = expanded_path(path)
         if (found := given / file if given.is_dir() else given).is_file():
             return found
         raise UserError(f"no {file} at {path}; get it from {CHESTMNIST_URL.format(file=file)}")

@@ -20,7 +20,8 @@ from feddraw.data.image_preparation import ImagePreparation
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
-from feddraw.errors import UserError, expanded
+from feddraw.errors import UserError
+from feddraw.system.file_reading import expanded_path
 
 CHEXPERT_VARIABLE = "FEDDRAW_CHEXPERT"  # the environment's word on where the folder is
 CHEXPERT_SOURCE = "https://aimi.stanford.edu/datasets/chexpert-chest-x-rays"
@@ -102,7 +103,7 @@ def chexpert_test_sheet(release: ChexpertRelease) -> Path:
 def locate_chexpert(path: str) -> ChexpertRelease:
     """The release's folder: as given, $FEDDRAW_CHEXPERT, or under its usual names in $FEDDRAW_DATA or here."""
     path = path or os.environ.get(CHEXPERT_VARIABLE, "")
-    homes = [expanded(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
+    homes = [expanded_path(path)] if path else [Path(os.environ.get("FEDDRAW_DATA", ".")), Path()]
     for home in homes:
         for folder in (home, *(home / name for name in RELEASE_FOLDERS)):
             if folder.is_dir() and (any(folder.glob("train.csv*")) or any(folder.glob("*/train.csv"))):

@@ -16,7 +16,8 @@ from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, FindingChoice, cano
 from feddraw.data.image_preparation import ImagePreparation
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients
-from feddraw.errors import UserError, expanded
+from feddraw.errors import UserError
+from feddraw.system.file_reading import expanded_path
 
 NIH_VARIABLE = "FEDDRAW_NIH"  # the environment's word on where the folder is
 NIH_SOURCE = "https://nihcc.app.box.com/v/ChestXray-NIHCC"
@@ -37,7 +38,7 @@ def nih(
 
     `validation` is the share of the train_val images whose patients are kept for thresholds.
     """
-    root = expanded(path or os.environ.get(NIH_VARIABLE) or os.environ.get("FEDDRAW_DATA", "."))
+    root = expanded_path(path or os.environ.get(NIH_VARIABLE) or os.environ.get("FEDDRAW_DATA", "."))
     sheets = sorted(root.glob("Data_Entry_2017*.csv*"))
     missing = [name for name in NIH_SPLIT_LISTS if not (root / name).is_file()]
     if missing := missing + ([] if sheets else ["Data_Entry_2017*.csv"]):

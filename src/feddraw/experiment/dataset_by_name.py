@@ -18,7 +18,8 @@ from feddraw.data.label_table import describe_row_problems
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import read_own_tables
 from feddraw.datasets.chexpert import read_chexpert
-from feddraw.errors import UserError, expanded, unknown
+from feddraw.errors import UserError, unknown
+from feddraw.system.file_reading import expanded_path
 
 CALLER_ARGUMENTS = ("size", "progress", "estimate")  # that the caller gives when it opens the data; no settings
 TEXT_OR_LIST_OPTIONS = ("findings", "normalize", "uncertain", "shares")  # text or a list: checked where they are read
@@ -79,7 +80,7 @@ def find_dataset(name: str) -> tuple[Callable[..., Any], dict[str, object]]:
     """The function behind a name, and what the name itself says about its arguments."""
     if name in catalog.names("datasets"):
         return catalog.find("datasets", name), {}
-    path = expanded(name) if len(name) < 4096 and "\0" not in name else Path()
+    path = expanded_path(name) if len(name) < 4096 and "\0" not in name else Path()
     if name and data_path_exists(path):
         return catalog.find("datasets", "npz" if path.suffix == ".npz" else "folder"), {"path": str(path)}
     if path.suffix in (".npz", ".csv", ".gz") or "/" in name:

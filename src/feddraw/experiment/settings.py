@@ -223,9 +223,9 @@ def complete(experiment: Experiment) -> Experiment:
     method = make_method(experiment)  # its mistakes come first, they cost no time
     experiment.policy.check_method(method)
     if experiment.secure:
-        _require_secure_setting(experiment, method)
+        _check_secure_settings(experiment, method)
     elif experiment.stream:
-        _require_stream_setting(experiment, method)
+        _check_stream_settings(experiment, method)
     model, settings = experiment.section("model")
     found = replace(
         experiment,
@@ -239,7 +239,7 @@ def complete(experiment: Experiment) -> Experiment:
     return found
 
 
-def _require_stream_setting(experiment: Experiment, method: Method) -> None:
+def _check_stream_settings(experiment: Experiment, method: Method) -> None:
     if not method.streams:
         raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
     if experiment.gate.norm == "refuse" or experiment.gate.clip:
@@ -248,7 +248,7 @@ def _require_stream_setting(experiment: Experiment, method: Method) -> None:
         raise UserError(STREAM_REFUSES_LIMITS)
 
 
-def _require_secure_setting(experiment: Experiment, method: Method) -> None:
+def _check_secure_settings(experiment: Experiment, method: Method) -> None:
     import feddraw.secure_sums  # noqa: F401 - says so if cryptography is not installed
 
     name = experiment.section("method")[0]

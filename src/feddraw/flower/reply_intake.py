@@ -172,7 +172,7 @@ def _replies_without_gaps(updates: Sequence[Update], matrices: Model) -> list[Up
 def _decode_update(
     content: RecordDict, client: int, into: Model, reader: ArrayRecordReader, format: ReplyFormat, keep: bool
 ) -> Update:
-    metrics, size = _metrics_and_size(content, format.size_key)
+    metrics, size = _reply_metrics_and_size(content, format.size_key)
     beside = records_of_kind(content, ArrayRecord).get("extra") if format.sends else None
     extra = arrays_to_extras(beside, format.sends, into.layout)
     name = _record_of_model(content, format.arrays_key)
@@ -191,7 +191,7 @@ def _decode_update(
 
 def size_and_labels_in_reply(content: RecordDict, size_key: str) -> tuple[float, NDArray[np.bool_] | None]:
     """How many images a client says it has, and which findings it labels."""
-    return _metrics_and_size(content, size_key)[1], labelled_in_reply(content)
+    return _reply_metrics_and_size(content, size_key)[1], labelled_in_reply(content)
 
 
 def seconds_in_reply(content: RecordDict) -> float:
@@ -210,7 +210,7 @@ def labelled_in_reply(content: RecordDict) -> NDArray[np.bool_] | None:
     return np.array(given, bool)
 
 
-def _metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord, float]:
+def _reply_metrics_and_size(content: RecordDict, size_key: str) -> tuple[MetricRecord, float]:
     """The first record that has a size, and this size: any positive number."""
     found = [metrics for metrics in records_of_kind(content, MetricRecord).values() if size_key in metrics]
     if not found:

@@ -43,7 +43,7 @@ class Site:
             raise UserError(f"the server's model is not this site's network: {error}") from None
         round, rounds = int(received.current_round or 0), int(received.total_rounds or 1)
         carried = unpack_meta(received.meta)
-        self._settle_memory(carried.get("counted"))
+        self._settle_flare_memory(carried.get("counted"))
         seed, broadcast = client_seed(self.seed, round, self.number), self._broadcast_to_site(carried, model)
         job = Job(round, rounds, self.shard, seed, model, broadcast)
         update, memory = self.trainer.work(job, self._memory)
@@ -55,7 +55,7 @@ class Site:
         params = state_dict_like(update.model, received.params)
         return FLModel(ParamsType.FULL, params, metrics=dict(update.metrics), current_round=round, meta=meta)
 
-    def _settle_memory(self, counted: dict[str, int] | None) -> None:
+    def _settle_flare_memory(self, counted: dict[str, int] | None) -> None:
         """Keep what the last round taught, if the aggregator counted it, or does not say."""
         if self._learnt is not None:
             round, memory = self._learnt

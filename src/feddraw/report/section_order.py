@@ -14,7 +14,7 @@ from feddraw.report.sections.all_scenarios import all_scenarios_section, ranks_s
 from feddraw.report.sections.first_screen import first_screen, population_note
 from feddraw.report.sections.one_scenario import scenario_sections
 from feddraw.report.sections.paper_form import paper_form_section
-from feddraw.report.sections.summary import caveats_section, summary_sentences
+from feddraw.report.sections.summary import summary_caveats, summary_sentences
 from feddraw.report.sections.what_was_run import what_was_run_section
 from feddraw.results.run_collection import RunCollection
 
@@ -27,7 +27,7 @@ def compose_report(report: Report, title: str, say: Say) -> ReportDocument:
     blocks += [OnlyFor(list(population_note(report, s)), scenario=s) for s in report.collection.scenarios]
     blocks.append(Paragraph(" ".join(disclaimers(report.collection)), quiet=True))
     blocks += [Heading("Summary", anchor="summary"), Bullets(others)]
-    blocks += list(caveats_section(report))
+    blocks += list(summary_caveats(report))
     blocks += list(all_scenarios_section(report))
     blocks += list(ranks_section(report))
     blocks += list(paper_form_section(report))

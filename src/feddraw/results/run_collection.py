@@ -201,10 +201,10 @@ def _collection_setting(run: RecordedRun, key: str) -> str:
 
 def _collection_notes(runs: Runs) -> Iterator[str]:
     """What makes runs less comparable than their names suggest."""
-    yield from _unequal_settings(runs)
-    yield from _unequal_precision(runs)
-    yield from _unequal_partitions(runs)
-    yield from _missing_repeats(runs)
+    yield from _collection_unequal_settings(runs)
+    yield from _collection_unequal_precision(runs)
+    yield from _collection_unequal_partitions(runs)
+    yield from _collection_missing_repeats(runs)
     common = {key for run in runs for key in run.flat if key.partition(".")[0] not in ("data", "scenario", "method")}
     unsaid = sorted(key for key in common if any(key not in run.flat for run in runs))
     if unsaid:
@@ -214,7 +214,7 @@ def _collection_notes(runs: Runs) -> Iterator[str]:
         yield f"The runs come from different versions of feddraw: {', '.join(sorted(versions))}."
 
 
-def _unequal_settings(runs: Runs) -> Iterator[str]:
+def _collection_unequal_settings(runs: Runs) -> Iterator[str]:
     methods = [run for run in runs if not run.reference]
     found: dict[str, list[str]] = {}
 
@@ -233,7 +233,7 @@ def _unequal_settings(runs: Runs) -> Iterator[str]:
         yield f"Not all methods were run with the same {what} in {', '.join(where)}."
 
 
-def _unequal_precision(runs: Runs) -> Iterator[str]:
+def _collection_unequal_precision(runs: Runs) -> Iterator[str]:
     """Other devices and precisions round differently: runs stay repeats of one another, and the reader is told."""
     found = {"kind of device": {run.path: outcome_device_kind(run.flat, run.environment) for run in runs}}
     for key in PRECISION_SETTINGS:
@@ -245,14 +245,14 @@ def _unequal_precision(runs: Runs) -> Iterator[str]:
             yield f"Not all runs were computed with the same {what} ({said}): they differ by rounding, too."
 
 
-def _unequal_partitions(runs: Runs) -> Iterator[str]:
+def _collection_unequal_partitions(runs: Runs) -> Iterator[str]:
     hashes = grouped(((run.scenario, run.repeat), run.partition.get("sha256", "unknown")) for run in runs)
     for (scenario, repeat), found in hashes.items():
         if len({*map(str, found)}) > 1:
             yield f"In {scenario}, seed {repeat}, the methods did not have the same images at the same clients."
 
 
-def _missing_repeats(runs: Runs) -> Iterator[str]:
+def _collection_missing_repeats(runs: Runs) -> Iterator[str]:
     for scenario, here in grouped((run.scenario, run) for run in runs).items():
         every = {run.repeat for run in here}
         for method, repeats in grouped((run.method, run.repeat) for run in here).items():

@@ -47,7 +47,7 @@ def construct_by_quota(deck: Deck, plan: PaperScenario, *, large_positives: int 
     if not isinstance(large_positives, int) or large_positives < 0:
         raise UserError(f"large_positives must be a whole number of zero or more, not {large_positives!r}")
     quotas[list(plan.large)] = scaled_count(large_positives, plan.scale)
-    return _deal_checked_quotas(deck, plan, stratum, quotas)
+    return _construction_quotas(deck, plan, stratum, quotas)
 
 
 def construct_by_concentration(deck: Deck, plan: PaperScenario, *, share: float) -> list[Rows]:
@@ -70,7 +70,7 @@ def construct_by_concentration(deck: Deck, plan: PaperScenario, *, share: float)
         few, many = apportion(here, small), everything - here
     quotas[list(plan.small)] = few
     quotas[list(plan.large)] = apportion(many, large)
-    return _deal_checked_quotas(deck, plan, stratum, quotas)
+    return _construction_quotas(deck, plan, stratum, quotas)
 
 
 def construct_enriched(deck: Deck, plan: PaperScenario, *, prevalence: float) -> list[Rows]:
@@ -97,7 +97,7 @@ def _with_natural_large(
     left = int(stratum.marked.sum() - quotas[small].sum())
     prevalence = max(left, 0) / max(len(deck) - sum(plan.sizes[client] for client in small), 1)
     quotas[list(plan.large)] = [rounded_half_up(plan.sizes[client] * prevalence) for client in plan.large]
-    return _deal_checked_quotas(deck, plan, stratum, quotas)
+    return _construction_quotas(deck, plan, stratum, quotas)
 
 
 def construct_by_tilt(deck: Deck, plan: PaperScenario, *, tilt: float = 1.0) -> list[Rows]:
@@ -134,7 +134,7 @@ def construct_certain(deck: Deck, plan: PaperScenario, *, uncertain_fraction: fl
     quotas = np.array([scaled_count(size, fraction) for size in plan.sizes])
     quotas[list(plan.small)] = 0
     stratum = ConstructionStratum("uncertain labels", uncertain, "images with one", "images without one")
-    return _deal_checked_quotas(deck, plan, stratum, quotas)
+    return _construction_quotas(deck, plan, stratum, quotas)
 
 
 CONSTRUCTIONS: dict[str, Callable[..., list[Rows]]] = {
@@ -183,7 +183,7 @@ def _stratum_of_findings(deck: Deck, plan: PaperScenario, classes: tuple[str, ..
     return ConstructionStratum(" or ".join(classes), deck.labels.values[deck.rows][:, columns].max(axis=1) > 0)
 
 
-def _deal_checked_quotas(
+def _construction_quotas(
     deck: Deck, plan: PaperScenario, stratum: ConstructionStratum, quotas: NDArray[np.intp]
 ) -> list[Rows]:
     for client, (size, positives) in enumerate(zip(plan.sizes, quotas, strict=True), start=1):

@@ -25,7 +25,7 @@ from feddraw.server.gate import Gate, GateVerdict, compare_with_median
 from feddraw.server.partial_labels import with_unweighted_rows
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.round import RoundResult, round_result
-from feddraw.sums import Column, Segment, all_segments
+from feddraw.sums import Column, Segment, segments_of_sum
 
 SLACK = 1e-3  # rounding of the lengths that clients announce
 COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
@@ -277,7 +277,7 @@ class SecureCohort(Cohort):
 
     def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
         total = self.model.params.copy()
-        for span, column in all_segments(len(total), coefficients, segments):
+        for span, column in segments_of_sum(len(total), coefficients, segments):
             for part, known in self._known(span):
                 if known.any():
                     total[part] = self.model.params[part] + self._times(column, known) * self.moves[part]
@@ -285,7 +285,7 @@ class SecureCohort(Cohort):
 
     def _known(self, span: slice) -> list[Segment]:
         """The parts of a span with the coefficients under which their mean is known."""
-        whole = all_segments(len(self.moves), self.weights.values, self.weights.segments)
+        whole = segments_of_sum(len(self.moves), self.weights.values, self.weights.segments)
         cut = [(slice(max(s.start, span.start), min(s.stop, span.stop)), own * self.multiplied) for s, own in whole]
         return [(part, column) for part, column in cut if part.start < part.stop]
 

@@ -131,3 +131,11 @@ def sha256_of(path: Path) -> str:
 def number_or_nan(value: Any) -> float:
     """A number that `json_values` wrote: null is undefined, and infinity is a word."""
     return math.nan if value is None else float(value)
+
+
+def expanded_path(path: str | Path) -> Path:
+    """The path with the home folder for a leading ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"no home folder {Path(path).parts[0]} on this machine: give the whole path") from None

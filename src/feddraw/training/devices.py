@@ -69,7 +69,7 @@ def require_device(name: str, setting: str) -> torch.device:
 
 def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what computes on it."""
-    return {name: _device_facts(torch.device(name)) for name in names}
+    return {name: _facts_of_device(torch.device(name)) for name in names}
 
 
 def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -96,7 +96,7 @@ def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
         pipe.send(RuntimeError(f"{error}"))
 
 
-def _device_facts(device: torch.device) -> dict[str, Any]:
+def _facts_of_device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         total, free = machine_memory()
         return {"type": device.type, "memory": total, "free": free}

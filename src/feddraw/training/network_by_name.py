@@ -54,7 +54,7 @@ def build_network(
     if pretrained and (file := _network_weights_file(function, settings)):
         load_network_weights(module, read_saved_parameters(Path(file)), classifier, file)
     if projection := options.get("projection", 0):
-        classifier = _add_projection(module, classifier, projection)
+        classifier = _network_with_projection(module, classifier, projection)
     _freeze_network_layers(module, options.get("freeze", ()))
     return module, classifier
 
@@ -131,7 +131,7 @@ def load_network_weights(module: nn.Module, state: SavedParameters, classifier: 
     module.load_state_dict(fitting, strict=False)
 
 
-def _add_projection(module: nn.Module, classifier: Heads, width: int) -> str:
+def _network_with_projection(module: nn.Module, classifier: Heads, width: int) -> str:
     head = module.get_submodule(classifier) if isinstance(classifier, str) else None
     if not isinstance(classifier, str) or not isinstance(head, nn.Linear):
         raise UserError(f"a projection needs one linear layer as classifier, and '{classifier}' is none")

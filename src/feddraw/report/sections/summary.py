@@ -140,7 +140,7 @@ def _summary_of_gains(report: Report) -> Iterator[str]:
         yield f"{who} have a higher test AUC than with the model they train alone: {reach}."
 
 
-def caveats_section(report: Report) -> Iterator[Block]:
+def summary_caveats(report: Report) -> Iterator[Block]:
     collection = report.collection
     if collection.problems:
         yield Heading("Left out", 3)
