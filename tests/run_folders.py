@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save_file
 
-from feddraw.results.run_folder import LEDGER_COLUMNS
+from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.schedules import schedule
 from feddraw.system.file_writing import json_values
 

@@ -39,7 +39,6 @@ ROOMS = [
     {"bench"},
     {"doctor"},
     {"cli"},
-    {"start"},
     {"__main__"},
 ]
 # What these may know is less than all that is below them.

@@ -16,13 +16,8 @@ from feddraw.data.label_table import describe_row_problems
 from feddraw.data.own_tables import read_own_tables
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
-from feddraw.experiment.init_own_data import (
-    InspectedData,
-    experiment_file_text,
-    inspect_data,
-    plan_first_run,
-    unusable_rows,
-)
+from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
+from feddraw.experiment.inspect_own_data import InspectedData, inspect_data, unusable_rows
 
 IMAGES = 40
 Cells = Sequence[object]

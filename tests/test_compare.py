@@ -12,13 +12,8 @@ import tomli_w
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.run_time_estimate import estimate_run_time
-from feddraw.study.method_comparison import (
-    ComparisonBudget,
-    comparison_runs,
-    comparison_seeds_in_words,
-    method_of,
-    unfinished_runs,
-)
+from feddraw.study.method_comparison import ComparisonBudget, comparison_runs, comparison_seeds_in_words
+from feddraw.study.plan import method_of, unfinished_runs
 from feddraw.study.progress import StudyEvent, StudyProgress
 from feddraw.study.run_study import run_study
 from small import small

@@ -15,7 +15,7 @@ from PIL import Image
 from feddraw.data import csv_sheet, npz_archive
 from feddraw.data.dataset import SPLITS
 from feddraw.data.finding_names import CHESTXRAY14_FINDINGS, PAPER_FINDINGS
-from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD
+from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.datasets import chestmnist
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import dataset_names, open_dataset, read_training_labels

@@ -211,7 +211,7 @@ def test_predictions_do_not_depend_on_the_engine() -> None:
 def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddraw.system.workers.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.system.machine.cores", lambda: 2)
     monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 2)
     with warnings.catch_warnings(record=True) as told:
         found = places_for_clients(small(engine="processes", workers=workers), clients)

@@ -22,8 +22,8 @@ from feddraw.analysis.explain_weights import (
 )
 from feddraw.cli import app
 from feddraw.errors import UserError
+from feddraw.results.ledger_table import LEDGER_COLUMNS
 from feddraw.results.recorded_run import read_run
-from feddraw.results.run_folder import LEDGER_COLUMNS
 from feddraw.schedules import gamma_and_beta, softmax, weights_and_parts
 from run_folders import make_run
 

@@ -26,8 +26,8 @@ from feddraw.core import Method
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import FedDRAW, MethodStrategy, record, state_dict
 from feddraw.flower.array_records import arrays_to_model, model_to_arrays
+from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import feddraw
 from feddraw.server.gate import Gate

@@ -19,9 +19,9 @@ from feddraw import catalog
 from feddraw.errors import RunFailed, UserError
 from feddraw.flower import MethodStrategy
 from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.roster import node_fingerprint, read_roster
-from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer
 

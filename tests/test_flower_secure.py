@@ -24,10 +24,10 @@ from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.run_preparation import initial_model
 from feddraw.flower import FedDRAW, MethodStrategy, secure_mod
 from feddraw.flower.array_records import model_to_arrays, unpack_array
+from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import FIRST_NODE, InProcessGrid
 from feddraw.flower.method_as_text import method_as_text, method_from_text
 from feddraw.flower.secure_messages import SECURE_ORDER, SECURE_RECORD, SecureOrder
-from feddraw.flower.site import Site, client
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddisco import feddisco
 from feddraw.methods.feddraw import feddraw

@@ -23,10 +23,10 @@ from feddraw.experiment.settings import Experiment
 from feddraw.federation import federate
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import model_to_arrays
+from feddraw.flower.client_app import Site, client
 from feddraw.flower.frozen_layers import FROZEN, FrozenLayers, take_frozen
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.reply_intake import Reply
-from feddraw.flower.site import Site, client
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
 from feddraw.training.client import Trainer

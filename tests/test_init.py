@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from feddraw.errors import UserError
-from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
+from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
+from feddraw.experiment.inspect_own_data import inspect_data
 from feddraw.experiment.running import run
 from feddraw.experiment.settings import Experiment
 

@@ -51,7 +51,7 @@ PRINTED_BY = {
     "report/report_files.py": ("report",),
     "report/bootstrap_over_patients.py": ("report",),
     "results/run_folder.py": ("run", "demo"),
-    "scenarios/partition.py": ("scenario show",),
+    "scenarios/scenario_by_name.py": ("scenario show",),
     "watch/server.py": ("watch",),
 }
 OF_OTHERS = {"--node-config", "--ink", "--muted", "--print"}  # Flower's, and a style sheet's
@@ -163,7 +163,7 @@ def test_after_ctrl_c_a_command_names_its_own_options_only() -> None:
 
 AT_AN_IMPORT = """
 import os, signal, sys
-import feddraw.start
+import feddraw.__main__
 
 class Impatient:
     def find_spec(self, name, *_):
@@ -173,7 +173,7 @@ class Impatient:
 wanted, *sys.argv[1:] = sys.argv[1:]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Impatient())
-feddraw.start.main()
+feddraw.__main__.main()
 """
 
 
@@ -186,7 +186,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Pa
 
 
 def test_the_command_starts_without_anything_heavy() -> None:
-    code = "import sys, feddraw.start; print(*{'numpy', 'typer', 'rich', 'feddraw.errors'} & set(sys.modules))"
+    code = "import sys, feddraw.__main__; print(*{'numpy', 'typer', 'rich', 'feddraw.errors'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

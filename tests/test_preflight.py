@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 from archives import chestmnist_archive, chexpert_archive
 from feddraw.cli import app
-from feddraw.data.image_preparation import PreparationEstimate
+from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import UserError
+from feddraw.experiment.rehearsal import _rehearsed
 from feddraw.experiment.run_preparation import open_experiment_data
-from feddraw.experiment.run_time_estimate import _rehearsed
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.study.plan import read_study
 from feddraw.study.preflight import preflight, survey_study
 from feddraw.study.progress import StudyEvent
 from feddraw.study.run_study import RepeatedFailure, run_study
-from feddraw.system.workers import peak_memory
+from feddraw.system.machine import peak_memory
 
 SCALE = 0.002
 MATRIX = f"""
@@ -254,6 +254,6 @@ def test_causes_are_the_same_but_for_names_and_numbers_and_a_success_is_a_new_st
 
 def test_a_process_is_counted_with_its_own_memory_not_its_parents() -> None:
     held = np.ones(1 << 25)  # 256 MB
-    code = "from feddraw.system.workers import peak_memory; print(peak_memory())"
+    code = "from feddraw.system.machine import peak_memory; print(peak_memory())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 1 << 20 < int(said.stdout) < held.nbytes < peak_memory()

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from feddraw.analysis import plots
-from feddraw.paper import conclusions, published_tables, weight_claims
+from feddraw.paper import conclusions, published_tables, recomputed_statistics, weight_claims
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS
 from feddraw.schedules import READINGS, schedule
 
@@ -27,7 +27,7 @@ def typed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_printed_statistic_is_reproduced_to_its_printed_digits() -> None:
-    checks = published_tables.check_printed_numbers(FOUND)
+    checks = recomputed_statistics.check_printed_numbers(FOUND)
     assert [check for check in checks if not check.agrees] == []
     printed = {(check.metric, check.quantity): check.printed for check in checks}
     assert printed["auc", "chi-square"] == "58.61"
@@ -46,7 +46,7 @@ def test_a_wrong_number_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert [
         check
-        for check in published_tables.check_printed_numbers(published_tables.published_comparisons())
+        for check in recomputed_statistics.check_printed_numbers(published_tables.published_comparisons())
         if not check.agrees
     ]
 
@@ -74,7 +74,7 @@ def test_the_published_sizes_are_those_of_the_scenarios() -> None:
 def outcomes(reading: str) -> list[str]:
     return [
         "/".join(sorted({verdict.outcome for verdict in readings[reading].values()}))
-        for _, readings in conclusions.claims_by_reading()
+        for _, readings in weight_claims.claims_by_reading()
     ]
 
 
@@ -86,18 +86,18 @@ def test_which_claims_each_reading_can_give() -> None:
 
 
 def test_the_numbers_beside_the_claims_are_those_of_the_specification() -> None:
-    sizes, printed = published_tables.client_sizes(), published_tables.published_claims()
+    sizes, printed = published_tables.client_sizes(), weight_claims.published_claims()
     first, c7_to_c9 = printed[0], printed[5]
     assert weight_claims.judge_claim(first, sizes["CHX-4"], "algorithm1").low == pytest.approx(0.0810, abs=5e-5)
     assert weight_claims.judge_claim(printed[6], sizes["CHX-1"], "algorithm1").high == pytest.approx(0.5307, abs=5e-5)
     failing = [weight_claims.judge_claim(c7_to_c9, sizes["CHX-4"], reading).failing for reading in READINGS]
     assert failing == [(0, 14), (0,), (0, 14)]
-    gaps = {reading: [conclusions.similarity_gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
+    gaps = {reading: [weight_claims.similarity_gap_needed("CHX-4", 6, 0.1037, reading)] for reading in READINGS}
     for reading in READINGS:
-        gaps[reading].append(conclusions.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
+        gaps[reading].append(weight_claims.similarity_gap_needed("CHX-1", 6, 0.2334, reading))
     assert gaps["reported"] == pytest.approx([0.0267, -0.0844], abs=5e-5)
     assert gaps["algorithm1"] == pytest.approx([0.0259, -0.0825], abs=1e-4)
-    assert conclusions.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
+    assert weight_claims.similarity_gap_needed("CHX-4", 4, 0.1, "reported") == pytest.approx(0.0205, abs=5e-5)
 
 
 def test_no_similarities_reach_beyond_a_range_and_its_ends_are_reached() -> None:
@@ -141,7 +141,7 @@ def test_all_claims_but_one_hold_together_for_similarities_that_can_be_written_d
 def witness(name, beyond, extreme_round, extreme, spread, spread_round, reading):
     """Similarities a round: the followed client's gap puts it where it is wanted, the others spread a little."""
     sizes = published_tables.client_sizes()[name]
-    followed, equal = conclusions.FOLLOWED_CLIENT[name], 1 / len(sizes)
+    followed, equal = weight_claims.FOLLOWED_CLIENT[name], 1 / len(sizes)
     others = [i for i in range(len(sizes)) if i != followed]
     table = np.zeros((15, len(sizes)))  # only differences matter
     for t in range(1, 14):

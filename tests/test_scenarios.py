@@ -22,10 +22,12 @@ from feddraw.data.dataset import Labels
 from feddraw.data.finding_names import PAPER_FINDINGS
 from feddraw.errors import UserError
 from feddraw.scenarios import index_list
+from feddraw.scenarios.client_sizes import apportion, scaled_count
 from feddraw.scenarios.constructions import construction_information
-from feddraw.scenarios.image_deck import Partition, Shard, apportion, scaled_count, shuffled_deck
+from feddraw.scenarios.image_deck import shuffled_deck
 from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
-from feddraw.scenarios.partition import deal, describe_scenario, scenario_names, scenario_options
+from feddraw.scenarios.partition import Partition, Shard
+from feddraw.scenarios.scenario_by_name import deal, describe_scenario, scenario_names, scenario_options
 from feddraw.scenarios.skew_measures import (
     earth_movers,
     gini,
@@ -601,7 +603,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def halves(labels, seed, scale, cut=500):\n    return [range(cut), range(cut, len(labels))]\n"
         "def named(labels, seed, scale):\n    return {'north': [5, 3], 'south': [1, 2]}\n"
         "def again(labels, seed, scale):\n"
-        "    from feddraw.scenarios.partition import deal\n    return deal('iid', labels, seed=seed, scale=scale)\n"
+        "    from feddraw.scenarios.scenario_by_name import deal\n"
+        "    return deal('iid', labels, seed=seed, scale=scale)\n"
         "def twice(labels, seed, scale):\n    return [[0, 1], [1, 2]]\n"
         "def outside(labels, seed, scale):\n    return [[0, 1], [2, 10**6]]\n"
         "def ragged(labels, seed, scale):\n    return [[[0], [1, 2]]]\n"
@@ -812,7 +815,7 @@ def test_list_names_them_all() -> None:
 
 
 def test_dealing_needs_no_torch() -> None:
-    code = "import sys; from feddraw.scenarios.partition import scenario_names; scenario_names(); "
+    code = "import sys; from feddraw.scenarios.scenario_by_name import scenario_names; scenario_names(); "
     code += "print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

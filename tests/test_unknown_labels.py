@@ -33,7 +33,7 @@ from feddraw.flower.score_histograms import best_threshold_bin as merged_edge
 from feddraw.methods.fedavg import fedavg
 from feddraw.methods.feddraw import DualReputationAnnealing, feddraw
 from feddraw.results.recorded_run import read_run
-from feddraw.scenarios.image_deck import Partition, Shard
+from feddraw.scenarios.partition import Partition, Shard
 from feddraw.scenarios.skew_measures import label_counts
 from feddraw.server.policy import Policy
 from feddraw.server.round import RoundResult, aggregate_round

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from feddraw.classifier_layer import looks_at_classifier
 from feddraw.core import ASKED, Extent, Layout, Method, Model, State, Update, Vector
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.experiment.method_by_name import combined_method, method_section, method_with_defaults
@@ -127,7 +128,7 @@ def aggregate(
     names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
     arrays = state_dict.plain_arrays(sent)
     by_finding = [len(one.labelled) for one in given if one.labelled is not None]
-    looked_at = bool(by_finding) or state_dict.looks_at_classifier(rule)
+    looked_at = bool(by_finding) or looks_at_classifier(rule)
     layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.weighting.check(layout)
     model = state_dict.flatten_state_dict(arrays, layout)

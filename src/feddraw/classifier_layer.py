@@ -1,6 +1,6 @@
 """Which layer gives the findings' scores: the only place that decides it, from names and shapes alone.
 
-Whoever has the network itself sees which layers its scores come from (`training.find_classifier`). A choice is
+Whoever has the network itself sees which layers its scores come from (`training.classifier_by_trial`). A choice is
 checked against the number of findings where that is known, and what cannot be decided is asked for.
 """
 
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feddraw.core import Entry, Heads, in_layer
+from feddraw.core import Entry, Heads, Method, in_layer
 from feddraw.errors import UserError, unknown
 
 MOST_LAYERS_NAMED = 6  # candidates in a message
@@ -128,3 +128,9 @@ def _listed_classifiers(names: Sequence[Heads]) -> str:
     shown = [name if isinstance(name, str) else " + ".join(name) for name in names[:MOST_LAYERS_NAMED]]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more
+
+
+def looks_at_classifier(method: Method) -> bool:
+    """Whether a method must know which layer gives the findings' scores, and which of its rows is whose."""
+    asked = {"classifier", "findings", "groups"} & set(method.sends.values())
+    return "classifier" in method.weighting.needs or bool(asked)

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
+from typing import Any
 
 # What moves a cursor, colours a terminal, turns the reading direction round, or is no character at all.
 _ACTIVE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
@@ -63,3 +64,8 @@ def join_names(names: Sequence[str]) -> str:
     if len(names) > 8:
         names = [*names[:6], f"{len(names) - 6} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def one_line(text: Any, most: int = 80) -> str:
+    """Text from another machine, short and without control characters, for a log or a table."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()

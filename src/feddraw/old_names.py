@@ -35,7 +35,8 @@ NAMES = {
         "run": "feddraw.experiment.running",
         "prepare": "feddraw.experiment.run_preparation",
     },
-    "feddraw.scenarios": {"deal": "feddraw.scenarios.partition"},
+    "feddraw.scenarios": {"deal": "feddraw.scenarios.scenario_by_name"},
+    "feddraw.scenarios.partition": {"deal": "feddraw.scenarios.scenario_by_name"},
     "feddraw.analysis.statistics": {
         **dict.fromkeys(("Difference", "against"), "feddraw.analysis.paired_differences"),
         **dict.fromkeys(("Interval", "bootstrap", "weighted_auc", "weighted_gm"), "feddraw.analysis.bootstrap"),

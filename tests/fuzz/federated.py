@@ -24,12 +24,12 @@ from bad_replies import BAD_BESIDE, BAD_REPLIES, NODES, TENSOR, answered, asked,
 from feddraw.core import Update
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, make_method
-from feddraw.flower import array_records, metric_means, reply_intake, score_histograms, site
+from feddraw.flower import array_records, client_app, metric_means, reply_intake, score_histograms
 from feddraw.flower.array_records import model_to_arrays, pack_array, unpack_array, vectors_to_arrays
+from feddraw.flower.client_app import Site
 from feddraw.flower.in_process_grid import identify_in_process_grid
 from feddraw.flower.roster import Roster
 from feddraw.flower.score_histograms import histograms_to_metrics, merged_histogram_metrics
-from feddraw.flower.site import Site
 from feddraw.training.client import Trainer
 
 CLASSES = ("bright", "left")
@@ -181,8 +181,8 @@ def read_request(data: bytes, room: Path) -> object:
     message = received(data)
     if not message.has_content():
         raise UserError("no content")
-    site._vectors_sent_to_site(message.content, "memory")
-    return site.read_site_job(own_site(room), message.content)
+    client_app._vectors_sent_to_site(message.content, "memory")
+    return client_app.read_site_job(own_site(room), message.content)
 
 
 def request_seeds() -> list[bytes]:
@@ -230,7 +230,7 @@ def targets() -> list[Target]:
         metric_means.size_in_metrics,
         reply_intake.metrics_in_reply,
     ]
-    asking = [site.read_site_job, site._vectors_sent_to_site, site._model_sent_to_site]
+    asking = [client_app.read_site_job, client_app._vectors_sent_to_site, client_app._model_sent_to_site]
     return [
         Target(
             "Flower replies",

@@ -48,8 +48,8 @@ from feddraw.data.dataset import Labels
 from feddraw.datasets import chexpert, nih
 from feddraw.errors import UserError
 from feddraw.experiment import dataset_by_name as data_sets
-from feddraw.experiment import init_own_data as inspection
-from feddraw.experiment import verify
+from feddraw.experiment import init_own_data, verify
+from feddraw.experiment import inspect_own_data as inspection
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.models import densenet121
 from feddraw.models._saved_parameters import read_saved_parameters
@@ -64,7 +64,7 @@ from feddraw.report import (
     section_order,
 )
 from feddraw.report.sections import client_gains
-from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection, run_folder
+from feddraw.results import checkpoint, ledger_table, predictions, recorded_run, run_collection
 from feddraw.results.checkpoint import Checkpoint
 from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
@@ -263,8 +263,8 @@ def read_survey(data: bytes, room: Path) -> object:
             written(picture("PNG"), place / name)
     found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
     _ = inspection.init_findings_without_auc(found), inspection.unusable_rows(found)
-    text = inspection.experiment_file_text(
-        found, inspection.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
+    text = init_own_data.experiment_file_text(
+        found, init_own_data.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
     )
     return Experiment.read(written(text.encode(errors="surrogateescape"), room / "surveyed.toml"))
 
@@ -343,7 +343,7 @@ FILES = (
 def finished(room: Path) -> Path:
     target = make_run(room / "finished", images=4, rounds=2, alone=(0.7, 0.7, 0.7, 0.6))
     lines = [f"{round},C{client},{piece},0.9,0.3,0.25" for round in (0, 1) for client in (1, 2) for piece in FINDINGS]
-    (target / "pieces.csv").write_text("\n".join([",".join(run_folder.PIECE_COLUMNS), *lines, ""]), encoding="utf-8")
+    (target / "pieces.csv").write_text("\n".join([",".join(ledger_table.PIECE_COLUMNS), *lines, ""]), encoding="utf-8")
     return target
 
 
@@ -359,7 +359,7 @@ def odd_ledgers() -> list[bytes]:
     """Ledgers of other methods and of rounds that did not go well."""
 
     def ledger(*lines: str) -> bytes:
-        return b"\2" + "\n".join([",".join(run_folder.LEDGER_COLUMNS), *lines, ""]).encode()
+        return b"\2" + "\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]).encode()
 
     alone = "0,C1,10,2,,,,,,1,1,counted"
     return [
@@ -754,7 +754,7 @@ def crowded(room: Path) -> object:
     if not place.exists():
         make_run(place)
     lines = [f"{number},C{number},1,1,,,,,,1,1,counted" for number in range(4000)]
-    (place / "weights.csv").write_text("\n".join([",".join(run_folder.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8")
+    (place / "weights.csv").write_text("\n".join([",".join(ledger_table.LEDGER_COLUMNS), *lines, ""]), encoding="utf-8")
     return recorded_run.read_run(place)
 
 
@@ -762,7 +762,7 @@ def odd_log(room: Path) -> object:
     """A run with weights by piece of the model, and without a checkpoint."""
     place = RunFolder(room / "pieces")
     place.path.mkdir(exist_ok=True)
-    place.pieces.write_text(",".join(run_folder.PIECE_COLUMNS) + "\n", encoding="utf-8")
+    place.pieces.write_text(",".join(ledger_table.PIECE_COLUMNS) + "\n", encoding="utf-8")
     place.forget_from(0)
     return place.load_checkpoint(tiny.initial().layout)
 
@@ -774,7 +774,7 @@ def look(name: str, room: Path) -> object:
     written(b"", room / "x.npz")
     written(picture("PNG"), room / "classes" / "train" / "Edema" / "a.png")
     found = inspection.inspect_data(room / name, room / "out.toml")
-    return inspection.experiment_file_text(found, inspection.plan_first_run(found), "x", "y")
+    return init_own_data.experiment_file_text(found, init_own_data.plan_first_run(found), "x", "y")
 
 
 def named_columns(room: Path) -> object:
@@ -816,7 +816,7 @@ def targets(room: Path) -> list[Target]:
     """Every reader; the files of some are made in this folder."""
     text = named(file_reading, "read_text read_toml")
     lines = [
-        *named(run_folder, "_ledger_lines_before"),
+        *named(ledger_table, "ledger_lines_before"),
         *named(file_reading, "read_csv read_jsonl read_text parse_json"),
     ]
     settings = [
@@ -876,7 +876,8 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(inspection, without="init_rows_of_class_folders positives sites sizes"), TABLE_WORDS,
+            functions(inspection, init_own_data, without="init_rows_of_class_folders positives sites sizes"),
+            TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),
         Target(

@@ -26,7 +26,7 @@ from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
-from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.partition import Partition
 from feddraw.scenarios.skew_measures import label_mixes
 from feddraw.system.file_writing import write_whole
 

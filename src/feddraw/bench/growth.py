@@ -16,7 +16,7 @@ import numpy as np
 
 from feddraw.bench.made_up_model import client_names
 from feddraw.bench.timing import TimingSession, measured_in_own_process, seconds_of
-from feddraw.system.workers import peak_memory
+from feddraw.system.machine import peak_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

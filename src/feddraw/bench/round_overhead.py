@@ -27,7 +27,8 @@ from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
 from feddraw.system.workers import belong_to_parent, start_worker, stop_workers
 from feddraw.training.client import Trainer
-from feddraw.training.loop import epoch_batches, one_thread
+from feddraw.training.loop import epoch_batches
+from feddraw.training.reproducibility import one_thread
 
 
 def measure_round_overhead(session: TimingSession) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from feddraw.secure_sums.fixed_point import to_fixed_point
 from feddraw.secure_sums.server import SecureSumServer
 from feddraw.secure_sums.session import Session as Sum
 from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
-from feddraw.system.workers import peak_memory
+from feddraw.system.machine import peak_memory
 
 if TYPE_CHECKING:
     from flwr.app import Message

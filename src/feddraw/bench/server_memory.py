@@ -22,7 +22,7 @@ from feddraw.core import Job, Memory, Model, Update
 from feddraw.engines import Rows, Scores
 from feddraw.federation import federate
 from feddraw.methods.feddraw import feddraw
-from feddraw.system.workers import peak_memory
+from feddraw.system.machine import peak_memory
 
 CLIENT_COUNTS = (10, 100, 1000)
 INBOXES = {"serial": 1, "two workers": 3}  # updates that there is room for

@@ -20,8 +20,9 @@ from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer
-from feddraw.training.loop import Examples, Rows, fit, make_optimizer, one_thread, predict
+from feddraw.training.loop import Examples, Rows, fit, make_optimizer, predict
 from feddraw.training.network import Network
+from feddraw.training.reproducibility import one_thread
 
 PAPER_STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("weights", "none"),))
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import counting_bar, duration_in_words
-from feddraw.cli.run import DevicesOption, RunsAtOnceOption
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed, UserError
 
@@ -45,15 +45,11 @@ def compare(
     if minutes < 0 or workers < 0:
         raise UserError("--minutes and --workers must be zero or more")
     from feddraw.cli.report import write_and_show_report
-    from feddraw.cli.study import follow_study, print_places, study_summary
+    from feddraw.cli.study_progress import follow_study, print_places, study_summary
     from feddraw.experiment.device_placement import places_for_runs
     from feddraw.experiment.settings import Experiment, parse_settings
-    from feddraw.study.method_comparison import (
-        ComparisonBudget,
-        comparison_runs,
-        comparison_seeds_in_words,
-        unfinished_runs,
-    )
+    from feddraw.study.method_comparison import ComparisonBudget, comparison_runs, comparison_seeds_in_words
+    from feddraw.study.plan import unfinished_runs
     from feddraw.study.progress import StudyProgress
     from feddraw.study.results_table import ResultTable
     from feddraw.study.run_study import run_study
@@ -93,7 +89,8 @@ def _estimate_comparison(runs: Sequence[PlannedRun], workers: Sequence[WorkerPla
     """Prepare the images under a bar of their own, then time a few steps; seconds by run."""
     if not runs:
         return {}
-    from feddraw.study.method_comparison import comparison_estimates, method_of
+    from feddraw.study.method_comparison import comparison_estimates
+    from feddraw.study.plan import method_of
     from feddraw.study.run_study import prepare_study_data
 
     say = console()

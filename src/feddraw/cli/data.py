@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from feddraw.cli.progress_bars import counting_bar
 from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
 from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
+from feddraw.cli.progress_bars import open_dataset_with_bar
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
 
@@ -100,17 +100,6 @@ def show_contact_sheet(
     shown = replace(dataset, name=f"{dataset.name}, {split}", images=images, labels=labels)
     save_figure(contact_sheet(shown, rows, columns), out)
     print_line(f"written to {out}")
-
-
-def open_dataset_with_bar(name: str, path: str | None, size: int, set_: list[str] | None, **images: object) -> Dataset:
-    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
-    from feddraw.experiment.dataset_by_name import open_dataset
-    from feddraw.experiment.settings import parse_settings
-
-    options = {} if name == "phantom" or ":" in name else images
-    options |= ({} if path is None else {"path": path}) | parse_settings(set_ or [])
-    with counting_bar(console()) as report_progress:
-        return open_dataset(name, size=size, options=options, progress=report_progress)
 
 
 def where_images_lie(dataset: Dataset) -> str:

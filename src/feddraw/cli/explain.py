@@ -23,7 +23,7 @@ def explain(
     """Explain in words and numbers how much each client counted, when, and why."""
     from feddraw.analysis import explain_weights
     from feddraw.results.recorded_run import read_run
-    from feddraw.results.run_collection import require_run
+    from feddraw.results.run_folder import require_run
 
     require_run(run)
     try:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from feddraw.cli.options import KeptModelOption
 from feddraw.cli.progress_bars import counting_bar
-from feddraw.cli.run import KeptModelOption
 from feddraw.cli.terminal import console, table
 
 

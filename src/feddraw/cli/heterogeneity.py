@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.options import DataOption, ScenarioOption
 from feddraw.cli.progress_bars import counting_bar
-from feddraw.cli.run import DataOption, ScenarioOption, starting_experiment
+from feddraw.cli.run import starting_experiment
 from feddraw.cli.terminal import console, print_json, print_line, table
 from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import damage_told, read_csv, read_toml

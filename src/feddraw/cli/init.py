@@ -12,7 +12,8 @@ from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import UserError
 
 if TYPE_CHECKING:
-    from feddraw.experiment.init_own_data import FirstRun, InspectedData
+    from feddraw.experiment.init_own_data import FirstRun
+    from feddraw.experiment.inspect_own_data import InspectedData
 
 SurveyedPaths = Annotated[
     list[Path], Argument(help="One or more CSVs with image paths and labels, or a folder of images.")
@@ -23,7 +24,8 @@ ExperimentFile = Annotated[Path | None, Option(help="Experiment file to write (d
 
 def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = None) -> None:
     """Inspect tables or a folder of images and write a commented experiment file for them."""
-    from feddraw.experiment.init_own_data import experiment_file_text, inspect_data, plan_first_run
+    from feddraw.experiment.init_own_data import experiment_file_text, plan_first_run
+    from feddraw.experiment.inspect_own_data import inspect_data
     from feddraw.system.file_writing import write_whole
 
     name = paths[0].resolve().name.removesuffix(".gz").removesuffix(".csv") if len(paths) == 1 else "sites"
@@ -51,7 +53,8 @@ def init(paths: SurveyedPaths, images: ImagesFolder = "", out: ExperimentFile = 
 def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.label_table import describe_row_problems
-    from feddraw.experiment.init_own_data import clients_in_words, init_findings_without_auc, unusable_rows
+    from feddraw.experiment.init_own_data import clients_in_words
+    from feddraw.experiment.inspect_own_data import init_findings_without_auc, unusable_rows
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))

@@ -78,7 +78,7 @@ def listed_datasets() -> list[dict[str, Any]]:
 
 
 def listed_scenarios() -> list[dict[str, Any]]:
-    from feddraw.scenarios.partition import describe_scenario, scenario_names, scenario_options
+    from feddraw.scenarios.scenario_by_name import describe_scenario, scenario_names, scenario_options
 
     names = scenario_names()
     return [{"name": name, "what": describe_scenario(name), "settings": scenario_options(name)} for name in names]

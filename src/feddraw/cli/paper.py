@@ -15,7 +15,8 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 
 if TYPE_CHECKING:
-    from feddraw.paper.published_tables import Comparisons, PrintedCheck
+    from feddraw.paper.published_tables import Comparisons
+    from feddraw.paper.recomputed_statistics import PrintedCheck
     from feddraw.paper.weight_claims import ClaimVerdict, WeightClaim
     from feddraw.schedules import Reading
 
@@ -61,13 +62,15 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
     """All of it, as JSON holds it."""
     from feddraw.analysis.statistics import comparison_document
     from feddraw.paper import published_tables
-    from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
+    from feddraw.paper.conclusions import conclusions
+    from feddraw.paper.recomputed_statistics import check_printed_numbers
+    from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
 
     judged = claims_by_reading()
     return {
         "source": PAPER_SOURCE,
         "alpha": published_tables.PAPER_ALPHA,
-        "checks": [asdict(check) | {"agrees": check.agrees} for check in published_tables.check_printed_numbers(found)],
+        "checks": [asdict(check) | {"agrees": check.agrees} for check in check_printed_numbers(found)],
         "metrics": {metric: comparison_document(comparison) for metric, comparison in found.items()},
         "printed_ranks": {metric: published_tables.printed_ranks(metric).rows() for metric in found},
         "dynamics": [
@@ -80,7 +83,8 @@ def paper_document(found: Comparisons) -> dict[str, Any]:
 
 
 def show_paper(found: Comparisons) -> None:
-    from feddraw.paper.conclusions import claims_by_reading, conclusions, readings_in_words
+    from feddraw.paper.conclusions import conclusions
+    from feddraw.paper.weight_claims import claims_by_reading, readings_in_words
 
     out = console()
     out.print(f"Published numbers of {PAPER_SOURCE}.\nThe results are the authors'; here they are only recomputed.\n")
@@ -115,9 +119,9 @@ def _show_published_ranks(out: Console, found: Comparisons) -> None:
 
 
 def _show_paper_checks(out: Console, found: Comparisons) -> None:
-    from feddraw.paper import published_tables
+    from feddraw.paper.recomputed_statistics import check_printed_numbers
 
-    checks = published_tables.check_printed_numbers(found)
+    checks = check_printed_numbers(found)
     numbers = [check for check in checks if check.metric != "both" and " than" not in check.quantity]
     by_quantity = grouped((check.quantity, cell) for check in numbers for cell in (check.printed, check.computed))
     columns = ["", "AUC printed", "recomputed", "GM printed", "recomputed"]

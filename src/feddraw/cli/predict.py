@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.options import KeptModelOption
 from feddraw.cli.progress_bars import counting_bar
-from feddraw.cli.run import KeptModelOption
 from feddraw.cli.terminal import console
 from feddraw.errors import RunFailed
 

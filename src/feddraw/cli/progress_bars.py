@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from feddraw import naming
+from feddraw.cli.terminal import console
+
+if TYPE_CHECKING:
+    from feddraw.data.dataset import Dataset
+
 
 Counter = Callable[[str, int, int], None]  # is told what is counted, how much is ready, and of how much
 SILENT_SECONDS = 60.0  # seconds after which a file or pipe gets a line, too
@@ -99,3 +104,14 @@ def counting_bar(out: Console, prefix: str = "data: ", *, announced: bool = True
     """What `progress=` takes, for images that are prepared or scored."""
     with progress_bars(out, announced=announced) as shown:
         yield lambda what, ready, total: shown.show(what, f"{prefix}{what}", ready, total, f"{ready:,} of {total:,}")
+
+
+def open_dataset_with_bar(name: str, path: str | None, size: int, set_: list[str] | None, **images: object) -> Dataset:
+    """The data set with a bar while its images are prepared; phantoms have no file, and nothing to prepare."""
+    from feddraw.experiment.dataset_by_name import open_dataset
+    from feddraw.experiment.settings import parse_settings
+
+    options = {} if name == "phantom" or ":" in name else images
+    options |= ({} if path is None else {"path": path}) | parse_settings(set_ or [])
+    with counting_bar(console()) as report_progress:
+        return open_dataset(name, size=size, options=options, progress=report_progress)

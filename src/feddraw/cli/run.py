@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,37 +23,10 @@ if TYPE_CHECKING:
     from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
+from feddraw.cli.options import DataOption, DevicesOption, MethodOption, ScenarioOption
+from feddraw.cli.terminal import metric_text
 
 FEW_TEST_IMAGES = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
-
-
-def name_option(kind: str, help: str) -> Any:
-    """An option for a name of this kind, which the tab key completes."""
-
-    def beginning(incomplete: str) -> list[str]:
-        from feddraw import catalog
-        from feddraw.experiment import dataset_by_name
-        from feddraw.scenarios import partition
-
-        known: dict[str, Callable[[], Iterable[str]]] = {
-            "data": dataset_by_name.dataset_names,
-            "scenarios": partition.scenario_names,
-            "methods": lambda: catalog.names("methods"),
-        }
-        return [name for name in known[kind]() if name.lower().startswith(incomplete.lower())]
-
-    return Option(help=help, autocompletion=beginning)
-
-
-DataOption = name_option("data", "Data set: phantom, chestmnist, chexpert, nih, folder, or a path.")
-ScenarioOption = name_option("scenarios", "Split between clients: CHX-1 to CHX-7, CHM-1 to CHM-5, iid, …")
-MethodOption = name_option("methods", "A method, or A+B: the weighting of A with the training of B.")
-KeptModelOption = Option(help="last: of the last round; best, tail: if the run kept them (keep.best, keep.tail).")
-RunsAtOnceOption = Option(help="Runs at the same time; 0: one per core, or as many as the GPUs' memory holds.")
-DevicesOption = Option(
-    help="Where workers train: cuda:0,cuda:1 or all (GPUs); several share a GPU as its memory allows. "
-    "cpu:0,cpu:1 plays two devices. (default: training.device)"
-)
 
 
 def run(
@@ -192,7 +165,7 @@ def round_line(result: RoundResult) -> str:
 def print_run_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import classifier_in_words
-    from feddraw.data.splits import findings_per_split, split_counts_in_words, too_few_for_auc
+    from feddraw.data.finding_counts import findings_per_split, split_counts_in_words, too_few_for_auc
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
@@ -212,7 +185,7 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
 def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
-    from feddraw.data.splits import too_few_for_auc
+    from feddraw.data.finding_counts import too_few_for_auc
     from feddraw.system.file_reading import number_or_nan as undefined_as_nan
 
     found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
@@ -239,7 +212,3 @@ def show_test_metrics(folder: Path) -> None:
         if test["auc"]["macro"] is None:
             raise RunFailed(said)
         out.print(said, markup=False)
-
-
-def metric_text(value: float | None) -> str:
-    return "undefined" if value is None or math.isnan(value) else f"{value:.4f}"

@@ -18,7 +18,7 @@ from feddraw.system.file_writing import json_values
 if TYPE_CHECKING:
     from feddraw.data.dataset import Labels
     from feddraw.experiment.scenario_check import ScenarioCheck
-    from feddraw.scenarios.image_deck import Partition
+    from feddraw.scenarios.partition import Partition
     from feddraw.scenarios.skew_measures import SizeMeasures, Skew
 
 app = typer.Typer(
@@ -196,7 +196,7 @@ def _deal_scenario_labels(
     name: str, path: Path, scale: float, seed: int, set_: list[str] | None
 ) -> tuple[Labels, Partition]:
     from feddraw.experiment.dataset_by_name import read_training_labels
-    from feddraw.scenarios.partition import deal
+    from feddraw.scenarios.scenario_by_name import deal
 
     labels = read_training_labels(path)
     return labels, deal(name, labels, seed=seed, scale=scale, options=scenario_options(set_))
@@ -204,7 +204,7 @@ def _deal_scenario_labels(
 
 def _show_scenario_sizes(name: str, scale: float, json: bool, plot: Path | None) -> None:
     """What is known of a scenario without labels: for the paper's twelve, the sizes."""
-    from feddraw.scenarios.partition import known_client_sizes
+    from feddraw.scenarios.scenario_by_name import known_client_sizes
     from feddraw.scenarios.skew_measures import measure_sizes
 
     scenario, sizes = known_client_sizes(name, scale)
@@ -251,7 +251,7 @@ def _print_partition(partition: Partition, labels: Labels, measures: Skew) -> No
 
 
 def _scenario_heading(scenario: str, sizes: tuple[int, ...] | list[int]) -> str:
-    from feddraw.scenarios.partition import describe_scenario, scenario_names
+    from feddraw.scenarios.scenario_by_name import describe_scenario, scenario_names
 
     about = f" ({describe_scenario(scenario)})" if scenario in scenario_names() else ""
     return f"{scenario}{about}: {sum(sizes):,} images at {len(sizes)} clients"

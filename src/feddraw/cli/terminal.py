@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from feddraw import naming
+
+if TYPE_CHECKING:
+    pass
 
 
 class PlainConsole(Console):
@@ -60,3 +64,7 @@ def print_json(document: Any) -> None:
 def print_line(words: str) -> None:
     """A line on standard output, for commands that have no table to show."""
     print(naming.safe_line(words))
+
+
+def metric_text(value: float | None) -> str:
+    return "undefined" if value is None or math.isnan(value) else f"{value:.4f}"

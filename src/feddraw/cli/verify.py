@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from feddraw.cli.run import DevicesOption
+from feddraw.cli.options import DevicesOption
 from feddraw.cli.terminal import console, table
 from feddraw.errors import RunFailed
 

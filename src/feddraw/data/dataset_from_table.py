@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.data import image_cache
-from feddraw.data.dataset import SPLITS, Dataset, Split
+from feddraw.data.dataset import Dataset
 from feddraw.data.image_cache import FilesToCache, ImageSource, PreparedImages
-from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization, require_pydicom_for
-from feddraw.data.imaging import BadImage
+from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD, ImagePreparation, normalization
+from feddraw.data.imaging import BadImage, require_pydicom_for
 from feddraw.data.label_table import LabelTable, RowProblem, describe_row_problems
+from feddraw.data.splits import rows_by_split
 from feddraw.errors import UserError
 from feddraw.system.csv_cells import csv_text
 from feddraw.system.file_writing import write_whole
@@ -83,14 +83,6 @@ def assembled_dataset(name: str, table: LabelTable, prepared: PreparedImages, ho
     rows = rows_by_split(name, split)
     mean, std = normalization(how.normalize, prepared.images, rows["train"])
     return Dataset(name, prepared.images, table.labels, rows, mean, std)
-
-
-def rows_by_split(name: str, split: NDArray[np.int8]) -> dict[Split, NDArray[np.intp]]:
-    """The rows of each split, none of which may be empty."""
-    rows = {one: np.flatnonzero(split == number) for number, one in enumerate(SPLITS)}
-    if empty := [one for one in SPLITS if not len(rows[one])]:
-        raise UserError(f"{name} has no usable image for {', '.join(empty)}")
-    return rows
 
 
 def missing_file_problem(root: Path, path: str) -> RowProblem:

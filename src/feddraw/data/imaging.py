@@ -7,13 +7,15 @@ antialiased bilinear one to a square, whatever the shape of the film.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.errors import first_line
+from feddraw.catalog import installed
+from feddraw.errors import UserError, first_line
 
 Grey = NDArray[np.uint8]  # (height, width)
 
@@ -127,3 +129,9 @@ def why_not_decoded(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "the file is gone"
     return text if len(text) < 120 else f"{text[:117]}..."
+
+
+def require_pydicom_for(paths: Iterable[str]) -> None:
+    """Refuse DICOM files where pydicom, which reads them, is not installed."""
+    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed("pydicom"):
+        raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

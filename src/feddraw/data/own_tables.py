@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.finding_names import FindingChoice, canonical_finding, listed_findings
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
-from feddraw.data.splits import stratified_split
+from feddraw.data.splits import split_own_rows
 from feddraw.data.table_columns import SPLIT_NAMES, TableColumns, guess_columns
-from feddraw.errors import UserError, is_list_of_numbers, one_of
+from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import expanded_path
 
 Paths = Sequence[Path]
@@ -197,19 +196,6 @@ def _take_own_rows(source: OwnTable, intake: TableIntake, several: bool) -> None
             about["site"] = source.site if about["site"] is None else about["site"] or NO_SITE
             number = source.split if layout.split is None else SPLIT_NAMES[written]
             intake.add(f"{source.prefix}/{name}" if source.prefix else name, fields, where, **about, split=number)
-
-
-def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
-    """Splits for rows that have none: all if no column says, validation out of training if only that lacks."""
-    if not is_list_of_numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
-    labels, given = table.labels, table.split
-    if (given < 0).any() or not len(given):
-        return stratified_split(labels, np.arange(len(labels)), shares, seed)
-    if not (given == 1).any():
-        training = table.split_rows("train")
-        given[training] = stratified_split(labels, training, [shares[0], shares[1]], seed)
-    return given
 
 
 def own_table_guesses_in_words(sources: Sequence[OwnTable]) -> Iterator[str]:

@@ -9,14 +9,14 @@ has, and whether they are enough for an AUC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.data.dataset import SPLITS, Dataset, Labels
-from feddraw.errors import below_one
+from feddraw.data.dataset import SPLITS, Labels, Split
+from feddraw.data.label_table import LabelTable
+from feddraw.errors import UserError, below_one, is_list_of_numbers
 
 Rows = NDArray[np.intp]
 
@@ -105,37 +105,22 @@ def _reach_every_split(split: NDArray[np.int8], has: NDArray[np.bool_], order: R
     return split
 
 
-FEW_FOR_AUC = 10  # positive or negative test images below which an AUC says little: one image moves it by 0.1 or more
+def split_own_rows(table: LabelTable, shares: Sequence[float], seed: int) -> NDArray[np.int8]:
+    """Splits for rows that have none: all if no column says, validation out of training if only that lacks."""
+    if not is_list_of_numbers(shares, 3) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise UserError(f"shares must be three positive numbers that sum to 1, not {shares}")
+    labels, given = table.labels, table.split
+    if (given < 0).any() or not len(given):
+        return stratified_split(labels, np.arange(len(labels)), shares, seed)
+    if not (given == 1).any():
+        training = table.split_rows("train")
+        given[training] = stratified_split(labels, training, [shares[0], shares[1]], seed)
+    return given
 
 
-def findings_per_split(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """What each split holds: images, patients and sites where they are known, and each finding's images by label."""
-    found: dict[str, dict[str, Any]] = {}
-    for split in SPLITS:
-        rows = dataset.rows[split]
-        labels = dataset.labels.take(rows)
-        positives, known = labels.values.sum(axis=0, dtype=np.int64), dataset.labels.known_counts(rows)
-        found[split] = {"images": len(rows), "positives": positives.tolist(), "negatives": (known - positives).tolist()}
-        if labels.patients is not None:
-            found[split]["patients"] = len(np.unique(labels.patients))
-        if labels.sites is not None:
-            sites, images = np.unique(labels.sites, return_counts=True)
-            found[split]["sites"] = dict(zip(sites.tolist(), images.tolist(), strict=True))
-    return found
-
-
-def too_few_for_auc(split: Mapping[str, Any], place: int) -> bool:
-    """Whether the AUC of a finding on these images says little."""
-    return rarer_label_in_split(split, place) < FEW_FOR_AUC
-
-
-def rarer_label_in_split(split: Mapping[str, Any], place: int) -> int:
-    """Images of the rarer label of a finding."""
-    return min(int(split["positives"][place]), int(split["negatives"][place]))
-
-
-def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
-    """Positive / negative images of a finding, and those whose label is not known."""
-    positives, negatives = split["positives"][place], split["negatives"][place]
-    unknown = split["images"] - positives - negatives
-    return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
+def rows_by_split(name: str, split: NDArray[np.int8]) -> dict[Split, NDArray[np.intp]]:
+    """The rows of each split, none of which may be empty."""
+    rows = {one: np.flatnonzero(split == number) for number, one in enumerate(SPLITS)}
+    if empty := [one for one in SPLITS if not len(rows[one])]:
+        raise UserError(f"{name} has no usable image for {', '.join(empty)}")
+    return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from feddraw.data.dataset import Dataset
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import Progress, cache_folder
-from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.image_settings import ImagePreparation
 from feddraw.datasets.npz import load_npz
 from feddraw.errors import UserError, first_line
 from feddraw.system.file_reading import expanded_path

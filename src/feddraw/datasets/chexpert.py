@@ -16,7 +16,7 @@ from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import dataset_from_files
 from feddraw.data.finding_names import FindingChoice, canonical_finding, choose_findings
-from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_cells import CellPolicy, cell_meanings
 from feddraw.data.label_table import LabelTable, RowProblem, TableIntake
 from feddraw.data.splits import draw_share_of_patients

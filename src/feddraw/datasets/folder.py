@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import dataset_from_files
 from feddraw.data.finding_names import FindingChoice
-from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.label_cells import CellPolicy
 from feddraw.data.own_tables import find_own_tables, joined_table_names, own_image_root, read_own_tables
 

@@ -15,8 +15,9 @@ from feddraw.data.dataset import Dataset
 from feddraw.data.dataset_from_table import assembled_dataset, prepared_dataset
 from feddraw.data.finding_names import FindingChoice
 from feddraw.data.image_cache import CachedImages, no_progress, open_finished_entry
-from feddraw.data.image_preparation import ImagePreparation
+from feddraw.data.image_settings import ImagePreparation
 from feddraw.data.npz_archive import NpzArchive
+from feddraw.data.splits import rows_by_split
 
 
 def npz(how: ImagePreparation, *, path: str, findings: FindingChoice = "paper") -> Dataset:
@@ -30,7 +31,7 @@ def load_npz(path: Path, name: str, findings: FindingChoice, how: ImagePreparati
     table = archive.table(findings)
     packed = archive.images()
     dataset_from_table.refuse_bad_rows(name, table.problems, len(table.labels), how)
-    dataset_from_table.rows_by_split(name, table.split)
+    rows_by_split(name, table.split)
     if how.estimate is not None and open_finished_entry(packed.entry, packed.shape) is None:
         found = dataset_from_table.unprepared_dataset(name, table, packed, how)
         images, side, _ = packed.shape

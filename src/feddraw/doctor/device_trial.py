@@ -22,13 +22,15 @@ from feddraw.bench.workloads import PAPER_TRAINING, Workload
 from feddraw.core import Correction, Local, Vector
 from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
+from feddraw.experiment.rehearsal import step_time_factors
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.experiment.run_time_estimate import step_time_factors
-from feddraw.system.workers import belong_to_parent, cause_of_death, peak_memory, start_worker, stop_workers
+from feddraw.system.machine import peak_memory
+from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import Trainer
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told, step_memory
-from feddraw.training.devices import WorkerPlace, compute_exactly
-from feddraw.training.loop import fit, make_optimizer, predict, seeded_torch
+from feddraw.training.devices import WorkerPlace
+from feddraw.training.loop import fit, make_optimizer, predict
+from feddraw.training.reproducibility import compute_exactly, seeded_torch
 from feddraw.training.settings import Training
 
 LARGEST_BATCH = 64  # images of a batch, as in the paper

@@ -20,7 +20,7 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
-from feddraw.system.workers import cores
+from feddraw.system.machine import cores
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices_apart
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes

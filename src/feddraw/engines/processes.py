@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from feddraw.core import Asked, Job, Local, Model, Update
-from feddraw.engines import Engine, EngineInbox, EngineWithMemory, Rows, Scores
+from feddraw.engines import Engine, Rows, Scores
+from feddraw.engines._memory import EngineInbox, EngineWithMemory
 from feddraw.errors import OutOfMemory, RunFailed, UserError
 from feddraw.system.shared_memory import SharedArrays, SharedHandle, attach_shared
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Engine, EngineInbox, EngineWithMemory, Rows, Scores
+from feddraw.engines import Engine, Rows, Scores
+from feddraw.engines._memory import EngineInbox, EngineWithMemory
 from feddraw.training.client import Trainer
-from feddraw.training.loop import one_thread, predict
+from feddraw.training.loop import predict
+from feddraw.training.reproducibility import one_thread
 
 
 def serial(prepared: Any, workers: int) -> Engine:

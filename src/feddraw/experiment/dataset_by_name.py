@@ -13,7 +13,7 @@ from feddraw.catalog import check_setting_types, own_function
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.dataset import SPLITS, Dataset, Labels
 from feddraw.data.image_cache import Progress
-from feddraw.data.image_preparation import ImagePreparation, PreparationEstimate
+from feddraw.data.image_settings import ImagePreparation, PreparationEstimate
 from feddraw.data.label_table import describe_row_problems
 from feddraw.data.npz_archive import NpzArchive
 from feddraw.data.own_tables import read_own_tables

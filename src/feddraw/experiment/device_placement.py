@@ -13,7 +13,8 @@ import torch
 
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment
-from feddraw.system.workers import cores, limited_workers
+from feddraw.system.machine import cores
+from feddraw.system.workers import limited_workers
 from feddraw.training.device_memory import step_memory
 from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices, survey_devices_apart
 from feddraw.training.network_by_name import build_network

@@ -1,252 +1,25 @@
-"""Inspect a user's data and write an experiment file for it: columns guessed, rows counted, sizes for the machine.
-
-A table with one column per finding is used as it is; several, one per site, are used together. A single column of class
-names, or a folder with one subfolder per class, is first written out as such a table beside the experiment file.
-"""
+"""An experiment file for a user's own data as they were inspected, with a first run that fits the machine."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from pathlib import Path
 
-from feddraw.data import own_tables, table_columns
-from feddraw.data.csv_sheet import CsvSheet
-from feddraw.data.dataset import SPLITS
-from feddraw.data.dataset_from_table import missing_file_problem
-from feddraw.data.imaging import BadImage, decode
-from feddraw.data.label_cells import ABSENT, BLANK, CELL_WORDS, NO_COLUMN, PRESENT, UNCERTAIN, label_in_cell
-from feddraw.data.label_table import LabelTable, RowProblem
-from feddraw.errors import UserError
+from feddraw.data.label_cells import ABSENT, BLANK, PRESENT, UNCERTAIN
+from feddraw.experiment.inspect_own_data import UNCLEAR_CELLS, InspectedData
 from feddraw.scenarios.by_site import MIN_SITE_IMAGES
 from feddraw.schedules import ROUNDS
-from feddraw.system.csv_cells import csv_text
-from feddraw.system.workers import cores
-
-LABEL_COLUMNS = ("label", "labels", "finding", "findings", "findinglabels", "class", "classes", "category", "diagnosis")
-# Names that are no class of their own.
-NORMAL_CLASSES = ("normal", "no finding", "nofinding", "no_finding", "healthy", "none", "negative")
-# A column that only an archive has, its data set, and what lies beside the table in the archive's own folder.
-KNOWN_ARCHIVES = {"Frontal/Lateral": ("chexpert", "valid.csv", "train.csv"), "Finding Labels": ("nih", "test_list.txt")}
-MOST_LABEL_CLASSES = 50
-SAMPLED_ROWS = 2000  # rows that guesses are based on
+from feddraw.system.machine import cores
 
 # Seconds of one training step of `compact` on 64 images, one core of an AMD EPYC, by height and width in pixels.
 STEP_SECONDS = {224: 0.83, 128: 0.30, 64: 0.08, 32: 0.03}
 FIRST_RUN_SECONDS = 20 * 60  # seconds that a first run may take
 FIRST_RUN_EPOCHS = 2  # the paper's
-UNCLEAR_CELLS = {BLANK: "blank", UNCERTAIN: "uncertain", NO_COLUMN: "without the column"}
 ENOUGH_TO_HOLD_BACK = 100  # training images of the smallest client
-
-
-@dataclass(frozen=True, eq=False)
-class InspectedData:
-    """What there is."""
-
-    sheets: tuple[Path, ...]
-    images: Path | None  # the folder that the tables' paths start from; none where it is each table's own
-    written: str  # the table itself, where it had to be made
-    columns: Mapping[str, str]  # path, split, site, patient: the columns' names, empty where there is none
-    table: LabelTable
-    guesses: tuple[str, ...]  # which columns are used and how, where that is not obvious
-    missing: tuple[RowProblem, ...]  # rows without a file
-    pixels: int  # the shorter side of the first image
-
-    @property
-    def sites(self) -> dict[str, int]:
-        """Training images of each site."""
-        labels = self.table.labels
-        return {} if labels.sites is None else dict(Counter(labels.sites[self.table.split == 0].tolist()))
-
-    @property
-    def large_sites(self) -> dict[str, int]:
-        """Those with enough training images to be clients."""
-        return {site: count for site, count in self.sites.items() if count >= MIN_SITE_IMAGES}
-
-    def positives(self, label: int = 1) -> dict[str, list[int]]:
-        """Images known to be with each finding (0: without it) in the training, validation and test split."""
-        labels = self.table.labels
-        counts = [(labels.truth(self.table.split_rows(split)) == label).sum(axis=0).tolist() for split in SPLITS]
-        return {name: [one[c] for one in counts] for c, name in enumerate(labels.findings)}
-
-    def marks(self) -> dict[str, dict[int, int]]:
-        """How many cells of each finding say present, absent, uncertain, or nothing."""
-        assert self.table.marks is not None
-        codes = (PRESENT, ABSENT, *UNCLEAR_CELLS)
-        columns = zip(self.table.labels.findings, self.table.marks.T, strict=True)
-        return {name: {code: int((column == code).sum()) for code in codes} for name, column in columns}
-
-    def unlabelled(self) -> Iterator[str]:
-        """Sites that do not label a finding at all."""
-        labels = self.table.labels
-        if labels.known is None or labels.sites is None:
-            return
-        for site in sorted(set(labels.sites.tolist())):
-            known = labels.known[labels.sites == site].any(axis=0)
-            if lacking := [name for name, there in zip(labels.findings, known, strict=True) if not there]:
-                yield f"{', '.join(lacking)} at {site}"
-
-    def sizes(self) -> list[int]:
-        return [len(self.table.split_rows(split)) for split in SPLITS]
-
-
-def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> InspectedData:
-    """What CSVs, or a folder with CSVs or with one subfolder per class, hold."""
-    listed = [paths] if isinstance(paths, Path) else list(paths)
-    for path in listed:
-        if not path.exists():
-            raise UserError(f"no file or folder {path}")
-        if path.suffix == ".npz":
-            raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
-    if len(listed) == 1 and listed[0].is_dir():
-        if not own_tables.csv_tables_in(listed[0]):
-            made = init_table_of_classes(init_rows_of_class_folders(listed[0]))
-            return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
-        listed = own_tables.csv_tables_in(listed[0])
-    sheets = [own_tables.find_own_table(path) for path in listed]
-    for sheet in sheets:
-        header = CsvSheet.of(sheet).header
-        for known, (name, *beside) in KNOWN_ARCHIVES.items():
-            if known in header and any((sheet.parent / file).is_file() for file in beside):
-                how = f"feddraw run --data {name} --set data.path={sheet.parent}"
-                raise UserError(f"{sheet} is a known archive: {how}")
-    made = with_class_columns(CsvSheet.of(sheets[0])) if len(sheets) == 1 else ""
-    if made:
-        own = images or str(sheets[0].parent)
-        return inspect_made_table(out.with_name(f"{out.stem}-labels.csv"), own, made, sheets[0])
-    return inspect_tables(sheets, images, sheets[0])
-
-
-def inspect_made_table(sheet: Path, images: str, content: str, original: Path | None = None) -> InspectedData:
-    """As `inspect_tables`, for a table that is made from another or from class folders and not written yet."""
-    with TemporaryDirectory() as folder:
-        passing = Path(folder) / sheet.name
-        passing.write_text(content, encoding="utf-8")
-        return replace(inspect_tables([passing], images, original or sheet), sheets=(sheet,), written=content)
-
-
-def inspect_tables(sheets: Sequence[Path], images: str, named: Path) -> InspectedData:
-    """Read the tables, and find out what their columns are and which of their files are there; `named` is for words."""
-    images = images or image_folder(sheets)
-    root = own_tables.own_image_root(sheets, images)
-    sources = own_tables.open_own_tables(sheets, root, images, {}, "all", False)
-    table = own_tables.read_own_tables(sheets, root=root, images=images)
-    columns = {}
-    for kind in ("path", "split", "site", "patient"):
-        found = [(source.sheet, getattr(source.layout, kind)) for source in sources]
-        columns[kind] = next((sheet.header[place] for sheet, place in found if place is not None), "")
-    missing = tuple(missing_file_problem(root, path) for path in table.paths if not (root / path).is_file())
-    if len(missing) == len(table.paths):
-        raise UserError(no_image_found(named, root, table, images))
-    guesses = tuple(own_tables.own_table_guesses_in_words(sources))
-    table = replace(table, notes=tuple(note for note in table.notes if note not in guesses))
-    guesses = tuple(one.replace(sheets[0].name, named.name) for one in guesses)
-    pixels = first_image_side(root, (path for path in table.paths if (root / path).is_file()))
-    return InspectedData(tuple(sheets), root if images else None, "", columns, table, guesses, missing, pixels)
-
-
-def image_folder(sheets: Sequence[Path]) -> str:
-    """The folder below or above the table that its first paths start from; empty if that is the table's own."""
-    if len(sheets) > 1:
-        return ""
-    source = own_tables.open_own_tables(sheets, sheets[0].parent, "", {}, "all", False)[0]
-    some = [fields[source.layout.path].strip() for _, fields in islice(source.sheet.rows(), 50)]
-    for folder in image_folder_candidates(sheets[0].parent, some):
-        names = [own_tables.path_inside_folder(path, folder) for path in some]
-        if any(name is not None and (folder / name).is_file() for name in names):
-            return "" if folder == sheets[0].parent else str(folder)
-    return ""
-
-
-def image_folder_candidates(home: Path, paths: Sequence[str]) -> Iterator[Path]:
-    """Where images may lie: beside the table, in a folder there, or in one that all paths name."""
-    yield home
-    try:
-        yield from sorted(folder for folder in home.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-    except OSError:
-        return
-    absolute = [path for path in paths if PurePosixPath(path).is_absolute()]
-    if absolute and len(absolute) == len(paths):
-        common = Path(os.path.commonpath([str(PurePosixPath(path).parent) for path in absolute]))
-        if len(common.parts) > 2:  # never the whole disk
-            yield common
-
-
-def no_image_found(named: Path, root: Path, table: LabelTable, images: str) -> str:
-    """That no image is where it should be, with what was tried."""
-    if not table.paths:
-        bad = table.problems[0]
-        detail = f" ({bad.detail})" if bad.detail else ""
-        return f"{named} has no row that can be used: {bad.where} {bad.what}{detail}"
-    first = table.paths[0]
-    folders = [root] if images else list(image_folder_candidates(root, [first]))
-    tried = ", ".join(str(folder / first) for folder in folders[:4])
-    where = "say where they are with `feddraw init --images FOLDER`"
-    return f"{named}: none of its {len(table.paths):,} images is there; tried {tried}: {where}"
-
-
-def first_image_side(folder: Path, paths: Iterable[str]) -> int:
-    """Of the first image that can be read."""
-    some, why = list(islice(paths, 20)), ""
-    for path in some:
-        try:
-            return int(min(decode(folder / path).shape))
-        except BadImage as error:
-            why = why or f"{folder / path}: {error}"
-    raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
-
-
-def init_rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
-    """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if path.suffix.lower() in table_columns.IMAGE_SUFFIXES and len(inside.parts) > 1:
-            split = next((name for name in inside.parts[:-2] if name.lower() in table_columns.SPLIT_NAMES), "")
-            yield {"path": inside.as_posix(), "split": split.lower(), "label": inside.parts[-2]}
-
-
-def with_class_columns(sheet: CsvSheet) -> str:
-    """The table with one column per class, where it has one column of class names; empty where it needs no change."""
-    place = table_columns.column_by_usual_name(sheet.header, LABEL_COLUMNS)
-    sample = [fields for _, fields in islice(sheet.rows(), SAMPLED_ROWS)]
-    if place is None or all(label_in_cell(fields[place]) is not None for fields in sample):
-        return ""
-    if (path := table_columns.path_column(sheet)) is None:
-        return ""
-    others = [names for kind, names in table_columns.USUAL_COLUMN_NAMES.items() if kind != "path"]
-    columns = [path, *(table_columns.column_by_usual_name(sheet.header, names) for names in others)]
-    kept = {sheet.header[column]: column for column in columns if column is not None}
-    kept["label"] = place
-    return init_table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
-
-
-def init_table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
-    """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
-
-    A row without a label is blank in all of them.
-    """
-    rows = list(rows)
-    named = [[one.strip() for one in re.split(r"[|;]", row["label"])] for row in rows]
-    every = {name for names in named for name in names}
-    blank = {name for name in every if CELL_WORDS.get(name.lower()) == BLANK}
-    classes = sorted(name for name in every - blank if name.lower() not in NORMAL_CLASSES)
-    if not rows or not classes or len(classes) > MOST_LABEL_CLASSES:
-        raise UserError(
-            f"{len(classes)} classes in {len(rows):,} labelled images: give a CSV with one column per finding "
-            "(0 or 1), a column of class names, or a folder with one subfolder per class"
-        )
-    others = [name for name in rows[0] if name != "label" and any(row[name] for row in rows)]
-    lines = []
-    for row, names in zip(rows, named, strict=True):
-        silent = blank.issuperset(names)
-        lines.append([*(row[name] for name in others), *("" if silent else int(name in names) for name in classes)])
-    return csv_text([[*others, *classes], *lines])
 
 
 @dataclass(frozen=True)
@@ -383,13 +156,3 @@ def comment_text(text: str) -> str:
 
 def path_in_toml(path: Path) -> str:
     return Path(os.path.relpath(path)).as_posix() if not path.is_absolute() else path.as_posix()
-
-
-def init_findings_without_auc(found: InspectedData) -> list[str]:
-    """Findings without a positive or a negative image in some split: no AUC there."""
-    negatives = found.positives(label=0)
-    return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]
-
-
-def unusable_rows(found: InspectedData) -> tuple[RowProblem, ...]:
-    return (*found.table.problems, *found.missing)

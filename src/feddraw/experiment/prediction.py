@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from feddraw.data.csv_sheet import CsvSheet
 from feddraw.data.image_cache import Progress, no_progress
-from feddraw.data.image_preparation import require_pydicom_for
-from feddraw.data.imaging import BadImage, decode
+from feddraw.data.imaging import BadImage, decode, require_pydicom_for
 from feddraw.data.own_tables import path_inside_folder
 from feddraw.data.table_columns import IMAGE_SUFFIXES, path_column
 from feddraw.errors import UserError

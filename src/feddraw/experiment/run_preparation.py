@@ -20,20 +20,21 @@ from feddraw.data.corruption import corrupt_dataset
 from feddraw.data.dataset import Dataset, Labels
 from feddraw.data.folds import refold
 from feddraw.data.image_cache import Progress
-from feddraw.data.image_preparation import PreparationEstimate
+from feddraw.data.image_settings import PreparationEstimate
 from feddraw.data.splits import stratified_split
 from feddraw.errors import UserError
 from feddraw.experiment.dataset_by_name import open_dataset
 from feddraw.experiment.device_placement import devices_of, on_device, places_for_clients
 from feddraw.experiment.settings import Experiment, complete, make_method
-from feddraw.scenarios.image_deck import Partition
-from feddraw.scenarios.partition import deal
+from feddraw.scenarios.partition import Partition
+from feddraw.scenarios.scenario_by_name import deal
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import Examples, Rows, steps_per_epoch
+from feddraw.training.loop import Examples, Rows
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages, choose_server_images
+from feddraw.training.settings import steps_per_epoch
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from feddraw.experiment.method_by_name import Section, combined_method, method_s
 from feddraw.participation import Participation
 from feddraw.results.kept_models import Keep
 from feddraw.scenarios.paper_scenarios import paper_dataset_of, paper_scenario_images
-from feddraw.scenarios.partition import complete_scenario_options
+from feddraw.scenarios.scenario_by_name import complete_scenario_options
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy

@@ -18,18 +18,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddraw.core import Heads, Local
-from feddraw.data.image_preparation import PAPER_MEAN, PAPER_STD
+from feddraw.data.image_settings import PAPER_MEAN, PAPER_STD
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, one_of
 from feddraw.experiment.run_preparation import network_builder, open_experiment_data
 from feddraw.experiment.settings import Experiment, make_method
 from feddraw.results.kept_models import KEPT_MODELS
-from feddraw.results.recorded_run import RecordedRun, read_run
-from feddraw.results.run_collection import require_run
+from feddraw.results.recorded_run import RecordedRun, finished_run
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_reading import damage_told, number_or_nan
-from feddraw.training.loop import Examples, one_thread, predict
+from feddraw.training.loop import Examples, predict
 from feddraw.training.network import Network
+from feddraw.training.reproducibility import one_thread
 
 TRAINED_MODELS = ("last", *KEPT_MODELS)
 MAX_MODEL_BYTES = 1 << 34
@@ -88,16 +88,6 @@ def load_trained(path: Path, model: str = "last", *, trust: bool = False) -> Tra
     _load_model_file(module, RunFolder(path).model_file(model))
     recipe, normalization = _preparation_of_trained(run, experiment)
     return TrainedModel(run, experiment, module.eval(), classifier, findings, thresholds, recipe, *normalization)
-
-
-def finished_run(path: Path) -> RecordedRun:
-    """A run that has its last files."""
-    require_run(path)
-    run = read_run(path)
-    if not run.finished:
-        command = f"feddraw run {path}/experiment.toml --out {path} --resume"
-        raise UserError(f"{path} is not finished: go on with `{command}`")
-    return run
 
 
 def _findings_and_thresholds(metrics: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -21,7 +21,7 @@ from feddraw.flower.strategy import FedDRAW, MethodStrategy
 from feddraw.server.round import RoundRecord
 
 if TYPE_CHECKING:
-    from feddraw.flower.site import Site, client
+    from feddraw.flower.client_app import Site, client
 
 __all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record", "secure_mod", "state_dict"]
 
@@ -29,7 +29,7 @@ __all__ = ["FedDRAW", "MethodStrategy", "RoundRecord", "Site", "client", "record
 def __getattr__(name: str) -> Any:
     """The client's half only when it is asked for: it needs torch, and a server does not."""
     if name in ("Site", "client"):
-        return getattr(import_module("feddraw.flower.site"), name)
+        return getattr(import_module("feddraw.flower.client_app"), name)
     if name == "Round":
         warn_renamed("feddraw.flower.Round", "feddraw.flower.RoundRecord", 2)
         return RoundRecord

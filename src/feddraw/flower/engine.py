@@ -16,17 +16,18 @@ from flwr.serverapp import Grid
 
 from feddraw.catalog import installed
 from feddraw.core import Job, Model, Update
-from feddraw.engines import Engine, EngineWithMemory, Rows, Scores
+from feddraw.engines import Engine, Rows, Scores
+from feddraw.engines._memory import EngineWithMemory
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
 from feddraw.experiment.run_preparation import PreparedRun, prepare
 from feddraw.experiment.settings import Experiment
 from feddraw.flower import job_orders, reply_intake
 from feddraw.flower.array_records import arrays_to_vectors, model_to_arrays, vectors_to_arrays
+from feddraw.flower.client_app import Site, client
 from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.ray_simulation import RaySimulation
 from feddraw.flower.reply_intake import ReplyFormat
-from feddraw.flower.site import Site, client
 
 WAIT_FOR_NODES = 120.0  # seconds for simulated nodes to come up
 

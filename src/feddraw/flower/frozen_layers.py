@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save
 from feddraw.errors import UserError
 from feddraw.flower import job_orders
 from feddraw.flower.array_records import Refused, arrays_to_vectors, vectors_to_arrays
-from feddraw.flower.reply_intake import Reply, client_in_reply, one_line
+from feddraw.flower.reply_intake import Reply, client_in_reply
+from feddraw.naming import one_line
 from feddraw.results.checkpoint import checkpoint_digest
 from feddraw.system.file_writing import make_folder, write_whole
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from feddraw.core import Extent, Model, Update
 from feddraw.flat_model import blank_model, model_in_row
 from feddraw.flower.array_records import ArrayRecordReader, Refused, arrays_to_extras
+from feddraw.naming import one_line
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.system.threads import in_threads
 from feddraw.training.allocator import return_freed_memory
@@ -115,11 +116,6 @@ def metrics_in_reply(content: RecordDict) -> dict[str, Any]:
 
 def _same_replies(one: RecordDict, other: RecordDict) -> bool:
     return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
-
-
-def one_line(text: Any, most: int = 80) -> str:
-    """Text from another machine, short and without control characters, for a log or a table."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most]).strip()
 
 
 def decode_replies(

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from feddraw.core import Model, Vector
 from feddraw.errors import UserError
 from feddraw.flower import frozen_layers, job_orders
-from feddraw.flower.reply_intake import one_line
+from feddraw.naming import one_line
 from feddraw.secure_rounds.announcement import announced_fingerprint
 
 Kind = TypeVar("Kind", str, bytes)

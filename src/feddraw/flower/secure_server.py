@@ -27,10 +27,10 @@ from feddraw.errors import UserError
 from feddraw.flower import reply_intake, score_histograms, secure_messages
 from feddraw.flower.array_records import Refused, unpack_array
 from feddraw.flower.method_as_text import method_as_text
-from feddraw.flower.reply_intake import Reply, one_line
+from feddraw.flower.reply_intake import Reply
 from feddraw.flower.roster import Roster
 from feddraw.flower.secure_messages import COUNTS_SUM, SECURE_ORDER, SECURE_RECORD, SecureOrder, secure_pairs_in
-from feddraw.naming import safe_line
+from feddraw.naming import one_line, safe_line
 from feddraw.secure_rounds.announcement import (
     FIRST_SUM,
     MOVES_SUM,

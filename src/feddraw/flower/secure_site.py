@@ -30,9 +30,9 @@ from feddraw.flower.array_records import arrays_to_model, arrays_to_vectors, pac
 from feddraw.flower.client_memory import memory_folder
 from feddraw.flower.frozen_layers import FROZEN
 from feddraw.flower.method_as_text import method_from_text
-from feddraw.flower.reply_intake import one_line
 from feddraw.flower.secure_messages import ANNOUNCEMENT, COUNTS_SUM, SecureOrder, reading_secure_message, secure_answer
 from feddraw.flower.secure_site_memory import SecureSiteMemory, SecureSiteOpenedRound, SecureSiteState
+from feddraw.naming import one_line
 from feddraw.secure_rounds.announcement import FIRST_SUM, MOVES_SUM, Announcement
 from feddraw.secure_rounds.client import SecureRoundClient
 from feddraw.secure_sums.client import SecureSumClient

@@ -37,7 +37,7 @@ from feddraw.flower.settings import FlowerSettings
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.results.kept_models import ModelKeeper
 from feddraw.results.run_folder import RunFolder
-from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.partition import Partition
 from feddraw.secure_sums.session import FEWEST_SUMMED
 from feddraw.server.policy import why_no_policy
 from feddraw.server.round import RoundRecord

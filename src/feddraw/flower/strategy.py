@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
-from feddraw.classifier_layer import classifier_in_words
+from feddraw.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core import Layout, Method, Model, Proxy, State
 from feddraw.errors import RunFailed, UserError, positive
 from feddraw.flower import reply_intake
@@ -48,7 +48,7 @@ from feddraw.server.gate import Gate
 from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, ledger_pieces_by_finding
 from feddraw.server.policy import FEWEST_FOR_MEDIAN, Policy, policy_of
 from feddraw.server.round import RoundRecord, RoundResult, aggregate_round
-from feddraw.server.state_dict import layout_of_arrays, looks_at_classifier
+from feddraw.server.state_dict import layout_of_arrays
 
 log = logging.getLogger("flwr")
 

@@ -34,7 +34,7 @@ from feddraw.aggregation import (
     check_aggregation_suffices,
     method_to_aggregate,
 )
-from feddraw.classifier_layer import classifier_in_words
+from feddraw.classifier_layer import classifier_in_words, looks_at_classifier
 from feddraw.core import Layout, Method
 from feddraw.errors import RunFailed, UserError, in_one_line
 from feddraw.naming import safe_line
@@ -44,7 +44,7 @@ from feddraw.schedules import BETA_MAX, ETA, LAM, Reading
 from feddraw.server.gate import Gate
 from feddraw.server.ledger import LedgerEntry
 from feddraw.server.policy import policy_of
-from feddraw.server.state_dict import Arrays, layout_of_arrays, looks_at_classifier, plain_arrays
+from feddraw.server.state_dict import Arrays, layout_of_arrays, plain_arrays
 from feddraw.system.file_writing import make_folder
 
 log = logging.getLogger("feddraw.nvflare")

@@ -17,19 +17,15 @@ from feddraw.paper.published_tables import (
     PAPER_ALPHA,
     Comparisons,
     client_sizes,
-    published_claims,
     published_comparisons,
     published_results,
 )
-from feddraw.paper.weight_claims import JudgedClaim, claimed_similarity_gap, judge_claims
+from feddraw.paper.weight_claims import FOLLOWED_CLIENT, printed_extreme_weight, published_claims, similarity_gap_needed
 from feddraw.scenarios.skew_measures import measure_sizes
-from feddraw.schedules import READINGS, ROUNDS, Reading, beta
 
 QUANTITY_SKEWED = ("CHX-1", "CHX-2", "CHX-3", "CHX-4")
 EQUAL_SIZES = ("CHX-7", "CHM-5")  # clients of equal size
 SAME_ALGORITHM = ("FedAvg", "FedNova", "FedDRAW")  # one algorithm, but for small differences of similarity
-FOLLOWED_CLIENT = {"CHX-4": 9, "CHX-1": 0}  # the client whose weights the text follows, counted from 0
-CROSSING_ROUND = {"CHX-4": 4, "CHX-1": 5}  # the first round in which it is beyond the equal weight
 
 
 @dataclass(frozen=True)
@@ -166,11 +162,6 @@ def _conclude_near_uniform() -> Conclusion:
     return Conclusion("uniform averaging", False, text, {"extreme_weight": weights, "deviation_from_equal": off})
 
 
-def printed_extreme_weight(scenario: str) -> float:
-    """The printed maximum or minimum over the rounds of the client that the text follows."""
-    return next(float(one.value) for one in published_claims() if one.scenario == scenario and "imum" in one.quantity)
-
-
 def _conclude_fednova() -> Conclusion:
     large, small = fednova_coefficients(client_sizes()["CHX-4"])[[0, -1]].tolist()
     printed = printed_extreme_weight("CHX-4")
@@ -249,12 +240,6 @@ def _conclude_similarity_gaps() -> Conclusion:
     return Conclusion("similarity gaps", False, text, {"needed": needed, "possible": possible})
 
 
-def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
-    """How much more similar than the others the followed client must be for this weight."""
-    gap = claimed_similarity_gap(round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading)
-    return math.nan if gap is None else gap
-
-
 def _conclude_largest_turn(images: int, epochs: int = 2, batch: int = 64, rate: float = 1e-5) -> float:
     """The largest 1 - cosine of a 1024 → 5 head in one round, if every coordinate moves by the rate in every step."""
     parameters, inputs = 5 * 1024 + 5, 1024
@@ -275,35 +260,3 @@ def _conclude_same_size() -> Conclusion:
 
 def _decimals(values: Sequence[float], digits: int = 2) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
-
-
-def claims_by_reading() -> list[JudgedClaim]:
-    """Which of the printed statements about weights each reading can give."""
-    return judge_claims(published_claims(), client_sizes())
-
-
-def readings_in_words(judged: Sequence[JudgedClaim]) -> dict[Reading, str]:
-    """For each reading, how many of the claims can hold and what they ask for, in words."""
-    return {
-        reading: f"{_claims_that_can_hold(judged, reading)} {_conclude_similarity_gap(reading)}" for reading in READINGS
-    }
-
-
-def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
-    verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
-    possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
-    last = beta(ROUNDS - 1, ROUNDS, reading=reading)
-    end = f"beta is {last:.4f} in the last round, so uniform only by chance" if last else "the last round is uniform"
-    return f"{possible} of {len(judged)} can hold; {end}."
-
-
-def _conclude_similarity_gap(reading: Reading) -> str:
-    """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
-    said = []
-    for scenario, crossing in CROSSING_ROUND.items():
-        equal = 1 / len(client_sizes()[scenario])
-        before = abs(similarity_gap_needed(scenario, crossing - 1, equal, reading))
-        extreme = abs(similarity_gap_needed(scenario, 6, printed_extreme_weight(scenario), reading))
-        path = "so it must grow" if extreme > before else "so it may shrink"
-        said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
-    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."

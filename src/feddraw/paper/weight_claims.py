@@ -16,12 +16,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.paper.published_tables import client_sizes, read_published
 from feddraw.schedules import READINGS, ROUNDS, Reading, beta, gamma, gamma_and_beta, size_prior, weights_and_parts
 
 Floats = NDArray[np.float64]
 Sizes = Sequence[float]
 Range = tuple[float, float]
 Outcome = Literal["always", "can", "never"]
+FOLLOWED_CLIENT = {"CHX-4": 9, "CHX-1": 0}  # the client whose weights the text follows, counted from 0
+CROSSING_ROUND = {"CHX-4": 4, "CHX-1": 5}  # the first round in which it is beyond the equal weight
 
 
 @dataclass(frozen=True)
@@ -190,3 +193,51 @@ def _similarity_needed(claim: WeightClaim, round: int, sizes: Sizes, reading: Re
     if float(claim.value) == 0:  # equal weights of unequal clients: similarity must undo size
         return trust / (1 - trust) * float(np.ptp(size_prior(sizes)))
     return float(claim.value) * len(sizes) / (sharpness * (1 - trust))  # weights are near 1 / K
+
+
+def published_claims() -> list[WeightClaim]:
+    """What the text says about the weights over the rounds."""
+    return [WeightClaim(**row) for row in read_published("dynamics_claims")]
+
+
+def printed_extreme_weight(scenario: str) -> float:
+    """The printed maximum or minimum over the rounds of the client that the text follows."""
+    return next(float(one.value) for one in published_claims() if one.scenario == scenario and "imum" in one.quantity)
+
+
+def similarity_gap_needed(scenario: str, round: int, weight: float, reading: Reading) -> float:
+    """How much more similar than the others the followed client must be for this weight."""
+    gap = claimed_similarity_gap(round, client_sizes()[scenario], FOLLOWED_CLIENT[scenario], weight, reading)
+    return math.nan if gap is None else gap
+
+
+def claims_by_reading() -> list[JudgedClaim]:
+    """Which of the printed statements about weights each reading can give."""
+    return judge_claims(published_claims(), client_sizes())
+
+
+def readings_in_words(judged: Sequence[JudgedClaim]) -> dict[Reading, str]:
+    """For each reading, how many of the claims can hold and what they ask for, in words."""
+    return {
+        reading: f"{_claims_that_can_hold(judged, reading)} {_similarity_gap_in_words(reading)}" for reading in READINGS
+    }
+
+
+def _claims_that_can_hold(judged: Sequence[JudgedClaim], reading: Reading) -> str:
+    verdicts = [list(by_reading[reading].values()) for _, by_reading in judged]
+    possible = sum(all(one.outcome != "never" for one in some) for some in verdicts)
+    last = beta(ROUNDS - 1, ROUNDS, reading=reading)
+    end = f"beta is {last:.4f} in the last round, so uniform only by chance" if last else "the last round is uniform"
+    return f"{possible} of {len(judged)} can hold; {end}."
+
+
+def _similarity_gap_in_words(reading: Reading) -> str:
+    """Whether the gap must grow: before the crossing it is below one bound, at the extreme it has one value."""
+    said = []
+    for scenario, crossing in CROSSING_ROUND.items():
+        equal = 1 / len(client_sizes()[scenario])
+        before = abs(similarity_gap_needed(scenario, crossing - 1, equal, reading))
+        extreme = abs(similarity_gap_needed(scenario, 6, printed_extreme_weight(scenario), reading))
+        path = "so it must grow" if extreme > before else "so it may shrink"
+        said.append(f"in {scenario} at most {before:.4f} in round {crossing - 1} and {extreme:.4f} in round 6, {path}")
+    return f"With the crossing where it is printed, the gap of similarities is {'; '.join(said)}."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.analysis.bootstrap import Interval, bootstrap, interval, weighted_auc, weighted_gm
+from feddraw.naming import join_names
 from feddraw.results.predictions import Predictions
 from feddraw.results.recorded_run import RecordedRun
 from feddraw.system.file_reading import number_or_nan
@@ -143,3 +144,30 @@ def _calls_at_thresholds(run: RecordedRun, found: Predictions) -> Floats:
         tables = [run.metrics["clients"].get(c, {}).get("test", {}).get("thresholds", {}) for c in run.ledger.clients]
     limits = np.array([[number_or_nan(table.get(name)) for name in found.classes] for table in tables])[:, None, :]
     return np.where(np.isnan(limits) | np.isnan(models), np.nan, (models >= limits).astype(np.float64))
+
+
+def patients_interval_name(draws: PatientBootstrap) -> str:
+    return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
+
+
+def patients_note(draws: PatientBootstrap) -> str:
+    seeds = f"averaged over seeds {join_names(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
+    return f"{patients_interval_name(draws)}, paired, {seeds}; noise between trainings is not included."
+
+
+def auc_intervals_by_finding(
+    runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
+) -> Iterator[tuple[str, Interval]]:
+    """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
+    kept = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
+    tested = [found for found in kept if found.classes == tuple(findings)]
+    if not tested or not replicates:
+        return
+    owners, _ = patients_of_images(tested)
+    folds = np.concatenate([np.full(len(found.truth), number) for number, found in enumerate(tested)])
+    for place, name in enumerate(findings):
+        scores = np.concatenate([found.scores[:, [place]] for found in tested])
+        truth = np.concatenate([found.truth[:, [place]] for found in tested])
+        rng = np.random.default_rng(0)
+        drawn = bootstrap([scores], truth, rng, patients=owners, folds=folds, replicates=replicates)
+        yield name, interval(drawn[0])

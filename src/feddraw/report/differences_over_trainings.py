@@ -64,3 +64,8 @@ def _training_differences_to_others(
     if not {first} < {method for _, method, *_ in rows}:
         return {}
     return {(one.scenario, one.method): one for one in against(rows, first, folds=folds)}
+
+
+def trainings_note(trainings: TrainingDifferences) -> str:
+    wider = f", widened because {trainings.folds} folds share training images (Nadeau and Bengio)"
+    return f"CI over trainings: Student's t over paired seeds{wider if trainings.folds else ''}."

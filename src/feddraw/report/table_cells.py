@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics_in_words import interval_in_brackets
-from feddraw.naming import join_names
 from feddraw.report.blocks import Cell
-from feddraw.report.bootstrap_over_patients import PatientBootstrap
-from feddraw.report.differences_over_trainings import TrainingDifferences
 from feddraw.report.report_statistics import MeanOverRepeats
 from feddraw.results.recorded_run import REFERENCES
 from feddraw.results.run_collection import RunCollection
@@ -48,20 +45,6 @@ def mean_cell(one: MeanOverRepeats, most: int, best: bool) -> Cell:
     elif one.count < most:
         text += f" (n = {one.count})"
     return Cell(text, one.value, best)
-
-
-def patients_interval_name(draws: PatientBootstrap) -> str:
-    return f"95 % bootstrap CI over {draws.units:,} test {draws.unit}"
-
-
-def patients_note(draws: PatientBootstrap) -> str:
-    seeds = f"averaged over seeds {join_names(draws.repeats)}" if draws.repeats[1:] else f"of seed {draws.repeats[0]}"
-    return f"{patients_interval_name(draws)}, paired, {seeds}; noise between trainings is not included."
-
-
-def trainings_note(trainings: TrainingDifferences) -> str:
-    wider = f", widened because {trainings.folds} folds share training images (Nadeau and Bengio)"
-    return f"CI over trainings: Student's t over paired seeds{wider if trainings.folds else ''}."
 
 
 def table_note(collection: RunCollection) -> str:

@@ -1,23 +1,29 @@
-"""A run's ledger read back as a table: who counted how much in which round."""
+"""A run's ledger as lines of a table, and read back: who counted how much in which round."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.server.ledger import LEDGER_NUMBERS
+from feddraw.server.ledger import LEDGER_NUMBERS, LedgerEntry, PieceEntry
 from feddraw.server.policy import POLICY_CLAUSES
+from feddraw.system.file_reading import read_csv
 
 Floats = NDArray[np.float64]
 
 LARGEST_LEDGER_NUMBER = 1e18  # beyond it no number of a ledger can be, because the gate lets none in
 MOST_LEDGER_CELLS = 10_000_000  # rounds times clients: a small file may name as many of both as it has lines
-# Not in early ledgers.
-LATER_COLUMNS = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")
+LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
+PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
+LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[LEDGER_COLUMNS.index("proposed") :]  # earlier versions lack some of them
+# Numbers that early ledgers do not have.
+LATER_LEDGER_NUMBERS = ("proposed", "allowed", "measured", "variance", "distance", "q", "q_expected", "rho")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +41,7 @@ class LedgerTable:
         rounds = 1 + max((int(line["round"]) for line in lines), default=-1)
         if not 0 <= rounds <= len(lines) or rounds * len(clients) > MOST_LEDGER_CELLS:
             raise ValueError(f"round {rounds - 1} and {len(clients)} clients in a ledger of {len(lines)} lines")
-        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER_COLUMNS)}
+        columns = {name: np.full((rounds, len(clients)), np.nan) for name in (*LEDGER_NUMBERS, *LATER_LEDGER_NUMBERS)}
         status = [["missing"] * len(clients) for _ in range(rounds)]
         clauses = [[""] * len(clients) for _ in range(rounds)]
         place = {client: i for i, client in enumerate(clients)}
@@ -70,3 +76,17 @@ class LedgerTable:
     def sizes(self) -> Floats:
         """Each client's images: the most it reported, because a missing one reports none."""
         return np.asarray(np.nanmax(self["size"], axis=0, initial=0.0))
+
+
+def ledger_lines_before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
+    """In today's columns, of which ledgers of earlier versions lack some."""
+    lines = [dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
+    return [[line[name] for name in columns] for line in lines]
+
+
+def ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
+    return [[_ledger_cell(value) for value in asdict(entry).values()] for entry in entries]
+
+
+def _ledger_cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feddraw.errors import UserError
 from feddraw.results.kept_models import KEPT_MODELS
 from feddraw.results.ledger_table import MOST_LEDGER_CELLS, LedgerTable
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.predictions import Predictions, read_predictions
-from feddraw.results.run_folder import RunFolder, first_divergence
+from feddraw.results.run_folder import RunFolder, first_divergence, require_run
 from feddraw.system.file_reading import damage_told, number_or_nan, read_csv, read_json, read_jsonl, read_toml
 
 Floats = NDArray[np.float64]
@@ -170,3 +171,13 @@ def _check_recorded_metrics(metrics: Mapping[str, Any]) -> None:
                 raise ValueError(f"{metric} outside 0 to 1")
         for rate in THRESHOLD_METRICS:
             _ = list(map(number_or_nan, scores.get(rate, {}).values()))
+
+
+def finished_run(path: Path) -> RecordedRun:
+    """A run that has its last files."""
+    require_run(path)
+    run = read_run(path)
+    if not run.finished:
+        command = f"feddraw run {path}/experiment.toml --out {path} --resume"
+        raise UserError(f"{path} is not finished: go on with `{command}`")
+    return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from feddraw.errors import UserError
 from feddraw.grouping import grouped
 from feddraw.results.outcome_settings import CONDITIONS, NOT_COMPARED, PRECISION_SETTINGS, REPEATS, outcome_device_kind
 from feddraw.results.recorded_run import RecordedRun, read_run
-from feddraw.results.run_folder import RunFolder
+from feddraw.results.run_folder import find_run_folders
 
 Runs = Sequence[RecordedRun]
 Key = Callable[[RecordedRun], Any]
@@ -54,27 +53,6 @@ class RunCollection:
 
     def of(self, scenario: str, method: str = "") -> list[RecordedRun]:
         return [run for run in self.runs if run.scenario == scenario and method in ("", run.method)]
-
-
-def find_run_folders(folders: Iterable[Path]) -> list[Path]:
-    """Every run's folder at or below these, each once."""
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"no folder {folder}: give the folder of a run or of a study")
-        for place, below, files in os.walk(folder):
-            below[:] = sorted(name for name in below if name != "checkpoint")
-            if "experiment.toml" in files:
-                found.setdefault(Path(place).resolve(), Path(place))
-    return list(found.values())
-
-
-def require_run(path: Path) -> None:
-    """Refuse what is not the folder of a run; a study's folder is named as such."""
-    if not RunFolder(path).settings.is_file():
-        below = find_run_folders([path]) if path.is_dir() else []
-        hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
-        raise UserError(f"{path} is not the folder of a run{hint}")
 
 
 def collect_runs(folders: Sequence[Path]) -> RunCollection:
@@ -258,3 +236,7 @@ def _collection_missing_repeats(runs: Runs) -> Iterator[str]:
         for method, repeats in grouped((run.method, run.repeat) for run in here).items():
             if missing := sorted(every - {*repeats}):
                 yield f"{method} has no finished run in {scenario} for seed {', '.join(missing)}."
+
+
+def findings_of_runs(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
+    return next((run.findings for run in runs if run.finished), ())

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,17 +25,18 @@ from feddraw import naming
 from feddraw.classifier_layer import classifier_in_words
 from feddraw.core import Layout, Model
 from feddraw.data.dataset import Dataset
-from feddraw.data.splits import findings_per_split
+from feddraw.data.finding_counts import findings_per_split
 from feddraw.errors import UserError
 from feddraw.results.checkpoint import Checkpoint, checkpoint_bytes, model_digest, read_checkpoint
 from feddraw.results.environment import environment
+from feddraw.results.ledger_table import LEDGER_COLUMNS, PIECE_COLUMNS, ledger_lines_before, ledger_rows
 from feddraw.results.outcome_settings import dotted_settings, without_execution
-from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.partition import Partition
 from feddraw.server.ledger import LedgerEntry, PieceEntry
 from feddraw.server.round import RoundResult
 from feddraw.sums import summed_by
 from feddraw.system.csv_cells import csv_text
-from feddraw.system.file_reading import read_csv, read_jsonl, read_toml
+from feddraw.system.file_reading import read_jsonl, read_toml
 from feddraw.system.file_writing import (
     append_to_log,
     json_values,
@@ -51,9 +50,6 @@ from feddraw.system.file_writing import (
 )
 from feddraw.system.locks import lock_folder
 
-LEDGER_COLUMNS = tuple(field.name for field in fields(LedgerEntry))
-PIECE_COLUMNS = tuple(field.name for field in fields(PieceEntry))
-LATER_LEDGER_COLUMNS = LEDGER_COLUMNS[LEDGER_COLUMNS.index("proposed") :]  # earlier versions lack some of them
 CLOCK_FIELDS = ("seconds", "client_seconds", "time")  # what a round's line has that differs when it is run again
 
 
@@ -160,8 +156,8 @@ class RunFolder:
         """Drop what was logged of rounds that no checkpoint holds; begin the ledger if there is none."""
         try:
             kept = [entry for entry in read_jsonl(self.rounds) if entry["round"] < round]
-            ledger = _ledger_lines_before(round, self.ledger, LEDGER_COLUMNS)
-            pieces = _ledger_lines_before(round, self.pieces, PIECE_COLUMNS)
+            ledger = ledger_lines_before(round, self.ledger, LEDGER_COLUMNS)
+            pieces = ledger_lines_before(round, self.pieces, PIECE_COLUMNS)
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the log or ledger in {self.path} is damaged: delete the folder and start again") from None
         write_whole(self.rounds, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
@@ -195,10 +191,10 @@ class RunFolder:
         append_to_log(self.rounds, json.dumps(json_values(line)) + "\n")
 
     def add_to_ledger(self, entries: Sequence[LedgerEntry], pieces: Sequence[PieceEntry] = ()) -> None:
-        append_to_log(self.ledger, csv_text(_ledger_rows(entries)))
+        append_to_log(self.ledger, csv_text(ledger_rows(entries)))
         if pieces:
             header = [] if self.pieces.is_file() else [PIECE_COLUMNS]
-            append_to_log(self.pieces, csv_text([*header, *_ledger_rows(pieces)]))
+            append_to_log(self.pieces, csv_text([*header, *ledger_rows(pieces)]))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with write_errors_told(self.checkpoint):
@@ -304,15 +300,22 @@ def _partition_in_run_folder(partition: Partition, dataset: Dataset | None) -> d
     return found
 
 
-def _ledger_lines_before(round: int, path: Path, columns: Sequence[str]) -> list[list[str]]:
-    """In today's columns, of which ledgers of earlier versions lack some."""
-    lines = [dict.fromkeys(LATER_LEDGER_COLUMNS, "") | line for line in read_csv(path) if int(line["round"]) < round]
-    return [[line[name] for name in columns] for line in lines]
+def find_run_folders(folders: Iterable[Path]) -> list[Path]:
+    """Every run's folder at or below these, each once."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder}: give the folder of a run or of a study")
+        for place, below, files in os.walk(folder):
+            below[:] = sorted(name for name in below if name != "checkpoint")
+            if "experiment.toml" in files:
+                found.setdefault(Path(place).resolve(), Path(place))
+    return list(found.values())
 
 
-def _ledger_rows(entries: Sequence[LedgerEntry] | Sequence[PieceEntry]) -> list[list[Any]]:
-    return [[_ledger_cell(value) for value in asdict(entry).values()] for entry in entries]
-
-
-def _ledger_cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and math.isnan(value) else value
+def require_run(path: Path) -> None:
+    """Refuse what is not the folder of a run; a study's folder is named as such."""
+    if not RunFolder(path).settings.is_file():
+        below = find_run_folders([path]) if path.is_dir() else []
+        hint = f": there are {len(below)} below it, such as {below[0]}" if below else ""
+        raise UserError(f"{path} is not the folder of a run{hint}")

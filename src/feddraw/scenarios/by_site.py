@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 
 from feddraw.errors import UserError
-from feddraw.scenarios.image_deck import ClientRows, Deck
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows
 
 MIN_SITE_IMAGES = 8  # training images that a site should have to be a client
 

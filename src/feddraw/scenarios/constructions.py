@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, not_negative
-from feddraw.scenarios.image_deck import Deck, Rows, apportion, rounded_half_up, scaled_count
+from feddraw.scenarios.client_sizes import apportion, rounded_half_up, scaled_count
+from feddraw.scenarios.image_deck import Deck
 from feddraw.scenarios.paper_scenarios import RARE_FINDINGS, PaperScenario
+from feddraw.scenarios.partition import Rows
 
 RARE_PREVALENCE = 0.5  # at CheXpert's small clients, which are far smaller than the data
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.errors import UserError, not_negative, positive
-from feddraw.scenarios.image_deck import ClientRows, Deck, numbered_clients
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows, numbered_clients
 
 MOST_DRAWS = 1000
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
+from feddraw.scenarios.client_sizes import apportion
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows, numbered_clients
 
 
 def iid(deck: Deck, scale: float, *, clients: int = 4) -> ClientRows:

@@ -8,41 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError, at_least
+from feddraw.scenarios.client_sizes import scaled_count
+from feddraw.scenarios.partition import Rows
 from feddraw.scenarios.whole_patients import deal_whole_patients
-
-Rows = NDArray[np.intp]
-LARGEST_SCALE = 1000  # times the images of any archive that there is
-ClientRows = dict[str, Rows]  # client's name -> its images
-
-
-def scaled_count(count: int, scale: float) -> int:
-    """`count * scale`, halves up; in decimal, because 9,500 × 0.045 is 427.5 on paper and not always in binary."""
-    if scale > LARGEST_SCALE:
-        raise UserError(f"scale must be at most {LARGEST_SCALE:,}, not {scale:g}")
-    return int((Decimal(count) * Decimal(repr(float(scale)))).quantize(Decimal(1), ROUND_HALF_UP))
-
-
-def rounded_half_up(value: float) -> int:
-    return int(np.floor(value + 0.5))
-
-
-def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` split in proportion to the weights, into whole numbers that sum to it."""
-    heaps = np.cumsum(weights)
-    marks = np.floor(np.round(heaps / heaps[-1] * total, 9) + 0.5).astype(int)
-    return [int(part) for part in np.diff(marks, prepend=0)]
-
-
-def numbered_clients(hands: Sequence[Rows]) -> ClientRows:
-    """Clients called C1, C2, … as in the paper."""
-    return {f"C{number}": rows for number, rows in enumerate(hands, start=1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,27 +103,3 @@ def shuffled_deck(labels: Labels, seed: int, patient_disjoint: bool = False) -> 
     by_name = np.argsort(labels.names, kind="stable")
     keys = stream.random_raw(len(labels)).astype(np.uint64)
     return Deck(labels, by_name[np.argsort(keys, kind="stable")], stream, patient_disjoint)
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """One client's images."""
-
-    client: str  # C1, C2, … or the site's name
-    rows: NDArray[np.intp]  # into the training labels that were dealt, ascending
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """The outcome of dealing: disjoint shards, and a hash that is the same on every machine."""
-
-    scenario: str
-    shards: tuple[Shard, ...]
-    sha256: str
-
-    @property
-    def sizes(self) -> NDArray[np.intp]:
-        return np.array([len(shard) for shard in self.shards])

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.image_deck import ClientRows, Partition
+from feddraw.scenarios.partition import ClientRows, Partition
 from feddraw.system.file_reading import parse_json, read_text
 from feddraw.system.file_writing import write_whole
 

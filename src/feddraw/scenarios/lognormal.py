@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
+from feddraw.scenarios.client_sizes import apportion
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows, numbered_clients
 
 
 def lognormal(deck: Deck, scale: float, *, clients: int = 20, sigma: float = 1.0, min_size: int = 10) -> ClientRows:

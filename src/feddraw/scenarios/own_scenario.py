@@ -15,7 +15,7 @@ import numpy as np
 from feddraw.catalog import own_function
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
-from feddraw.scenarios.image_deck import ClientRows, Rows, numbered_clients
+from feddraw.scenarios.partition import ClientRows, Rows, numbered_clients
 
 
 def deal_own_scenario(name: str, labels: Labels, seed: int, scale: float, options: Mapping[str, object]) -> ClientRows:

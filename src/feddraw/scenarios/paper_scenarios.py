@@ -8,7 +8,7 @@ from typing import Literal
 
 from feddraw import catalog
 from feddraw.errors import UserError, positive
-from feddraw.scenarios.image_deck import scaled_count
+from feddraw.scenarios.client_sizes import scaled_count
 
 PaperDataset = Literal["chexpert", "chestmnist"]
 

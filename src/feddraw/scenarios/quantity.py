@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from feddraw.errors import not_negative
-from feddraw.scenarios.image_deck import ClientRows, Deck, apportion, numbered_clients
+from feddraw.scenarios.client_sizes import apportion
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows, numbered_clients
 
 
 def quantity(deck: Deck, scale: float, *, clients: int = 4, power: float = 1.0) -> ClientRows:

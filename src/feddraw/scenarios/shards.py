@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from feddraw.errors import UserError, at_least
-from feddraw.scenarios.image_deck import ClientRows, Deck, numbered_clients
+from feddraw.scenarios.image_deck import Deck
+from feddraw.scenarios.partition import ClientRows, numbered_clients
 
 
 def shards(deck: Deck, scale: float, *, clients: int = 4, per_client: int = 2) -> ClientRows:

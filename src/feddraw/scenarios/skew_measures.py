@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.data.dataset import Labels
-from feddraw.scenarios.image_deck import Partition
+from feddraw.scenarios.partition import Partition
 
 Numbers = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw import catalog
-from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Weights
+from feddraw.core import Bound, Cohort, LimitedWeights, Method, Piece, Server, Update, Weights
 from feddraw.errors import UserError, not_negative, unknown
 from feddraw.system.file_reading import read_toml
 
@@ -269,3 +269,7 @@ def policy_of(given: Policy | Mapping[str, Any] | Path | str | None) -> Policy:
     policy = given if isinstance(given, Policy) else Policy.of(given) if isinstance(given, Mapping) else Policy()
     policy.check()
     return policy
+
+
+def with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
+    return replace(update, size=limited[update.client][0]) if update.client in limited else update

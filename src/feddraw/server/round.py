@@ -14,7 +14,7 @@ from feddraw.errors import UserError
 from feddraw.server.gate import Gate, GateVerdict, accept_by_distance, check_each_update
 from feddraw.server.ledger import LedgerEntry, PieceEntry, ledger_of, ledger_remarks, piece_entries
 from feddraw.server.partial_labels import bound_then_divide, with_unweighted_rows
-from feddraw.server.policy import Policy
+from feddraw.server.policy import Policy, with_limited_size
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,10 +112,6 @@ def _sum_before_accepting(
             return *cohort.summed(weights), state | {"weighting": weighting}
     except (ArithmeticError, ValueError):
         return None
-
-
-def with_limited_size(update: Update, limited: Mapping[int, tuple[float, str]]) -> Update:
-    return replace(update, size=limited[update.client][0]) if update.client in limited else update
 
 
 def round_result(

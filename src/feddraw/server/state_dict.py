@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddraw.classifier_layer import choose_classifier, likely_classifier
-from feddraw.core import Kind, Layout, Method, Model
+from feddraw.core import Kind, Layout, Model
 from feddraw.errors import UserError
 from feddraw.flat_model import blank_model
 
@@ -47,12 +47,6 @@ def layout_of_arrays(
         raise UserError("the initial arrays hold no parameters: give a state dict")
     found = choose_classifier(params, classifier, outputs) if classifier or ask else likely_classifier(params, outputs)
     return replace(layout, classifier=found)
-
-
-def looks_at_classifier(method: Method) -> bool:
-    """Whether a method must know which layer gives the findings' scores, and which of its rows is whose."""
-    asked = {"classifier", "findings", "groups"} & set(method.sends.values())
-    return "classifier" in method.weighting.needs or bool(asked)
 
 
 def _tensor_kind(name: str, array: Tensorlike) -> Kind:

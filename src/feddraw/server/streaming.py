@@ -21,8 +21,8 @@ from feddraw.core import Aggregate, Cohort, Column, Method, Model, Segment, Stat
 from feddraw.errors import UserError
 from feddraw.server.gate import Gate, GateVerdict, check_update, compare_with_median
 from feddraw.server.partial_labels import divided_among_labelling, with_unweighted_rows
-from feddraw.server.policy import Policy
-from feddraw.server.round import RoundResult, round_result, with_limited_size
+from feddraw.server.policy import Policy, with_limited_size
+from feddraw.server.round import RoundResult, round_result
 
 STREAM_REFUSES_LIMITS = (
     "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 from feddraw.errors import UserError
 from feddraw.experiment.run_time_estimate import RunTimeEstimate, estimate_run_times
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
-from feddraw.results.run_folder import RunFolder
-from feddraw.study.plan import PlannedRun, planned_run
+from feddraw.study.plan import PlannedRun, method_of, planned_run
 from feddraw.study.progress import StudyProgress
 from feddraw.training.devices import WorkerPlace
 
@@ -41,14 +39,6 @@ def comparison_runs(experiment: Experiment, *, seeds: int = 0, folds: int = 0) -
         changes = {"seed": seed} | ({} if method == own else {"method": method})
         found.append(planned_run(experiment.with_settings(changes), {"method": method}))
     return found
-
-
-def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
-    return [planned for planned in runs if not RunFolder(out / planned.name).metrics.is_file()]
-
-
-def method_of(planned: PlannedRun) -> str:
-    return planned.label["method"]
 
 
 def comparison_estimates(runs: Sequence[PlannedRun], places: Sequence[WorkerPlace]) -> dict[str, RunTimeEstimate]:

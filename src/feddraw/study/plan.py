@@ -234,3 +234,11 @@ def require_family_members(families: Sequence[str], experiments: Sequence[Experi
     for family in families:
         if not any(run_belongs_to_family(experiment, family) for experiment in experiments):
             raise UserError(f"{path} has no run with a scenario or data set '{family}': its settings would be lost")
+
+
+def unfinished_runs(runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
+    return [planned for planned in runs if not RunFolder(out / planned.name).metrics.is_file()]
+
+
+def method_of(planned: PlannedRun) -> str:
+    return planned.label["method"]

@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 from feddraw.core import Model
 from feddraw.data import image_cache
 from feddraw.data.dataset import SPLITS, Dataset
-from feddraw.data.image_preparation import PreparationEstimate
+from feddraw.data.image_settings import PreparationEstimate
 from feddraw.errors import RunFailed, UserError
-from feddraw.experiment import run_preparation, run_time_estimate
+from feddraw.experiment import rehearsal, run_preparation
 from feddraw.experiment.device_placement import places_for_runs
+from feddraw.experiment.run_time_estimate import RunWork
 from feddraw.experiment.settings import Experiment
 from feddraw.grouping import grouped
 from feddraw.results.checkpoint import extract_arrays
 from feddraw.study.plan import PlannedRun, data_key
 from feddraw.study.progress import StudyProgress
 from feddraw.system.file_writing import nearest_existing
-from feddraw.system.workers import cores
+from feddraw.system.machine import cores, free_memory
 from feddraw.training.client import client_memory_extents
-from feddraw.training.device_memory import free_memory
 
 PREFLIGHT_SECONDS = 95.0  # for everything, so that it ends within two minutes
 LEAST_TIMING_SECONDS = 15.0
@@ -48,7 +48,7 @@ class StudySurvey:
     finished: set[str] = field(default_factory=set)
     obstacles: dict[str, list[str]] = field(default_factory=dict)  # what is in the way, and of which runs
     looks: dict[str, tuple[Dataset, PreparationEstimate]] = field(default_factory=dict)  # by data key
-    work: dict[str, run_time_estimate.RunWork] = field(default_factory=dict)  # by run
+    work: dict[str, RunWork] = field(default_factory=dict)  # by run
     folder_bytes: dict[str, int] = field(default_factory=dict)  # by run
     clients: dict[str, Sequence[int]] = field(default_factory=dict)  # sizes by scenario, of the first seed
 
@@ -72,7 +72,7 @@ class StudySurvey:
 
     def note_work(self, planned: PlannedRun, dealt: run_preparation.PreparedData, initial: Model | None) -> None:
         task = run_preparation.prepare_task(planned.complete, dealt)
-        self.work[planned.name] = run_time_estimate.RunWork.of(task)
+        self.work[planned.name] = RunWork.of(task)
         if initial is not None:
             task.method.weighting.check(initial.layout)
             self.folder_bytes[planned.name] = _folder_bytes(task, initial)
@@ -148,7 +148,7 @@ class Preflight:
 
     survey: StudySurvey
     devices: tuple[str, ...]  # one for each worker
-    timed: Mapping[str, run_time_estimate.RehearsedTimes]  # by method, the first of each kind
+    timed: Mapping[str, rehearsal.RehearsedTimes]  # by method, the first of each kind
     seconds: float  # of all runs; 0 where nothing was timed
     preparing: float  # seconds
     cache_bytes: int
@@ -188,7 +188,7 @@ def preflight(
     found = survey_study(runs, out, say)
     left, obstacles = found.left, found.said()
     places: Sequence[str] = ()
-    timed: dict[str, run_time_estimate.RehearsedTimes] = {}
+    timed: dict[str, rehearsal.RehearsedTimes] = {}
     expected: dict[str, float] = {}
     try:
         asked = [planned.experiment for planned in left or runs]
@@ -196,7 +196,7 @@ def preflight(
         if left:
             say("timing a few training steps")
             time_left = PREFLIGHT_SECONDS - (time.monotonic() - began)
-            seconds = max(LEAST_TIMING_SECONDS, min(run_time_estimate.REHEARSAL_SECONDS, time_left))
+            seconds = max(LEAST_TIMING_SECONDS, min(rehearsal.REHEARSAL_SECONDS, time_left))
             timed, expected = _expected_times(found, left, places, seconds)
     except (UserError, RunFailed) as mistake:
         obstacles += [] if any(str(mistake) in one for one in obstacles) else [str(mistake)]
@@ -214,13 +214,13 @@ def preflight(
 
 def _expected_times(
     found: StudySurvey, runs: Sequence[PlannedRun], devices: Sequence[str], seconds: float
-) -> tuple[dict[str, run_time_estimate.RehearsedTimes], dict[str, float]]:
+) -> tuple[dict[str, rehearsal.RehearsedTimes], dict[str, float]]:
     """What was timed, by the first method of its kind; and seconds by run."""
-    kinds = grouped((run_time_estimate.time_profile(planned.complete), planned) for planned in runs)
+    kinds = grouped((rehearsal.time_profile(planned.complete), planned) for planned in runs)
     firsts = [members[0] for members in kinds.values()]
     findings = len(found.dataset(firsts[0].complete).findings)
     on_phantoms = [_on_phantoms(planned.complete) for planned in firsts]
-    times = run_time_estimate.rehearse_step_times(on_phantoms, findings, devices, seconds)
+    times = rehearsal.rehearse_step_times(on_phantoms, findings, devices, seconds)
     expected: dict[str, float] = {}
     for members, one in zip(kinds.values(), times, strict=True):
         expected |= {planned.name: one.seconds(found.work[planned.name]) for planned in members}

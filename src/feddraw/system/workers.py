@@ -1,4 +1,4 @@
-"""Worker processes: how many there may be, how one starts and ends, what it died of, and what memory it took.
+"""Worker processes: how many there may be, how one starts and ends, and what it died of.
 
 Every pool of workers is made of these: the processes engine, a study, and `in_workers`, which prepares images.
 """
@@ -8,35 +8,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 from feddraw.errors import RunFailed
+from feddraw.system.machine import cores
 
 MOST_PER_CORE = 4  # more only take memory from one another
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def peak_memory() -> int:
-    """Bytes that this process has held at its most."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # a child's ru_maxrss begins at what its parent held
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return 1024 * int(line.split()[1])
-    import resource  # Windows has none
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
 
 
 def limited_workers(workers: int) -> int:

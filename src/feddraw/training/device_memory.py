@@ -6,7 +6,6 @@ no content, and what the gradient needs is added up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from feddraw.errors import OutOfMemory, UserError
-from feddraw.training.devices import WorkerPlace, machine_memory, survey_devices
+from feddraw.system.machine import machine_memory
+from feddraw.training.devices import WorkerPlace
 from feddraw.training.network import Build
 from feddraw.training.settings import Training
 
@@ -113,9 +113,3 @@ def memory_shortage_told(trainer: HasTraining) -> Iterator[None]:
             raise
         training = trainer.training
         raise OutOfMemory(memory_shortage(torch.device(training.device), training.batch_size)) from error
-
-
-def free_memory() -> float:
-    """Bytes of this machine that new processes may take."""
-    found = survey_devices(["cpu"])["cpu"]["free"]
-    return float(found) if found else math.inf

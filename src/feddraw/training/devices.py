@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from feddraw.errors import RunFailed, UserError, first_line
+from feddraw.system.machine import machine_memory
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.training.reproducibility import CUBLAS_WORKSPACE
 
 DEVICE_NAME = re.compile(r"mps|(cpu|cuda)(:\d+)?")
-CUBLAS_WORKSPACE = ":4096:8"  # cuBLAS: fixed buffers, or sums may be taken in another order
 
 
 @dataclass(frozen=True)
@@ -106,26 +107,6 @@ def _facts_of_device(device: torch.device) -> dict[str, Any]:
     return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}
 
 
-def machine_memory() -> tuple[int, int]:
-    """Bytes of this machine, in all and free; of its share of the machine if a job scheduler or container set one."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    sizes = {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
-    total = sizes.get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = sizes.get("MemAvailable", total)
-    limit, used = (_cgroup_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and limit < total:
-        total, free = limit, min(free, limit - (used or 0))
-    return total, max(0, free)
-
-
-def _cgroup_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
 def cuda_software(tf32: bool) -> dict[str, Any]:
     """What computes on NVIDIA's GPUs, and how exactly."""
     cudnn = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
@@ -148,24 +129,3 @@ def _nvidia_driver() -> str:
         return ""
     version = re.search(r"\d{3,}\.\d+(\.\d+)?", text)
     return version[0] if version else ""
-
-
-def compute_exactly(device: torch.device, tf32: bool) -> None:
-    """From now on this process computes on its GPU the same way every time, in float32 unless TF32 is allowed."""
-    if device.type != "cuda":
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)  # read when cuBLAS is first used
-    torch.cuda.set_device(device)  # or memory of the first GPU would be taken, too
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def generator_of_device(device: torch.device) -> torch.Generator | None:
-    """The generator from which a device's own random numbers come, for dropout and the like; None: the processor's."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.mps._get_default_mps_generator() if device.type == "mps" else None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,11 +14,10 @@ from torch import Tensor
 from feddraw.core import Correction
 from feddraw.errors import UserError
 from feddraw.training.augment import augment
-from feddraw.training.devices import generator_of_device
 from feddraw.training.image_feed import ImageFeed, feed_to
 from feddraw.training.network import CPU, Network
 from feddraw.training.optimizers import SGD, Adam, Optimizer
-from feddraw.training.settings import Training
+from feddraw.training.settings import Training, steps_in_round, steps_per_epoch
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
@@ -74,12 +71,6 @@ def epoch_batches(rows: Rows, size: int, rng: np.random.Generator) -> Iterator[R
             yield batch
 
 
-def steps_per_epoch(images: int, batch_size: int) -> int:
-    """How many batches `epoch_batches` gives."""
-    full, rest = divmod(images, batch_size)
-    return full * (batch_size > 1) + (rest > 1)
-
-
 def known_label_share(targets: Tensor) -> float:
     """How many images' worth of known labels a batch has: its length where every label is known."""
     return int((~targets.isnan()).sum()) / targets.shape[1]
@@ -91,12 +82,6 @@ def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool 
         return loss(logits, targets)
     known = ~targets.isnan()
     return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
-
-
-def steps_in_round(images: int, training: Training, effort: float = 1.0) -> int:
-    """How many optimiser steps a client takes in a round."""
-    full = training.steps or training.epochs * steps_per_epoch(images, training.batch_size)
-    return max(1, math.floor(effort * full + 0.5))
 
 
 def fit(
@@ -193,11 +178,6 @@ def loss_and_gradient(
     return value.detach()
 
 
-def make_optimizer(network: Network, training: Training) -> Optimizer:
-    settings = (network.params, network.grads, training.lr, training.weight_decay)
-    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)
-
-
 @torch.no_grad()
 def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
     """In evaluation mode; the batches are fixed, so that the bits do not depend on who computes them."""
@@ -211,34 +191,6 @@ def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.floa
     return np.asarray(torch.sigmoid(logits_of(network, examples, rows)).numpy())
 
 
-@contextmanager
-def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators, for dropout and the like, with this seed, and afterwards as they were.
-
-    `torch.manual_seed` would also write down where it was called from, for GPUs that may not be there.
-    """
-    own = generator_of_device(device)
-    before = None if own is None else own.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        if own is not None:
-            own.manual_seed(seed)
-        try:
-            yield
-        finally:
-            if own is not None and before is not None:
-                own.set_state(before)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Bits depend on the number of threads, and many are slow under load: all training and testing is done with one."""
-    before = torch.get_num_threads()
-    if before == 1:  # setting it costs as much as a small layer
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def make_optimizer(network: Network, training: Training) -> Optimizer:
+    settings = (network.params, network.grads, training.lr, training.weight_decay)
+    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddraw.core import Entry, Heads, Kind, Layout, Model, Vector, empty_model, in_layer
 from feddraw.errors import UserError
-from feddraw.training.devices import compute_exactly
+from feddraw.training.reproducibility import compute_exactly
 from feddraw.training.settings import Training
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
-from feddraw.training.find_classifier import classifier_of, evaluation_mode
+from feddraw.training.classifier_by_trial import classifier_of, evaluation_mode
 from feddraw.training.network import Build
 
 # What factories call the findings, the channels and the pixels.

@@ -14,8 +14,9 @@ from feddraw.core import Model, Vector
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.training import loop
-from feddraw.training.loop import Examples, Rows, one_thread
+from feddraw.training.loop import Examples, Rows
 from feddraw.training.network import Build, Network
+from feddraw.training.reproducibility import one_thread
 
 
 @dataclass(eq=False)

@@ -8,11 +8,12 @@ from itertools import compress
 from feddraw.naming import join_names, slug
 from feddraw.report import pictures
 from feddraw.report.blocks import Block, Cell, Gallery, OnlyFor, Paragraph, ReportTable, SideBySide
-from feddraw.report.bootstrap_over_patients import PatientBootstrap
+from feddraw.report.bootstrap_over_patients import PatientBootstrap, patients_note
+from feddraw.report.differences_over_trainings import trainings_note
 from feddraw.report.report_statistics import Report
 from feddraw.report.sections import images_by_finding
 from feddraw.report.sections.aggregation_weights import methods_with_weights
-from feddraw.report.table_cells import column_cells, difference_cells, patients_note, table_note, trainings_note
+from feddraw.report.table_cells import column_cells, difference_cells, table_note
 from feddraw.results.recorded_run import METRICS
 
 

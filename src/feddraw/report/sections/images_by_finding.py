@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from feddraw.analysis.bootstrap import Interval, bootstrap, interval
+from feddraw.analysis.bootstrap import Interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.splits import FEW_FOR_AUC, rarer_label_in_split, split_counts_in_words, too_few_for_auc
+from feddraw.data.finding_counts import FEW_FOR_AUC, rarer_label_in_split, split_counts_in_words, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
-from feddraw.report.bootstrap_over_patients import patients_of_images
+from feddraw.report.bootstrap_over_patients import auc_intervals_by_finding
 from feddraw.report.report_statistics import Report
 from feddraw.results.recorded_run import RecordedRun
+from feddraw.results.run_collection import findings_of_runs
 
 METHODS_BESIDE_FOCUS = ("fedavg",)  # methods whose intervals stand beside those of the method in focus
 
@@ -95,10 +94,6 @@ def _as_written(split: Any, run: RecordedRun) -> bool:
     return isinstance(split.get("sites", {}), Mapping) and isinstance(split.get("patients", 0), int)
 
 
-def findings_of_runs(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
-    return next((run.findings for run in runs if run.finished), ())
-
-
 def findings_with_few_images(runs: Sequence[RecordedRun]) -> list[str]:
     """Findings whose AUC rests on few test images."""
     test = images_by_split(runs).get("test")
@@ -109,24 +104,6 @@ def findings_with_enough_images(runs: Sequence[RecordedRun]) -> list[str]:
     """The other findings, where there are both kinds: a mean over them rests on enough test images."""
     marked = findings_with_few_images(runs)
     return [name for name in findings_of_runs(runs) if name not in marked] if marked else []
-
-
-def auc_intervals_by_finding(
-    runs: Sequence[RecordedRun], findings: Sequence[str], replicates: int
-) -> Iterator[tuple[str, Interval]]:
-    """The AUC of each finding with its interval: mean over seeds, with the same patients drawn for all."""
-    kept = [found for run in runs if (found := run.predictions()) is not None and found.scores.ndim == 2]
-    tested = [found for found in kept if found.classes == tuple(findings)]
-    if not tested or not replicates:
-        return
-    owners, _ = patients_of_images(tested)
-    folds = np.concatenate([np.full(len(found.truth), number) for number, found in enumerate(tested)])
-    for place, name in enumerate(findings):
-        scores = np.concatenate([found.scores[:, [place]] for found in tested])
-        truth = np.concatenate([found.truth[:, [place]] for found in tested])
-        rng = np.random.default_rng(0)
-        drawn = bootstrap([scores], truth, rng, patients=owners, folds=folds, replicates=replicates)
-        yield name, interval(drawn[0])
 
 
 def _images_auc_cell(found: Interval | None, images: int) -> Cell:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Bullets, Cell, Heading, Paragraph, ReportTable
-from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods
+from feddraw.report.bootstrap_over_patients import PatientBootstrap, bootstrap_methods, patients_note
 from feddraw.report.report_statistics import MeanOverRepeats, Report, mean_over_repeats
-from feddraw.report.table_cells import difference_cells, mean_cell, patients_note
+from feddraw.report.table_cells import difference_cells, mean_cell
 from feddraw.results.recorded_run import UNTESTED, RecordedRun
 from feddraw.system.file_reading import number_or_nan
 

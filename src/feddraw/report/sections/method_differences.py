@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from feddraw.analysis import statistics_in_words as words
 from feddraw.analysis.statistics_in_words import interval_in_brackets
 from feddraw.report.blocks import Block, Cell, Fold, Heading, ReportTable
+from feddraw.report.bootstrap_over_patients import patients_note
 from feddraw.report.differences_over_trainings import TrainingDifferences
 from feddraw.report.report_statistics import Report
-from feddraw.report.table_cells import difference_cells, number_cell, patients_note
+from feddraw.report.table_cells import difference_cells, number_cell
 
 
 def differences_section(report: Report, scenario: str, metric: str, label: str) -> Iterator[Block]:

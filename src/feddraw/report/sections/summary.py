@@ -14,11 +14,11 @@ from feddraw.analysis.paired_differences import Difference
 from feddraw.analysis.statistics_in_words import interval_from_to
 from feddraw.naming import join_names
 from feddraw.report.blocks import Block, Bullets, Heading
+from feddraw.report.bootstrap_over_patients import patients_interval_name
 from feddraw.report.differences_over_trainings import differences_over_trainings
 from feddraw.report.report_statistics import Report
 from feddraw.report.sections.client_gains import gains_over_alone
 from feddraw.report.sections.what_was_run import shown_path
-from feddraw.report.table_cells import patients_interval_name
 from feddraw.results.recorded_run import METRICS, REFERENCES, RecordedRun
 from feddraw.results.run_collection import RunCollection
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.catalog import installed
 from feddraw.data.image_cache import Progress
 from feddraw.data.imaging import Recipe
 from feddraw.errors import UserError, is_list_of_numbers, not_negative
@@ -72,9 +71,3 @@ def measured_normalization(images: NDArray[np.uint8], rows: NDArray[np.intp]) ->
     levels = np.arange(256) / 255
     mean = float(np.average(levels, weights=counts))
     return mean, float(np.sqrt(np.average((levels - mean) ** 2, weights=counts))) or 1.0
-
-
-def require_pydicom_for(paths: Iterable[str]) -> None:
-    """Refuse DICOM files where pydicom, which reads them, is not installed."""
-    if any(path.lower().endswith((".dcm", ".dicom")) for path in paths) and not installed("pydicom"):
-        raise UserError("DICOM files need pydicom: pip install 'feddraw[dicom]'")

@@ -1,0 +1,91 @@
+"""A study as it goes on: a live table in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from feddraw import naming
+from feddraw.cli.progress_bars import SILENT_SECONDS, ProgressBars, as_clock, duration_in_words, elapsed_and_left
+from feddraw.cli.terminal import console, plain_words, table
+
+if TYPE_CHECKING:
+    from feddraw.data.image_cache import Progress
+    from feddraw.study.progress import StudyEvent, StudyProgress
+    from feddraw.training.devices import WorkerPlace
+
+
+def print_places(places: Sequence[WorkerPlace]) -> None:
+    """Which device has how many workers, where it is not the processor alone."""
+    counts = Counter(place.device for place in places)
+    if set(counts) != {"cpu"}:
+        said = ", ".join(f"{count} on {device}" for device, count in counts.items())
+        console().print(f"runs at the same time: {said}")
+
+
+def follow_study(conducted: Callable[[Progress], Iterator[StudyEvent]], tally: StudyProgress) -> None:
+    """Carry a study out under a live table in a terminal; elsewhere with a line for every run that ends."""
+    from rich.live import Live
+
+    out = console()
+    images = ProgressBars(out)
+    prepared: list[str] = []
+    lock = threading.Lock()  # the screen is drawn by a thread of its own
+
+    def preparing(what: str, ready: int, total: int) -> None:
+        images.show(what, f"data: {what}", ready, total, f"{ready:,} of {total:,}")
+        prepared.append(what)
+
+    def screen() -> RenderableType:
+        with lock:
+            return images.progress if prepared and not tally.running else _study_running_table(tally)
+
+    spoken = time.monotonic()
+    with Live(console=out, refresh_per_second=2, transient=True, get_renderable=screen, auto_refresh=out.is_terminal):
+        for event in conducted(preparing):
+            with lock:
+                tally.note(event)
+            silent = not out.is_terminal and time.monotonic() - spoken > SILENT_SECONDS
+            if event.kind in ("finished", "failed") or silent:
+                spoken = time.monotonic()
+                said = study_heading(tally) if event.kind == "progress" else _ended_run_line(event, tally)
+                out.print(said, markup=False)
+
+
+def study_heading(tally: StudyProgress) -> str:
+    """How it stands, in one line."""
+    counts = f"{tally.finished + tally.skipped} done, {len(tally.running)} running, {len(tally.waiting)} left"
+    failed = f", {len(tally.failed)} failed" if tally.failed else ""
+    return f"{counts}{failed}; {elapsed_and_left(tally.elapsed, tally.seconds_left())}"
+
+
+def study_summary(tally: StudyProgress) -> str:
+    skipped = f", {tally.skipped} were finished before" if tally.skipped else ""
+    return f"{tally.finished} runs finished in {duration_in_words(tally.elapsed)}{skipped}"
+
+
+def _ended_run_line(event: StudyEvent, tally: StudyProgress) -> str:
+    if event.kind == "failed":
+        return naming.safe_line(f"{event.run}  failed: {event.text}")
+    row = event.row or {}
+    values = [f"{name} {row[key]:.4f}" for name, key in (("AUC", "auc"), ("GM", "gm")) if row.get(key) is not None]
+    return f"{event.run}  {'  '.join(values)}  ({study_heading(tally)})"
+
+
+def _study_running_table(tally: StudyProgress) -> RenderableType:
+    """A line for every run under way, and a bar for all."""
+    from rich.progress_bar import ProgressBar
+
+    now = time.monotonic()
+    rows = []
+    for name, run in list(tally.running.items()):
+        left = tally.run_left(name)
+        times = [as_clock(now - run.began), "estimating" if left is None else as_clock(left)]
+        rows.append([name, run.now, f"{100 * run.share:.0f} %", *times])
+    drawn = table(["running", "now", "done", "elapsed", "left"], rows, left=2)
+    return Group(drawn, ProgressBar(total=1.0, completed=tally.share, width=60), plain_words(study_heading(tally)))
