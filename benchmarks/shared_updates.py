@@ -21,7 +21,7 @@ from feddraw.paper.published_tables import client_sizes
 from feddraw.scenarios.paper_scenarios import PAPER_TRAINING_IMAGES
 from feddraw.scenarios.scenario_by_name import known_client_sizes
 from feddraw.study.plan import read_study
-from feddraw.training.settings import steps_per_epoch
+from feddraw.training.loop import steps_per_epoch
 
 FIRST_ROUND_PLAIN = ("scaffold", "alone")  # whose local rule changes nothing before the first answer of the server
 MOON = 1.6  # images pass through two more networks, without gradients

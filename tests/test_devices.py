@@ -20,6 +20,7 @@ from feddraw.experiment.device_placement import (
     place_workers,
     places_for_clients,
     places_for_runs,
+    survey_devices,
     worker_memory,
 )
 from feddraw.experiment.run_preparation import prepare
@@ -35,7 +36,7 @@ from feddraw.system.file_reading import read_json, read_jsonl
 from feddraw.training import device_memory, devices
 from feddraw.training.augment import augment
 from feddraw.training.device_memory import GPU_CONTEXT, image_memory, memory_shortage, out_of_memory
-from feddraw.training.devices import WorkerPlace, survey_devices
+from feddraw.training.devices import WorkerPlace
 from feddraw.training.image_feed import CopiedToDevice, KeptOnDevice
 from feddraw.training.loop import Examples, loss_over_known
 from feddraw.training.reproducibility import compute_exactly, seeded_torch

@@ -15,17 +15,23 @@ import torch
 
 from feddraw.cli import main
 from feddraw.doctor import examination, machine_checks, study_cost
-from feddraw.doctor.device_trial import DeviceTrial, TrialProcesses, TrialTask, TrialTooSlow, trial_difference
+from feddraw.doctor.device_trial import (
+    DeviceTrial,
+    MeasuredSpeed,
+    TrialProcesses,
+    TrialTask,
+    TrialTooSlow,
+    trial_difference,
+    trial_task_of,
+)
 from feddraw.doctor.examination import LARGE_TASK, SMALL_TASK, MachineExamination, examine_machine
 from feddraw.doctor.machine_checks import MachineCheck
 from feddraw.doctor.study_cost import (
-    MeasuredSpeed,
     extrapolated_speeds,
     fastest_start,
     images_of_costed_run,
     paper_runs_to_cost,
     speeds_with_room,
-    trial_task_of,
 )
 from feddraw.errors import RunFailed
 from feddraw.study.plan import read_study

@@ -98,6 +98,6 @@ def test_without_flower_the_engine_says_what_to_install(monkeypatch: pytest.Monk
 
     for name in [name for name in sys.modules if name.startswith("feddraw.flower")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("feddraw.catalog.installed", lambda name: name != "flwr")
+    monkeypatch.setattr("feddraw.system.machine.installed", lambda name: name != "flwr")
     with pytest.raises(UserError, match=r"pip install 'feddraw\[flower\]'"):
         list(run(small(engine="flower")))

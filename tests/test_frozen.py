@@ -29,6 +29,7 @@ from feddraw.flower.in_process_grid import InProcessGrid
 from feddraw.flower.reply_intake import Reply
 from feddraw.flower.strategy import MethodStrategy
 from feddraw.methods.fedavg import fedavg
+from feddraw.system.machine import installed
 from feddraw.training.client import Trainer
 from feddraw.training.network import Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
@@ -109,7 +110,7 @@ def test_every_engine_gives_the_same_bits_with_frozen_layers_from_a_file_of_weig
     state = {name: torch.full_like(v, 0.1) for name, v in own(5).state_dict().items()}
     torch.save({"state_dict": state}, tmp_path / "w.pth")
     changes = {"model": "test_frozen:own", "model.weights": str(tmp_path / "w.pth"), "model.freeze": ["body.0"]}
-    engines = ["serial", "processes"] + ["flower"] * (not catalog.installed("ray"))  # which would start processes, too
+    engines = ["serial", "processes"] + ["flower"] * (not installed("ray"))  # which would start processes, too
     for engine in engines:
         run(small(**changes, rounds=1, engine=engine, workers=1), tmp_path / engine)
     models = [load_file(tmp_path / engine / "model.safetensors") for engine in engines]

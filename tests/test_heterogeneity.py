@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from feddraw.analysis import explain_weights
 from feddraw.analysis.forest_plot import forest_figure
-from feddraw.analysis.site_distances import (
-    BatchGradients,
+from feddraw.analysis.site_heterogeneity import (
+    BatchProducts,
     compare_sites,
     distance_intervals,
     site_distances_in_ledger,
@@ -38,7 +38,7 @@ def batches_of(counts, means, d=20, m=8, seed=0):
     rows = np.concatenate(
         [mean + rng.normal(size=(count, d)) / np.sqrt(m * d) for count, mean in zip(counts, means, strict=True)]
     )
-    return rows, BatchGradients(tuple(counts), m, {"all": rows @ rows.T})
+    return rows, BatchProducts(tuple(counts), m, {"all": rows @ rows.T})
 
 
 # ---------------------------------------------------------------------------------------------------- numbers

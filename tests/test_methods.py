@@ -27,8 +27,8 @@ from feddraw.methods.scaffold import scaffold
 from feddraw.methods.uniform import uniform
 from feddraw.schedules import cosine, size_prior
 from feddraw.training.client import Trainer
+from feddraw.training.loop import steps_per_epoch
 from feddraw.training.network import layout_of_module
-from feddraw.training.settings import steps_per_epoch
 from quadratics import Bowl, descend, linear, optimum, play, quadratic
 from small import small
 from tiny import NAMES, SIZES, TRAINING, Altered, bench, cohort_of, copied, initial, same, server_images, shards, train

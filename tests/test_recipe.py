@@ -15,8 +15,8 @@ from feddraw.errors import UserError
 from feddraw.methods.fedavg import fedavg
 from feddraw.scenarios.whole_patients import NOBODY, _PatientPlacement, deal_whole_patients
 from feddraw.server.gate import MOST_STEPS, Gate
-from feddraw.training.loop import epoch_batches
-from feddraw.training.settings import Training, steps_per_epoch
+from feddraw.training.loop import epoch_batches, steps_per_epoch
+from feddraw.training.settings import Training
 from tiny import bench, build, copied, examples, initial, shards, through_gate
 
 SEED = 11

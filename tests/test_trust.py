@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from feddraw.catalog import installed
 from feddraw.cli import app
 from feddraw.errors import RunFailed, UserError
 from feddraw.experiment.settings import complete
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.study.plan import read_study
+from feddraw.system.machine import installed
 from run_folders import make_run
 from small import small
 

@@ -11,7 +11,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,6 @@ def functions_of_kind(kind: str) -> dict[str, Callable[..., Any]]:
 def first_doc_line(kind: str, name: str) -> str:
     """The first line of what a file's function says about itself."""
     return (inspect.getdoc(find(kind, name)) or "").partition("\n")[0]
-
-
-def installed(package: str) -> bool:
-    """Whether a package can be imported from anywhere but the current folder, which may be a stranger's."""
-    here = Path.cwd()
-    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
-    return any(finder.find_spec(package, elsewhere if finder is PathFinder else None) for finder in sys.meta_path)
 
 
 def own_function(name: str) -> Callable[..., Any]:

@@ -262,7 +262,7 @@ def read_survey(data: bytes, room: Path) -> object:
         if not (place / name).exists():
             written(picture("PNG"), place / name)
     found = inspection.inspect_data(written(data, place / "table.csv"), place / "out.toml")
-    _ = inspection.init_findings_without_auc(found), inspection.unusable_rows(found)
+    _ = inspection.inspected_findings_without_auc(found), inspection.unusable_rows(found)
     text = init_own_data.experiment_file_text(
         found, init_own_data.plan_first_run(found, 2), "feddraw init table.csv", "out.toml"
     )
@@ -876,7 +876,7 @@ def targets(room: Path) -> list[Target]:
         ),
         Target(
             "tables for init", read_survey, ONE_LINE, SURVEYS,
-            functions(inspection, init_own_data, without="init_rows_of_class_folders positives sites sizes"),
+            functions(inspection, init_own_data, without="inspect_class_folders positives sites sizes"),
             TABLE_WORDS,
             odd=[*(partial(look, name) for name in ("nowhere", "x.npz", "classes", "empty"))],
         ),

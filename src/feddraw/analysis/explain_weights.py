@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis.site_distances import number_or_none, site_distances_in_ledger, site_distances_in_words
+from feddraw.analysis.site_heterogeneity import number_or_none, site_distances_in_ledger, site_distances_in_words
 from feddraw.errors import UserError
 from feddraw.naming import join_names
 from feddraw.results.ledger_table import LedgerTable

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from feddraw.analysis.palette import MUTED, SERIES
 from feddraw.analysis.plots import draw_legend, figure_style, line_look, short_label
-from feddraw.analysis.site_distances import RULES, Heterogeneity, SiteDistance
+from feddraw.analysis.site_heterogeneity import RULES, Heterogeneity, SiteDistance
 
 RULE_NAMES = {"fedavg": "FedAvg", "random_effects": "random effects", "feddraw": "FedDRAW", "uniform": "uniform"}
 MOST_SITES = 40  # names of more could not be read

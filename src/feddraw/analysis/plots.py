@@ -22,7 +22,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from feddraw import naming
-from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing
+from feddraw.analysis.palette import INK, MUTED, SERIES, dark_drawing, luminance
 from feddraw.data.dataset import Labels
 from feddraw.errors import UserError
 from feddraw.grouping import grouped
@@ -33,7 +33,6 @@ from feddraw.system.file_writing import write_whole
 if TYPE_CHECKING:
     from feddraw.analysis.paired_differences import Difference
     from feddraw.analysis.statistics import Comparison
-from feddraw.analysis.palette import luminance
 
 LINE_STYLES = ("-", "--", "-.", ":")  # with markers they tell lines apart in grey
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

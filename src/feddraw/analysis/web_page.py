@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 from importlib import resources
-
-from feddraw import naming
 
 
 def read_page_file(room: str, name: str) -> str:
@@ -29,8 +26,3 @@ def offline_policy(script: str) -> str:
         f"default-src 'none'; script-src {page_policy_digest(script)}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def escape_html(words: str) -> str:
-    """Names are names, whatever they look like."""
-    return html.escape(naming.safe_text(words))

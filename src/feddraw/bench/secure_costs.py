@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from feddraw.bench.made_up_model import CLIENTS, WIDE_PARAMETERS, client_names
 from feddraw.bench.timing import TimingSession, measured_in_own_process, median_interval, ratio_of_times
-from feddraw.catalog import installed
 from feddraw.errors import RunFailed
 from feddraw.secure_sums import masks
 from feddraw.secure_sums.client import SecureSumClient
@@ -34,7 +33,7 @@ from feddraw.secure_sums.fixed_point import to_fixed_point
 from feddraw.secure_sums.server import SecureSumServer
 from feddraw.secure_sums.session import Session as Sum
 from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
-from feddraw.system.machine import peak_memory
+from feddraw.system.machine import installed, peak_memory
 
 if TYPE_CHECKING:
     from flwr.app import Message

@@ -15,13 +15,14 @@ from torch import nn
 
 from feddraw.bench.timing import Timed, TimingSession, median_interval, ratio_of_times, seconds_of
 from feddraw.bench.workloads import PAPER_TRAINING, Workload, workloads
-from feddraw.catalog import installed
 from feddraw.core import Correction
 from feddraw.methods.feddraw import feddraw
+from feddraw.system.machine import installed
 from feddraw.training.augment import augment
 from feddraw.training.client import Trainer
-from feddraw.training.loop import Examples, Rows, fit, make_optimizer, predict
+from feddraw.training.loop import Examples, Rows, fit, predict
 from feddraw.training.network import Network
+from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import one_thread
 
 PAPER_STEP = Workload("DenseNet121, 224 px", "densenet121", 224, 1, 1, 16, (("weights", "none"),))

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from feddraw.bench import peer_task
-from feddraw.catalog import installed
 from feddraw.core import Local
 from feddraw.experiment.settings import PRESETS
+from feddraw.system.machine import installed
 from feddraw.training.client import Trainer
 from feddraw.training.loop import Examples
 from feddraw.training.network_by_name import build

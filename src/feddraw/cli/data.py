@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from feddraw.cli.progress_bars import open_dataset_with_bar
 from feddraw.cli.terminal import console, print_line, table
 from feddraw.errors import one_of
 from feddraw.old_names import warn_renamed
 
 if TYPE_CHECKING:
     from feddraw.data.dataset import Dataset
-from feddraw.cli.progress_bars import open_dataset_with_bar
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare the images of a data set once, and show them.")
 

@@ -18,7 +18,7 @@ from feddraw.errors import UserError, one_of
 from feddraw.system.file_reading import damage_told, read_csv, read_toml
 
 if TYPE_CHECKING:
-    from feddraw.analysis.site_distances import GroupHeterogeneity, Heterogeneity, SiteDistance
+    from feddraw.analysis.site_heterogeneity import GroupHeterogeneity, Heterogeneity, SiteDistance
     from feddraw.experiment.settings import Experiment
 
 
@@ -95,7 +95,7 @@ def _heterogeneity_of_experiment(
 
 
 def _measured_in_run(folder: Path) -> tuple[list[Heterogeneity], dict[str, Any]]:
-    from feddraw.analysis.site_distances import site_distances_in_ledger
+    from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
     from feddraw.results.ledger_table import LedgerTable
     from feddraw.results.run_folder import RunFolder
 
@@ -133,7 +133,7 @@ def _write_heterogeneity(folder: Path, document: dict[str, Any], found: Sequence
 def show_heterogeneity(found: Sequence[Heterogeneity], about: dict[str, Any]) -> None:
     """Q in words, the sites, the groups of parameters; of a run only the first and the last round in full."""
     from feddraw.analysis.forest_plot import after_rounds
-    from feddraw.analysis.site_distances import site_distances_in_words
+    from feddraw.analysis.site_heterogeneity import site_distances_in_words
 
     out = console()
     note = " (synthetic)" if about.get("data") == "phantom" else ""

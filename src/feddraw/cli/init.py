@@ -54,7 +54,7 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     """What was found, how it is read, and what is odd about it."""
     from feddraw.data.label_table import describe_row_problems
     from feddraw.experiment.init_own_data import clients_in_words
-    from feddraw.experiment.inspect_own_data import init_findings_without_auc, unusable_rows
+    from feddraw.experiment.inspect_own_data import inspected_findings_without_auc, unusable_rows
 
     out = console()
     out.print(table(["what", "column"], [[kind, name or "none found"] for kind, name in found.columns.items()], left=2))
@@ -74,7 +74,7 @@ def print_init_survey(found: InspectedData, chosen: FirstRun) -> None:
     out.print(f"clients: {clients_in_words(found, chosen)}")
     if unlabelled := list(found.unlabelled()):
         out.print(f"note: not labelled at some sites: {'; '.join(unlabelled)}")
-    if names := init_findings_without_auc(found):
+    if names := inspected_findings_without_auc(found):
         out.print(f"note: a split has no positive or no negative image of {', '.join(names)}: no AUC for it there")
     for note in found.table.notes:
         out.print(f"note: {note}")

@@ -13,8 +13,9 @@ from rich.console import Console
 from typer import Argument, Option
 
 from feddraw import naming
+from feddraw.cli.options import DataOption, DevicesOption, MethodOption, ScenarioOption
 from feddraw.cli.progress_bars import progress_bars
-from feddraw.cli.terminal import console, table
+from feddraw.cli.terminal import console, metric_text, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_json, read_toml
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from feddraw.experiment.run_preparation import PreparedRun
     from feddraw.experiment.settings import Experiment
     from feddraw.server.round import RoundResult
-from feddraw.cli.options import DataOption, DevicesOption, MethodOption, ScenarioOption
-from feddraw.cli.terminal import metric_text
-
-FEW_TEST_IMAGES = "† fewer than 10 positive or 10 negative test images: one image moves its AUC by 0.1 or more"
 
 
 def run(
@@ -165,7 +162,7 @@ def round_line(result: RoundResult) -> str:
 def print_run_splits(out: Console, setup: PreparedRun) -> None:
     """How many images of each split show each finding, and what gives the scores, before anything is trained."""
     from feddraw.classifier_layer import classifier_in_words
-    from feddraw.data.finding_counts import findings_per_split, split_counts_in_words, too_few_for_auc
+    from feddraw.data.finding_counts import few_in_words, findings_per_split, split_counts_in_words, too_few_for_auc
 
     found, findings = findings_per_split(setup.dataset), setup.dataset.findings
     marked = {name for place, name in enumerate(findings) if too_few_for_auc(found["test"], place)}
@@ -175,7 +172,7 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
         rows.append([f"{name} †" if name in marked else name, *cells])
     out.print(table(["positive / negative", *found], rows))
     if marked:
-        out.print(FEW_TEST_IMAGES)
+        out.print(f"† {few_in_words()}")
     layout = setup.initial.layout
     frozen = f", {len(layout.frozen)} of its tensors frozen" if layout.frozen else ""
     said = f"network: {layout.length('param'):,} parameters{frozen}; classifier: "
@@ -185,7 +182,7 @@ def print_run_splits(out: Console, setup: PreparedRun) -> None:
 def show_test_metrics(folder: Path) -> None:
     """The test metrics of a finished run; a finding with few test images is marked."""
     from feddraw.analysis.metrics import macro
-    from feddraw.data.finding_counts import too_few_for_auc
+    from feddraw.data.finding_counts import few_in_words, too_few_for_auc
     from feddraw.system.file_reading import number_or_nan as undefined_as_nan
 
     found, kinds = read_json(folder / "metrics.json"), ("auc", "gm")
@@ -205,7 +202,7 @@ def show_test_metrics(folder: Path) -> None:
     out = console()
     out.print(table(["test", "AUC", "GM"], rows))
     if marked:
-        out.print(FEW_TEST_IMAGES)
+        out.print(f"† {few_in_words()}")
     out.print(f"written to {folder}")
     if found.get("diverged"):
         said = f"diverged in round {found['diverged']['round']}: {found['diverged']['why']}; try a lower training.lr"

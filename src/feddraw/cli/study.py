@@ -14,6 +14,7 @@ from feddraw import naming
 from feddraw.cli.options import DevicesOption, RunsAtOnceOption
 from feddraw.cli.progress_bars import duration_in_words
 from feddraw.cli.report import report_significance_level, write_and_show_report
+from feddraw.cli.study_progress import follow_study, print_places, study_summary
 from feddraw.cli.terminal import console, print_json, status_line, table
 from feddraw.errors import RunFailed, UserError
 from feddraw.system.file_reading import read_toml
@@ -21,7 +22,6 @@ from feddraw.system.file_reading import read_toml
 if TYPE_CHECKING:
     from feddraw.study.plan import PlannedRun
     from feddraw.study.preflight import Preflight
-from feddraw.cli.study_progress import follow_study, print_places, study_summary
 
 
 def study(

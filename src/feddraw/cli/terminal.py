@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -15,9 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from feddraw import naming
-
-if TYPE_CHECKING:
-    pass
 
 
 class PlainConsole(Console):

@@ -43,3 +43,8 @@ def split_counts_in_words(split: Mapping[str, Any], place: int) -> str:
     positives, negatives = split["positives"][place], split["negatives"][place]
     unknown = split["images"] - positives - negatives
     return f"{positives:,} / {negatives:,}" + (f", {unknown:,} unknown" if unknown else "")
+
+
+def few_in_words() -> str:
+    few = FEW_FOR_AUC
+    return f"fewer than {few} positive or {few} negative test images: one image moves its AUC by {1 / few:g} or more"

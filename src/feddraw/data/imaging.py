@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.catalog import installed
 from feddraw.errors import UserError, first_line
+from feddraw.system.machine import installed
 
 Grey = NDArray[np.uint8]  # (height, width)
 

@@ -24,12 +24,14 @@ from feddraw.errors import RunFailed
 from feddraw.experiment.method_by_name import combined_method
 from feddraw.experiment.rehearsal import step_time_factors
 from feddraw.experiment.run_preparation import initial_model
-from feddraw.system.machine import peak_memory
+from feddraw.experiment.settings import Experiment
+from feddraw.system.machine import installed, peak_memory
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.client import Trainer
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told, step_memory
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import fit, make_optimizer, predict
+from feddraw.training.loop import fit, predict
+from feddraw.training.optimizers import make_optimizer
 from feddraw.training.reproducibility import compute_exactly, seeded_torch
 from feddraw.training.settings import Training
 
@@ -231,3 +233,43 @@ class TrialProcesses:
         if "error" in answer:
             raise RunFailed(f"{device}: {answer['error']}")
         return answer
+
+
+def network_installed(task: TrialTask) -> bool:
+    """Whether what its network needs is installed."""
+    return task.model != "densenet121" or installed("monai")
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """Images a second of all workers on a device together, each in its own process."""
+
+    device: str
+    task: TrialTask
+    workers: int
+    batch: int
+    train: float
+    test: float
+    memory: int  # bytes that one of them took, at this batch
+    reckoned: int | None  # bytes that one takes with batches of 64
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "model": self.task.model,
+            "pixels": self.task.pixels,
+            "workers": self.workers,
+            "batch": self.batch,
+            "train_images_per_second": round(self.train, 2),
+            "test_images_per_second": round(self.test, 2),
+            "memory_bytes": self.memory,
+            "memory_bytes_batch_64": self.reckoned,
+        }
+
+
+def trial_task_of(experiment: Experiment) -> TrialTask:
+    """The network and image size of an experiment; its weights cost no time."""
+    name, settings = experiment.section("model")
+    if name == "densenet121":
+        settings["weights"] = "none"
+    return TrialTask(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))

@@ -11,17 +11,24 @@ from typing import Any
 
 import torch
 
-from feddraw.catalog import installed
 from feddraw.doctor import study_cost
-from feddraw.doctor.device_trial import TrialProcesses, TrialTask, TrialTooSlow, trial_difference
+from feddraw.doctor.device_trial import (
+    MeasuredSpeed,
+    TrialProcesses,
+    TrialTask,
+    TrialTooSlow,
+    network_installed,
+    trial_difference,
+    trial_task_of,
+)
 from feddraw.doctor.machine_checks import MachineCheck, check_machine, check_or_broken, check_versions, state_within
-from feddraw.doctor.study_cost import MeasuredSpeed, StudyCost
+from feddraw.doctor.study_cost import StudyCost
 from feddraw.errors import RunFailed
-from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU
+from feddraw.experiment.device_placement import USABLE_MEMORY, WORKERS_PER_GPU, survey_devices_apart
 from feddraw.experiment.settings import Experiment
 from feddraw.results.environment import environment
 from feddraw.system.machine import cores
-from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices_apart
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 
 EXAMINATION_SECONDS = 100.0  # for everything, so that it ends within two minutes
 HANGING_SECONDS = 60.0  # seconds after which a GPU that was asked for a few sums is not expected to answer
@@ -58,11 +65,6 @@ class MachineExamination:
             "broken": [check.what for check in self.broken],
             "seconds": round(self.seconds, 1),
         }
-
-
-def network_installed(task: TrialTask) -> bool:
-    """Whether what its network needs is installed."""
-    return task.model != "densenet121" or installed("monai")
 
 
 def devices_to_examine() -> list[str]:
@@ -108,7 +110,7 @@ class _Examiner:
         if busy > cores() / 2:
             said = f"load {busy:.1f} on {cores()} cores: the processor's speeds are as if it were idle, a GPU's are not"
             report.checks.append(MachineCheck("other work", "note", said, {"load": round(busy, 2)}))
-        own = dict.fromkeys(study_cost.trial_task_of(run) for runs in studies.values() for run in runs)
+        own = dict.fromkeys(trial_task_of(run) for runs in studies.values() for run in runs)
         tasks = [*[task for task in own if task not in self._tasks and network_installed(task)][:2], *self._tasks]
         present = [name for name in self._names if name in self._surveyed]
         for number, name in enumerate(present):

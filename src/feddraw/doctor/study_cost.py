@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feddraw.doctor.device_trial import TrialTask
+from feddraw.doctor.device_trial import MeasuredSpeed, TrialTask, trial_task_of
 from feddraw.errors import UserError
 from feddraw.experiment.settings import Experiment, complete
 from feddraw.scenarios.paper_scenarios import PAPER_SCENARIOS, paper_scenario
@@ -20,33 +20,6 @@ PAPER_METHODS = ("fedavg", "fedprox", "fednova", "fedadp", "scaffold", "moon", "
 PAPER_SEEDS = 5
 
 MethodSettings = tuple[str, tuple[tuple[str, Any], ...]]
-
-
-@dataclass(frozen=True)
-class MeasuredSpeed:
-    """Images a second of all workers on a device together, each in its own process."""
-
-    device: str
-    task: TrialTask
-    workers: int
-    batch: int
-    train: float
-    test: float
-    memory: int  # bytes that one of them took, at this batch
-    reckoned: int | None  # bytes that one takes with batches of 64
-
-    def table(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "model": self.task.model,
-            "pixels": self.task.pixels,
-            "workers": self.workers,
-            "batch": self.batch,
-            "train_images_per_second": round(self.train, 2),
-            "test_images_per_second": round(self.test, 2),
-            "memory_bytes": self.memory,
-            "memory_bytes_batch_64": self.reckoned,
-        }
 
 
 def extrapolated_speeds(speeds: Sequence[MeasuredSpeed]) -> list[MeasuredSpeed]:
@@ -98,14 +71,6 @@ def paper_runs_to_cost() -> list[Experiment]:
         for scenario in PAPER_SCENARIOS.values()
         for method in PAPER_METHODS
     ]
-
-
-def trial_task_of(experiment: Experiment) -> TrialTask:
-    """The network and image size of an experiment; its weights cost no time."""
-    name, settings = experiment.section("model")
-    if name == "densenet121":
-        settings["weights"] = "none"
-    return TrialTask(name, int(experiment.section("data")[1].get("size", 32)), tuple(sorted(settings.items())))
 
 
 def method_settings_of(experiment: Experiment) -> MethodSettings:

@@ -7,16 +7,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from feddraw.errors import UserError
+from feddraw.errors import RunFailed, UserError, first_line
 from feddraw.experiment.settings import Experiment
-from feddraw.system.machine import cores
-from feddraw.system.workers import limited_workers
+from feddraw.system.machine import cores, machine_memory
+from feddraw.system.workers import belong_to_parent, cause_of_death, limited_workers, start_worker
 from feddraw.training.device_memory import step_memory
-from feddraw.training.devices import WorkerPlace, cuda_software, devices_here, survey_devices, survey_devices_apart
+from feddraw.training.devices import WorkerPlace, cuda_software, devices_here
 from feddraw.training.network_by_name import build_network
 
 Surveyed = dict[str, dict[str, Any]]  # by device
@@ -128,3 +129,42 @@ def devices_record(experiment: Experiment, places: Sequence[WorkerPlace]) -> dic
         devices.append({**said, "workers": sum(place.device == name for place in places)})
     gpus = any(device["type"] == "cuda" for device in devices)
     return {"devices": devices} | ({"cuda": cuda_software(experiment.training.tf32)} if gpus else {})
+
+
+def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what computes on it."""
+    return {name: _facts_of_device(torch.device(name)) for name in names}
+
+
+def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the process ends."""
+    if all(torch.device(name).type != "cuda" for name in names):
+        return survey_devices(names)
+    pipe, process = start_worker(_answer_device_survey, list(names))
+    try:
+        answer: dict[str, dict[str, Any]] | Exception = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        raise RunFailed(f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}") from None
+    finally:
+        process.join()
+    if isinstance(answer, Exception):
+        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
+    return answer
+
+
+def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
+    belong_to_parent()
+    try:
+        pipe.send(survey_devices(names))
+    except Exception as error:
+        pipe.send(RuntimeError(f"{error}"))
+
+
+def _facts_of_device(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        total, free = machine_memory()
+        return {"type": device.type, "memory": total, "free": free}
+    about = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    capability = f"{about.major}.{about.minor}"
+    return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}

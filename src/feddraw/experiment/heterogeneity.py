@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.analysis import site_distances
+from feddraw.analysis import site_heterogeneity
 from feddraw.core import Layout, Measurement, Model, gram
 from feddraw.data.image_cache import Progress
 from feddraw.errors import UserError, at_least, not_negative, one_of
@@ -43,7 +43,7 @@ class HeterogeneityOptions:
 
 def measure_heterogeneity(
     experiment: Experiment, how: HeterogeneityOptions, *, progress: Progress | None = None
-) -> Iterator[site_distances.Heterogeneity]:
+) -> Iterator[site_heterogeneity.Heterogeneity]:
     """At the initial model, and after the warm-up if there is one."""
     how.check()
     # the rule that knows patients has the weights of FedAvg here, and itself measures once
@@ -75,26 +75,26 @@ def _heterogeneity_after_warm_up(prepared: PreparedRun, rounds: int, progress: P
 
 def _heterogeneity_at(
     prepared: PreparedRun, model: Model, round: int, how: HeterogeneityOptions, rounds: int, progress: Progress | None
-) -> site_distances.Heterogeneity:
-    seed, compare = prepared.experiment.seed, site_distances.compare_sites
+) -> site_heterogeneity.Heterogeneity:
+    seed, compare = prepared.experiment.seed, site_heterogeneity.compare_sites
     layers, findings = heterogeneity_parameters(model.layout, prepared.dataset.findings)
     batches, measured = _gathered_gradients(prepared, model, round, how.measurement, layers | findings, progress)
     overall = compare(batches, how.layer, how.permutations, seed)
-    found = site_distances.distance_intervals(batches, how.layer, how.replicates, seed)
+    found = site_heterogeneity.distance_intervals(batches, how.layer, how.replicates, seed)
     sizes = [len(rows) for rows in prepared.training_rows]
-    weights = site_distances.site_weights_by_rule(sizes, overall.rho, rounds)
+    weights = site_heterogeneity.site_weights_by_rule(sizes, overall.rho, rounds)
     sites, distances = [], iter(found.tolist())
     for number, (client, size, count) in enumerate(zip(prepared.clients, sizes, measured, strict=True)):
         of = {rule: column[number] for rule, column in weights.items()}
-        distance, low, high = map(site_distances.number_or_none, next(distances) if count else [math.nan] * 3)
-        sites.append(site_distances.SiteDistance(client, size, count * batches.batch_size, distance, low, high, of))
+        distance, low, high = map(site_heterogeneity.number_or_none, next(distances) if count else [math.nan] * 3)
+        sites.append(site_heterogeneity.SiteDistance(client, size, count * batches.batch_size, distance, low, high, of))
     by = [tuple(compare(batches, name, how.permutations, seed) for name in names) for names in (layers, findings)]
-    return site_distances.Heterogeneity(round, overall, tuple(sites), *by)
+    return site_heterogeneity.Heterogeneity(round, overall, tuple(sites), *by)
 
 
 def _gathered_gradients(
     prepared: PreparedRun, model: Model, round: int, how: Measurement, groups: Groups, progress: Progress | None
-) -> tuple[site_distances.BatchGradients, list[int]]:
+) -> tuple[site_heterogeneity.BatchProducts, list[int]]:
     """The batches of all sites, and how many each site has."""
     clients, experiment = prepared.clients, prepared.experiment
     _require_gradient_memory(len(clients) * how.batches, len(model.params))
@@ -112,7 +112,7 @@ def _gathered_gradients(
     origin = np.zeros(matrix.shape[1], np.float32)
     products = {name: gram(matrix[:, place], origin[place]) for name, place in groups.items()}
     measured = tuple(count for count in counts if count)
-    return site_distances.BatchGradients(measured, how.batch_size, products), counts
+    return site_heterogeneity.BatchProducts(measured, how.batch_size, products), counts
 
 
 def _require_gradient_memory(batches: int, parameters: int) -> None:

@@ -97,7 +97,7 @@ def inspect_data(paths: Path | Sequence[Path], out: Path, images: str = "") -> I
             raise UserError(f"{path} needs no experiment file: feddraw run --data {path} --scenario iid")
     if len(listed) == 1 and listed[0].is_dir():
         if not own_tables.csv_tables_in(listed[0]):
-            made = init_table_of_classes(init_rows_of_class_folders(listed[0]))
+            made = inspected_class_table(inspect_class_folders(listed[0]))
             return inspect_made_table(out.with_suffix(".csv"), str(listed[0]), made)
         listed = own_tables.csv_tables_in(listed[0])
     sheets = [own_tables.find_own_table(path) for path in listed]
@@ -193,7 +193,7 @@ def first_image_side(folder: Path, paths: Iterable[str]) -> int:
     raise UserError(f"none of the first {len(some)} images that the table names can be read; {why}")
 
 
-def init_rows_of_class_folders(folder: Path) -> Iterator[dict[str, str]]:
+def inspect_class_folders(folder: Path) -> Iterator[dict[str, str]]:
     """One row per image: its class is the folder it is in, its split a folder above it called train, val or test."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -214,10 +214,10 @@ def with_class_columns(sheet: CsvSheet) -> str:
     columns = [path, *(table_columns.column_by_usual_name(sheet.header, names) for names in others)]
     kept = {sheet.header[column]: column for column in columns if column is not None}
     kept["label"] = place
-    return init_table_of_classes({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
+    return inspected_class_table({name: fields[column] for name, column in kept.items()} for _, fields in sheet.rows())
 
 
-def init_table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
+def inspected_class_table(rows: Iterable[Mapping[str, str]]) -> str:
     """Rows with a `label`, several of them with | or ; between, as a table with one column per class.
 
     A row without a label is blank in all of them.
@@ -240,7 +240,7 @@ def init_table_of_classes(rows: Iterable[Mapping[str, str]]) -> str:
     return csv_text([[*others, *classes], *lines])
 
 
-def init_findings_without_auc(found: InspectedData) -> list[str]:
+def inspected_findings_without_auc(found: InspectedData) -> list[str]:
     """Findings without a positive or a negative image in some split: no AUC there."""
     negatives = found.positives(label=0)
     return [name for name, counts in found.positives().items() if 0 in [*counts, *negatives[name]]]

@@ -30,11 +30,10 @@ from feddraw.scenarios.partition import Partition
 from feddraw.scenarios.scenario_by_name import deal
 from feddraw.training.client import Trainer
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.loop import Examples, Rows
+from feddraw.training.loop import Examples, Rows, steps_per_epoch
 from feddraw.training.network import Build, Network
 from feddraw.training.network_by_name import build_network, with_frozen_layers
 from feddraw.training.server_images import ServerImages, choose_server_images
-from feddraw.training.settings import steps_per_epoch
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from feddraw.core import Local
 from feddraw.data.image_cache import Progress
 from feddraw.engines import Engine
 from feddraw.experiment.run_preparation import PreparedRun, PreparedTask
-from feddraw.training.settings import steps_in_round
+from feddraw.training.loop import steps_in_round
 
 TRAINED_COST = 3  # cost of a trained image, where an evaluated one costs 1
 REPORT_INTERVAL = 1.0  # seconds between two reports

@@ -27,7 +27,7 @@ from feddraw.experiment.settings import Experiment
 from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker, stop_workers
 from feddraw.training.device_memory import allot_image_memory, memory_shortage_told
 from feddraw.training.devices import WorkerPlace
-from feddraw.training.settings import steps_in_round
+from feddraw.training.loop import steps_in_round
 
 TIMED_SECONDS = 1.0  # seconds of training that are timed, as far as steps are short enough
 FEWEST_TIMED_STEPS, MOST_TIMED_STEPS = 3, 40  # steps that are timed

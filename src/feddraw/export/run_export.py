@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddraw.catalog import installed
 from feddraw.errors import RunFailed, UserError, unknown
 from feddraw.experiment.run_preparation import PreparedData, open_experiment_data, prepare_client_data
 from feddraw.experiment.trained_model import TrainedModel, load_trained
@@ -24,6 +23,7 @@ from feddraw.export.monai_bundle import write_monai_bundle
 from feddraw.export.onnx_file import write_onnx
 from feddraw.export.safetensors_file import write_safetensors
 from feddraw.system.file_writing import make_folder, make_subfolder, write_json, write_whole
+from feddraw.system.machine import installed
 
 ExportProgress = Callable[[str, int, int], None]
 GreyImages = NDArray[np.uint8]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from feddraw.catalog import installed
 from feddraw.errors import UserError
 from feddraw.old_names import warn_renamed
+from feddraw.system.machine import installed
 
 if not installed("flwr"):
     raise UserError("feddraw.flower needs Flower: pip install 'feddraw[flower]'")

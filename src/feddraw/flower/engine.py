@@ -9,25 +9,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from feddraw.catalog import installed
 from feddraw.core import Job, Model, Update
 from feddraw.engines import Engine, Rows, Scores
 from feddraw.engines._memory import EngineWithMemory
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed
-from feddraw.experiment.run_preparation import PreparedRun, prepare
-from feddraw.experiment.settings import Experiment
+from feddraw.experiment.run_preparation import PreparedRun
 from feddraw.flower import job_orders, reply_intake
 from feddraw.flower.array_records import arrays_to_vectors, model_to_arrays, vectors_to_arrays
-from feddraw.flower.client_app import Site, client
+from feddraw.flower.client_app import client
 from feddraw.flower.in_process_grid import InProcessGrid
-from feddraw.flower.ray_simulation import RaySimulation
+from feddraw.flower.ray_simulation import RaySimulation, simulated_site, site_on_ray
 from feddraw.flower.reply_intake import ReplyFormat
+from feddraw.system.machine import installed
 
 WAIT_FOR_NODES = 120.0  # seconds for simulated nodes to come up
 
@@ -36,25 +35,10 @@ def flower(setup: PreparedRun, workers: int) -> Engine:
     """Flower's simulation where Ray is installed, else clients in this process."""
     if installed("ray"):
         table = json.dumps(setup.experiment.table())
-        simulation = RaySimulation(client(partial(_site_on_ray, table)), len(setup.clients), workers)
+        simulation = RaySimulation(client(partial(site_on_ray, table)), len(setup.clients), workers)
         return FlowerEngine(simulation.grid(), setup, simulation)
     nodes = [{"partition-id": number} for number in range(len(setup.clients))]
-    return FlowerEngine(InProcessGrid(client(partial(_simulated_site, setup)), nodes), setup)
-
-
-def _simulated_site(setup: PreparedRun, context: Context) -> Site:
-    number = int(context.node_config["partition-id"])
-    return Site(setup.trainer, setup.clients[number], number, number)
-
-
-def _site_on_ray(table: str, context: Context) -> Site:
-    return _simulated_site(_setup_on_ray(table), context)
-
-
-@lru_cache(maxsize=1)
-def _setup_on_ray(table: str) -> PreparedRun:
-    """Prepared once per worker process."""
-    return prepare(Experiment.of(json.loads(table)))
+    return FlowerEngine(InProcessGrid(client(partial(simulated_site, setup)), nodes), setup)
 
 
 class FlowerEngine(EngineWithMemory):

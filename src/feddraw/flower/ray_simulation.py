@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from queue import Empty, Queue
 
 from flwr.app import Context, Message
@@ -15,6 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from feddraw.errors import RunFailed
+from feddraw.experiment.run_preparation import PreparedRun, prepare
+from feddraw.experiment.settings import Experiment
+from feddraw.flower.client_app import Site
 
 POLL_SECONDS = 0.05  # seconds between two looks for replies
 RAY_ENVIRONMENT = {
@@ -96,3 +101,18 @@ def _cause_of_ray_crash(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def simulated_site(setup: PreparedRun, context: Context) -> Site:
+    number = int(context.node_config["partition-id"])
+    return Site(setup.trainer, setup.clients[number], number, number)
+
+
+def site_on_ray(table: str, context: Context) -> Site:
+    return simulated_site(_setup_on_ray(table), context)
+
+
+@lru_cache(maxsize=1)
+def _setup_on_ray(table: str) -> PreparedRun:
+    """Prepared once per worker process."""
+    return prepare(Experiment.of(json.loads(table)))

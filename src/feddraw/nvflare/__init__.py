@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feddraw.catalog import installed
 from feddraw.errors import UserError
+from feddraw.system.machine import installed
 
 if not installed("nvflare"):
     raise UserError("feddraw.nvflare needs NVIDIA FLARE: pip install 'feddraw[nvflare]'")

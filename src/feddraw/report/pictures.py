@@ -12,7 +12,7 @@ from feddraw.analysis import plots
 from feddraw.analysis.bootstrap import Interval
 from feddraw.analysis.forest_plot import draw_forest_distances
 from feddraw.analysis.metrics import ROC_GRID, roc_curve
-from feddraw.analysis.site_distances import site_distances_in_ledger
+from feddraw.analysis.site_heterogeneity import site_distances_in_ledger
 from feddraw.analysis.statistics import Comparison
 from feddraw.grouping import grouped
 from feddraw.naming import join_names, slug

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feddraw.catalog import installed
 from feddraw.errors import UserError
 from feddraw.server.round import RoundResult
 from feddraw.system.file_writing import make_subfolder
+from feddraw.system.machine import installed
 
 
 def check_tensorboard() -> None:

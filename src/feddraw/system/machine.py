@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 
@@ -48,3 +49,10 @@ def peak_memory() -> int:
 def free_memory() -> float:
     """Bytes of this machine that new processes may take."""
     return float(machine_memory()[1]) or math.inf
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported from anywhere but the current folder, which may be a stranger's."""
+    here = Path.cwd()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
+    return any(finder.find_spec(package, elsewhere if finder is PathFinder else None) for finder in sys.meta_path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from feddraw.classifier_layer import choose_classifier, classifier_in_words
 from feddraw.core import Entry, Heads
 from feddraw.errors import UserError, in_one_line
-from feddraw.training.network import scores_in_output
+from feddraw.training.network import evaluation_mode, scores_in_output
 
 LEAST_SCORE_CHANGE = 1e-4  # a change of a score, where a layer's output is raised by one
 SQUASHED_SCORE = 0.01  # from one, of the change of a score that is such an output itself
@@ -132,16 +131,3 @@ def _check_classifier_order(heads: Heads, reach: Mapping[str, ScoreReach], outpu
             wrong = f"{classifier_in_words(heads, outputs)}, gives its scores in another order than the network"
             raise UserError(f"the classifier {wrong}: list the layers in the order of the findings")
         start += reach[head].shape[1]
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and the random numbers as they were."""
-    modes = {layer: layer.training for layer in module.modules()}
-    module.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode

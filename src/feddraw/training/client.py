@@ -17,10 +17,10 @@ from feddraw.core import Asked, Correction, Extent, Job, Layout, Local, Measurem
 from feddraw.training import loop
 from feddraw.training.allocator import keep_freed_memory
 from feddraw.training.batch_gradients import batch_gradients, gradient_summary
-from feddraw.training.loop import Examples, Loss, Rows, make_optimizer
+from feddraw.training.loop import Examples, Loss, Rows
 from feddraw.training.network import Build, Network, layout_of_module
 from feddraw.training.network_by_name import with_frozen_layers
-from feddraw.training.optimizers import Optimizer
+from feddraw.training.optimizers import Optimizer, make_optimizer
 from feddraw.training.reproducibility import one_thread, seeded_torch
 from feddraw.training.settings import Training
 

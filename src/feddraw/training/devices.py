@@ -9,18 +9,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feddraw.errors import RunFailed, UserError, first_line
-from feddraw.system.machine import machine_memory
-from feddraw.system.workers import belong_to_parent, cause_of_death, start_worker
+from feddraw.errors import UserError
 from feddraw.training.reproducibility import CUBLAS_WORKSPACE
 
 DEVICE_NAME = re.compile(r"mps|(cpu|cuda)(:\d+)?")
@@ -66,45 +62,6 @@ def require_device(name: str, setting: str) -> torch.device:
     if device.type != "cpu" and (device.index or 0) >= gpus:
         raise UserError(f"{setting} is {name}, but torch finds no such device here: use cpu")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def survey_devices(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What is known of each device: type, name, bytes of memory in all and free, and of a GPU what computes on it."""
-    return {name: _facts_of_device(torch.device(name)) for name in names}
-
-
-def survey_devices_apart(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """As `survey_devices`, in a process of its own: asking a GPU takes some of its memory until the process ends."""
-    if all(torch.device(name).type != "cuda" for name in names):
-        return survey_devices(names)
-    pipe, process = start_worker(_answer_device_survey, list(names))
-    try:
-        answer: dict[str, dict[str, Any]] | Exception = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise RunFailed(f"a process that looked at {', '.join(names)} {cause_of_death(process)[0]}") from None
-    finally:
-        process.join()
-    if isinstance(answer, Exception):
-        raise RunFailed(f"cannot use {', '.join(names)}: {first_line(answer)}")
-    return answer
-
-
-def _answer_device_survey(pipe: Connection, names: Sequence[str]) -> None:
-    belong_to_parent()
-    try:
-        pipe.send(survey_devices(names))
-    except Exception as error:
-        pipe.send(RuntimeError(f"{error}"))
-
-
-def _facts_of_device(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda":
-        total, free = machine_memory()
-        return {"type": device.type, "memory": total, "free": free}
-    about = torch.cuda.get_device_properties(device)
-    free, total = torch.cuda.mem_get_info(device)
-    capability = f"{about.major}.{about.minor}"
-    return {"type": "cuda", "name": about.name, "capability": capability, "memory": total, "free": free}
 
 
 def cuda_software(tf32: bool) -> dict[str, Any]:

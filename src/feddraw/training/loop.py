@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +17,8 @@ from feddraw.errors import UserError
 from feddraw.training.augment import augment
 from feddraw.training.image_feed import ImageFeed, feed_to
 from feddraw.training.network import CPU, Network
-from feddraw.training.optimizers import SGD, Adam, Optimizer
-from feddraw.training.settings import Training, steps_in_round, steps_per_epoch
+from feddraw.training.optimizers import Optimizer
+from feddraw.training.settings import Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits, targets -> mean loss over the entries
 Rows = NDArray[np.intp]
@@ -82,6 +83,18 @@ def loss_over_known(loss: Loss, logits: Tensor, targets: Tensor, complete: bool 
         return loss(logits, targets)
     known = ~targets.isnan()
     return loss(logits, targets) if bool(known.all()) else loss(logits[known], targets[known])
+
+
+def steps_in_round(images: int, training: Training, effort: float = 1.0) -> int:
+    """How many optimiser steps a client takes in a round."""
+    full = training.steps or training.epochs * steps_per_epoch(images, training.batch_size)
+    return max(1, math.floor(effort * full + 0.5))
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """How many batches `epoch_batches` gives."""
+    full, rest = divmod(images, batch_size)
+    return full * (batch_size > 1) + (rest > 1)
 
 
 def fit(
@@ -189,8 +202,3 @@ def logits_of(network: Network, examples: Examples, rows: Rows) -> Tensor:
 def predict(network: Network, examples: Examples, rows: Rows) -> NDArray[np.float32]:
     """Probabilities of the findings."""
     return np.asarray(torch.sigmoid(logits_of(network, examples, rows)).numpy())
-
-
-def make_optimizer(network: Network, training: Training) -> Optimizer:
-    settings = (network.params, network.grads, training.lr, training.weight_decay)
-    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)

@@ -7,6 +7,7 @@ are single operations, whatever the number of layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -166,3 +167,16 @@ def _network_blocks(entries: Sequence[Entry]) -> list[tuple[slice, tuple[int, ..
             start, stop = entry.span.start, entry.span.stop
         blocks.append((slice(start, stop), entry.shape if kernel else (stop - start,)))
     return blocks
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and the random numbers as they were."""
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode

@@ -21,8 +21,8 @@ from feddraw import catalog
 from feddraw.core import Heads, in_layer
 from feddraw.errors import UserError, in_one_line, unknown
 from feddraw.models._saved_parameters import SavedParameters, read_saved_parameters
-from feddraw.training.classifier_by_trial import classifier_of, evaluation_mode
-from feddraw.training.network import Build
+from feddraw.training.classifier_by_trial import classifier_of
+from feddraw.training.network import Build, evaluation_mode
 
 # What factories call the findings, the channels and the pixels.
 CLASSES_ARGUMENTS = ("classes", "num_classes", "n_classes", "out_channels", "num_labels")

@@ -14,6 +14,9 @@ from torch import Tensor, nn, zeros, zeros_like
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from feddraw.training.network import Network
+from feddraw.training.settings import Training
+
 
 @dataclass(eq=False)
 class Optimizer(ABC):
@@ -60,3 +63,8 @@ class SGD(Optimizer):
         )  # fmt: skip
         if buffers[0] is not None:
             self.state["momentum_buffer"] = buffers[0]
+
+
+def make_optimizer(network: Network, training: Training) -> Optimizer:
+    settings = (network.params, network.grads, training.lr, training.weight_decay)
+    return SGD(*settings, momentum=training.momentum) if training.optimizer == "sgd" else Adam(*settings)

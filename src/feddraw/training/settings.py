@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,15 +50,3 @@ class Training:
     def available_device(self) -> torch.device:
         """The device, if this machine has it."""
         return require_device(self.device, "training.device")
-
-
-def steps_in_round(images: int, training: Training, effort: float = 1.0) -> int:
-    """How many optimiser steps a client takes in a round."""
-    full = training.steps or training.epochs * steps_per_epoch(images, training.batch_size)
-    return max(1, math.floor(effort * full + 0.5))
-
-
-def steps_per_epoch(images: int, batch_size: int) -> int:
-    """How many batches `epoch_batches` gives."""
-    full, rest = divmod(images, batch_size)
-    return full * (batch_size > 1) + (rest > 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from feddraw.analysis.bootstrap import Interval
 from feddraw.data.dataset import SPLITS
-from feddraw.data.finding_counts import FEW_FOR_AUC, rarer_label_in_split, split_counts_in_words, too_few_for_auc
+from feddraw.data.finding_counts import few_in_words, rarer_label_in_split, split_counts_in_words, too_few_for_auc
 from feddraw.grouping import grouped
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, Paragraph, ReportTable
@@ -66,11 +66,6 @@ def images_tested_in_words(runs: Sequence[RecordedRun]) -> str:
     said = f"Test AUC and GM are computed on the common test split: {test['images']:,} images{patients}{from_sites}"
     plural = "" if len(defined) == 1 else "s"
     return f"{said}. The mean AUC is over {len(defined)} finding{plural}{few_of}."
-
-
-def few_in_words() -> str:
-    few = FEW_FOR_AUC
-    return f"fewer than {few} positive or {few} negative test images: one image moves the AUC by {1 / few:g} or more"
 
 
 def images_by_split(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from feddraw.data.finding_counts import few_in_words
 from feddraw.naming import slug
 from feddraw.report.blocks import Block, Cell, Heading, ReportTable
 from feddraw.report.report_statistics import Report, mean_over_findings
@@ -34,7 +35,7 @@ def metrics_by_finding_section(report: Report, scenario: str, metric: str, label
         ["method", *columns],
         [rows[method] for method in there if method in collection.methods],
         [rows[method] for method in there if method in collection.references],
-        f"* best mean of the column. † {images_by_finding.few_in_words()}.",
+        f"* best mean of the column. † {few_in_words()}.",
         label=f"findings-{slug(scenario)}-{metric}",
     )
 

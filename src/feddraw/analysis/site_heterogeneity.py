@@ -25,7 +25,7 @@ RULES = ("fedavg", "random_effects", "feddraw", "uniform")
 
 
 @dataclass(frozen=True, eq=False)
-class BatchGradients:
+class BatchProducts:
     """Batch gradients of the sites that have measured, as scalar products, site after site."""
 
     counts: tuple[int, ...]  # batches of each site
@@ -80,7 +80,7 @@ class Heterogeneity:
     findings: tuple[GroupHeterogeneity, ...] = ()
 
 
-def compare_sites(batches: BatchGradients, group: str, permutations: int, seed: int) -> GroupHeterogeneity:
+def compare_sites(batches: BatchProducts, group: str, permutations: int, seed: int) -> GroupHeterogeneity:
     """Q over all sites for one group of parameters, with its p."""
     found = _effects_of(batches.numbers(group))
     if found is None:
@@ -98,7 +98,7 @@ def _effects_of(numbers: SiteNumbers) -> effects.EffectsEstimate | None:
     return effects.estimate_effects(effects.EffectSums.of(*numbers))
 
 
-def distance_intervals(batches: BatchGradients, group: str, replicates: int, seed: int) -> Floats:
+def distance_intervals(batches: BatchProducts, group: str, replicates: int, seed: int) -> Floats:
     """(sites, 3): each site's distance and the ends of its 95 % interval.
 
     In a resample the true distance is the one between the measured means, so its deviations from that are subtracted
