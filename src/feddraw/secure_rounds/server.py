@@ -9,23 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import numpy as np
 
-from feddraw.core import Aggregate, Cohort, Facts, LimitedWeights, Matrix, Method, Parts, Server, State, Update, Weights
+from feddraw.core import Aggregate, Cohort, Facts, LimitedWeights, Method, Parts, State, Update, Weights
 from feddraw.errors import UserError
 from feddraw.flat_model import Layout, Model, Vector
 from feddraw.secure_rounds import round_weights
 from feddraw.secure_rounds.announcement import Announcement, ClientAnnouncement, Numbers
 from feddraw.secure_rounds.round_weights import WEIGHT_ROUNDING, secure_outputs_with_own_weight, secure_weights_from_own
+from feddraw.secure_rounds.secure_cohort import SecureCohort
 from feddraw.secure_rounds.word_layout import WordLayout
 from feddraw.secure_sums.fixed_point import FRACTION_BITS, Words, from_fixed_point
 from feddraw.server.gate import Gate, GateVerdict, compare_with_median
 from feddraw.server.partial_labels import with_unweighted_rows
 from feddraw.server.policy import size_as_int_if_whole
 from feddraw.server.round import RoundResult, round_result
-from feddraw.sums import Column, Segment, segments_of_sum
+from feddraw.sums import Column
 
 SLACK = 1e-3  # rounding of the lengths that clients announce
 COUNTER = "num_batches_tracked"  # of batch norm: one more with every step
@@ -228,71 +228,3 @@ def _secure_buffers_after_change(sent: Model, change: Vector) -> Vector:
     found = (sent.buffers + change).astype(sent.buffers.dtype)
     np.maximum(found, 0, out=found, where=sent.layout.variances)
     return found
-
-
-RATIO = 1e-9  # rounding that two columns of one ratio may show
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SecureCohort(Cohort):
-    """A cohort of which only means are left. Its updates hold what was said in clear, with the sent model."""
-
-    weights: Weights
-    moves: Vector  # float64, the mean of factor · move under the weights, and under a piece's weights where one is
-    means: Mapping[str, Vector]  # of each vector beside the model, float64
-    multiplied: Column  # what each client's move was multiplied with beside its weight, as far as the server knows
-    term: float  # the mean of the server rule's terms
-    announced: Column  # how far each client says that it moved
-
-    @property
-    def params(self) -> Matrix:
-        self._hidden("parameters")
-
-    @property
-    def buffers(self) -> Matrix:
-        self._hidden("buffers")
-
-    @property
-    def distances(self) -> Column:
-        return self.announced
-
-    def _hidden(self, what: str) -> NoReturn:
-        raise UserError(f"a rule of this method needs single clients' {what}, and a secure sum hides them")
-
-    def factors(self, server: Server) -> Column:
-        return self.multiplied
-
-    def mean_term(self, server: Server, weights: Weights) -> float:
-        return self.term
-
-    def moved(self, by: Column, span: slice) -> Vector:
-        total = np.empty(span.stop - span.start)
-        for part, known in self._known(span):
-            total[part.start - span.start : part.stop - span.start] = self._times(by, known) * self.moves[part]
-        return total.astype(self.model.params.dtype)
-
-    def extra_sum(self, name: str, by: Column, span: slice) -> Vector:
-        mean = self.means[name][span]
-        return (self._times(by, self.weights.values) * mean).astype(self.model.params.dtype)
-
-    def combine_and_measure(self, coefficients: Column, segments: Sequence[Segment] = ()) -> tuple[Vector, Column]:
-        total = self.model.params.copy()
-        for span, column in segments_of_sum(len(total), coefficients, segments):
-            for part, known in self._known(span):
-                if known.any():
-                    total[part] = self.model.params[part] + self._times(column, known) * self.moves[part]
-        return total, self.announced
-
-    def _known(self, span: slice) -> list[Segment]:
-        """The parts of a span with the coefficients under which their mean is known."""
-        whole = segments_of_sum(len(self.moves), self.weights.values, self.weights.segments)
-        cut = [(slice(max(s.start, span.start), min(s.stop, span.stop)), own * self.multiplied) for s, own in whole]
-        return [(part, column) for part, column in cut if part.start < part.stop]
-
-    def _times(self, wanted: Column, known: Column) -> float:
-        """How many times the known coefficients the wanted ones are."""
-        total = known.sum()
-        times = float(wanted.sum() / total) if total else 0.0
-        if not np.allclose(wanted, times * known, rtol=RATIO, atol=RATIO * abs(wanted).max(initial=0)):
-            raise UserError("a rule of this method needs the clients' moves under other weights than were summed")
-        return times
