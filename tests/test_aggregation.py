@@ -86,6 +86,17 @@ def test_types_that_numpy_lacks_stay_as_they_are() -> None:
     assert torch.equal(result.model["fc.weight"], sent["fc.weight"] + 1)
 
 
+def test_of_two_updates_of_one_client_neither_counts_if_one_is_broken() -> None:
+    sent = tiny.initial().arrays()
+    one, two = feddraw.ClientUpdate(moved(sent, 0.1), 10, "one"), feddraw.ClientUpdate(moved(sent, 0.9), 10, "two")
+    broken = feddraw.ClientUpdate({"other": np.zeros(3)}, 10, "two")
+    alone = feddraw.aggregate(sent, [one], round=0, rounds=15, clients=["one", "two"])
+    for updates in ([one, broken, two], [one, two, broken]):
+        result = feddraw.aggregate(sent, updates, round=0, rounds=15, clients=["one", "two"])
+        assert (result.ledger[1].status.startswith("refused: "), result.weights) == (True, {"one": 1.0})
+        assert all(np.array_equal(result.model[name], array) for name, array in alone.model.items())
+
+
 def test_a_broken_update_is_refused_by_name_and_the_others_count() -> None:
     sent = tiny.initial().arrays()
     bad = [{"other": np.zeros(3)}, moved(sent, np.nan), "nothing"]

@@ -417,3 +417,17 @@ def test_a_gpu_without_memory_is_one_line_that_says_what_to_lower(monkeypatch):
     for error in (MemoryError(), torch.cuda.OutOfMemoryError("x"), RuntimeError("CUDA error: out of memory")):
         assert out_of_memory(error)
     assert not out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_worker_that_died_between_two_runs_fails_one_run_and_another_worker_does_the_rest(tmp_path):
+    pool = WorkerPool(tmp_path, [WorkerPlace()])
+    try:
+        (process,) = pool._processes.values()
+        process.kill()
+        process.join()
+        runs = [planned_run(small(rounds=1, seed=seed), {}) for seed in (0, 1)]
+        ended = [event for event in pool.run(runs, admit=bool) if event.kind in ("finished", "failed")]
+    finally:
+        pool.stop()
+    assert [event.kind for event in ended] == ["failed", "finished"]
+    assert ended[0].text.startswith("its worker was killed (SIGKILL)")

@@ -20,6 +20,7 @@ import pytest
 from torch import nn
 
 from feddraw import catalog
+from feddraw.core import Job, Local
 from feddraw.engines.processes import Processes
 from feddraw.engines.serial import Serial
 from feddraw.errors import RunFailed, UserError
@@ -211,7 +212,7 @@ def test_predictions_do_not_depend_on_the_engine() -> None:
 def test_no_more_workers_start_than_there_is_work_for_and_cores_can_use(
     workers: int, clients: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddraw.system.machine.cores", lambda: 2)
+    monkeypatch.setattr("feddraw.system.workers.cores", lambda: 2)
     monkeypatch.setattr("feddraw.experiment.device_placement.cores", lambda: 2)
     with warnings.catch_warnings(record=True) as told:
         found = places_for_clients(small(engine="processes", workers=workers), clients)
@@ -229,3 +230,26 @@ def test_an_engine_may_be_anyones_function_and_a_file_that_names_it_must_be_trus
     with pytest.raises(UserError, match=r"names code to import \(engine = own_engine:engine\)"):
         Experiment.read(tmp_path / "experiment.toml")
     assert Experiment.read(tmp_path / "experiment.toml", trust=True).engine == "own_engine:engine"
+
+
+class Listening(Local):
+    """Sends how many vectors it was sent beside the model."""
+
+    sends = {"heard": "number"}
+
+    def end(self, job: Any, update: Any, memory: Any, client: Any) -> Any:
+        return {"heard": np.array([float(len(job.broadcast))])}, {}
+
+
+def test_a_broadcast_of_one_round_is_not_there_in_the_next() -> None:
+    setup = prepare(small())
+    engine = Processes(replace(setup.trainer, local=Listening()), 1, setup.clients)
+    vector = np.zeros(len(setup.initial.params), np.float32)
+    try:
+        heard = []
+        for round, broadcast in enumerate(({"sent": vector}, {}, {"sent": vector})):
+            (update,) = engine.train([Job(round, 3, 0, 1, setup.initial, broadcast)])
+            heard.append(float(update.extra["heard"][0]))
+    finally:
+        engine.close()
+    assert heard == [1.0, 0.0, 1.0]

@@ -27,7 +27,7 @@ from feddraw.methods.scaffold import scaffold
 from feddraw.results.outcome_settings import dotted_settings
 from feddraw.results.run_folder import RunFolder
 from feddraw.secure_sums.signing_keys import new_signing_key, site_directory_line
-from feddraw.system.file_reading import read_csv, read_jsonl
+from feddraw.system.file_reading import read_csv, read_json, read_jsonl
 from small import small
 
 KEPT = {"keep.best": True, "keep.tail": 2}
@@ -331,3 +331,9 @@ def test_unless_told_otherwise_a_run_waits_for_every_client_of_the_scenario(tmp_
     with pytest.raises(RunFailed, match=r"only 2 of 3 nodes were connected within 0\.1 s"):
         carry_out(settings, NODES[:2])
     assert len(carry_out(settings).history[0].ledger) == 3
+
+
+def test_the_record_counts_the_nodes_that_a_round_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddraw.sums.WORTH_COMPILING", 3 * 1000)
+    carry_out(config(rounds=1, nodes=0, out=str(tmp_path)))
+    assert not read_json(tmp_path / "environment.json")["sums"].startswith("numpy: fewer than")

@@ -217,6 +217,12 @@ def test_a_believable_size_holds_in_a_stream_and_limits_on_weights_are_refused_t
 # ---------------------------------------------------------------------------------------------------- who is there
 
 
+def test_a_client_that_a_fixed_weight_leaves_nothing_is_not_said_to_be_held_by_a_floor_that_nobody_set():
+    result = told(Policy(fixed="North=0.97"))[0]
+    assert 0 in result.weights.values()
+    assert {entry.clause for entry in result.ledger} == {"fixed", ""}
+
+
 def test_limits_that_the_clients_present_cannot_keep_are_eased_by_one_factor_and_told():
     result = told(Policy(cap=0.3), change=lambda updates: updates[:2])[0]
     assert result.weights == {"North": 0.5, "East": 0.5}

@@ -20,7 +20,7 @@ from feddraw.experiment.run_preparation import open_experiment_data
 from feddraw.experiment.running import run
 from feddraw.experiment.trained_model import load_trained
 from feddraw.results.recorded_run import read_run
-from feddraw.system.workers import receive_result
+from feddraw.system.workers import receive_result, send_piece, serve_pieces, start_worker
 from small import small
 
 EXPERIMENT = small(rounds=2, **{"keep.tail": 2})
@@ -157,3 +157,12 @@ def test_the_normalisation_of_the_training_is_written_down_and_used(folder: Path
     found = load_trained(folder / "run")
     assert (found.mean, found.std) == (dataset.mean, dataset.std)
     assert found.run.partition["normalization"] == [dataset.mean, dataset.std]
+
+
+def test_a_worker_that_died_before_its_next_piece_is_named() -> None:
+    pipe, process = start_worker(serve_pieces, abs)
+    assert pipe.recv() is None  # it has begun
+    process.kill()
+    process.join()
+    with pytest.raises(RunFailed, match=r"a worker that prepared images was killed \(SIGKILL\)"):
+        send_piece(pipe, process, 1, "prepared images", "run it again")

@@ -31,8 +31,9 @@ def test_the_small_clients_of_the_papers_scenarios_are_those_it_names() -> None:
     assert [one.small for one in check_scenario(experiment, 2).clients] == [True, True, True, False]
 
 
-def test_two_workers_give_the_same_numbers() -> None:
-    assert check_scenario(small(engine="processes", workers=2), 3) == check_scenario(small(), 3)
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_workers_give_the_same_numbers(stream: bool) -> None:
+    assert check_scenario(small(engine="processes", workers=2, stream=stream), 3) == check_scenario(small(), 3)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
+import feddraw
 from feddraw.errors import UserError
 from feddraw.experiment.run_preparation import prepare
 from feddraw.experiment.running import iterate, run
 from feddraw.experiment.settings import Experiment
+from feddraw.results.environment import environment
 from feddraw.results.run_folder import RunFolder
 from feddraw.system.file_writing import toml_values
 from feddraw.training import network_by_name
@@ -292,3 +294,11 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_settings_come_back_from_the_folder(finished: Path) -> None:
     assert Experiment.read(finished / "experiment.toml").table()["rounds"] == 3
+
+
+def test_the_environment_names_the_commit_of_a_checkout() -> None:
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists() or not Path(feddraw.__file__).is_relative_to(checkout):
+        pytest.skip("feddraw does not run from a git checkout")
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=False)
+    assert environment()["commit"] == git.stdout.strip()

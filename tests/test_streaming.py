@@ -78,6 +78,14 @@ def test_a_client_that_says_another_size_than_before_is_refused():
     assert "was announced" in streamed.ledger[0].status
 
 
+@pytest.mark.parametrize("gate", [Gate(norm="refuse"), Gate(clip=0.9)])
+def test_a_gate_that_waits_for_all_updates_is_refused(gate):
+    method, sent, state, came = a_round("fedavg")
+    sizes = {update.client: update.size for update in came}
+    with pytest.raises(UserError, match="cannot wait for the median"):
+        aggregate_stream(1, 15, sent, method, state, iter(came), NAMES, sizes, gate)
+
+
 def test_where_all_are_refused_the_model_stays():
     method, sent, state, came = a_round("uniform")
     broken = [replace(update, steps=0) for update in came]

@@ -166,6 +166,22 @@ def test_a_damaged_file_is_told_and_does_not_hide_the_other_runs(study, name, te
     assert [run.state for run in followed.runs.values() if run.method == "feddraw"] == ["finished"]
 
 
+@pytest.mark.parametrize("name", ["rounds.jsonl", "weights.csv"])
+def test_a_damaged_log_is_told_at_every_look_until_it_is_mended(tmp_path, name):
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.json").unlink()
+    whole = (folder / name).read_text()
+    damaged = whole.replace(next(line for line in whole.splitlines()[1:]), '{"round": []}' if "json" in name else "x,y")
+    (folder / name).write_text(damaged if "json" in name else whole.replace("\n0,", "\nzero,", 1))
+    followed = FollowedFolder(folder)
+    for _ in range(3):
+        followed.look()
+        assert [run.state for run in followed.runs.values()] == ["broken"]
+    (folder / name).write_text(whole)
+    followed.look()
+    assert [run.state for run in followed.runs.values()] == ["stopped"]
+
+
 def test_a_report_says_how_far_an_unfinished_run_has_come_and_when_it_last_wrote(tmp_path):
     make_run(tmp_path / "whole")
     half = make_run(tmp_path / "half", method="fedavg", finished=False) / "rounds.jsonl"

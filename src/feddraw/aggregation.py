@@ -127,8 +127,7 @@ def aggregate(
     _check_round_to_aggregate(round, rounds, name, state)
     names = _aggregated_client_names({one.client for one in given}, state.clients if state else (), clients)
     arrays = state_dict.plain_arrays(sent)
-    by_finding = [len(one.labelled) for one in given if one.labelled is not None]
-    looked_at = bool(by_finding) or looks_at_classifier(rule)
+    looked_at = any(one.labelled is not None for one in given) or looks_at_classifier(rule)
     layout = state_dict.layout_of_arrays(arrays, classifier, outputs=outputs, ask=looked_at)
     rule.weighting.check(layout)
     model = state_dict.flatten_state_dict(arrays, layout)
@@ -137,6 +136,7 @@ def aggregate(
     readable = [
         update for one in given if (update := _aggregated_update(one, names, layout, rule, refused)) is not None
     ]
+    readable = [update for update in readable if names[update.client] not in refused]  # of two of one client, neither
     result = aggregate_round(round, rounds, model, rule, values, readable, names, gate, policy=limits)
     statuses = {client: f"refused: {reason}" for client, reason in refused.items()}
     ledger = tuple(replace(entry, status=statuses.get(entry.client, entry.status)) for entry in result.ledger)

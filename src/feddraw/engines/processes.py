@@ -313,7 +313,8 @@ class _JobWorker:
         for name, handle in request["broadcast"].items():
             if name not in self._broadcast:
                 self._broadcast[name] = attach_shared(SharedHandle(**handle | {"shape": tuple(handle["shape"])}))
-        job = Job(**request["train"], model=self._sent, broadcast=self._broadcast)
+        broadcast = {name: self._broadcast[name] for name in request["broadcast"]}  # of this round only
+        job = Job(**request["train"], model=self._sent, broadcast=broadcast)
         memory = {name: self._arrays[f"memory.{name}"][job.client] for name in request["memory"]}
         update, learnt = self.trainer.work(job, memory, into=self._inbox.model(request["row"]))
         for name, vector in update.extra.items():

@@ -56,7 +56,7 @@ class ScenarioCheck:
 
 def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | None = None) -> ScenarioCheck:
     """Train every client alone, and all together, for the same number of steps; test on validation data."""
-    setup = _check_clients_apart(prepare(experiment), steps)
+    setup = _with_clients_apart(prepare(replace(experiment, stream=False)), steps)
     small = _small_clients(setup)
     names = (*setup.clients, ALL_TOGETHER)
     models: dict[int, Any] = {}
@@ -78,7 +78,7 @@ def check_scenario(experiment: Experiment, steps: int, on_update: OnUpdate | Non
     return ScenarioCheck(setup.partition.scenario, steps, tuple(found[:-1]), found[-1])
 
 
-def _check_clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
+def _with_clients_apart(setup: PreparedRun, steps: int) -> PreparedRun:
     """The same clients without a federation, and one more that has everybody's images."""
     shards = (*setup.training_rows, pooled_rows(setup.training_rows))
     training = replace(setup.experiment.training, steps=steps)

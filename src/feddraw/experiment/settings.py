@@ -21,7 +21,7 @@ from feddraw.scenarios.scenario_by_name import complete_scenario_options
 from feddraw.schedules import ROUNDS
 from feddraw.server.gate import Gate
 from feddraw.server.policy import Policy
-from feddraw.server.streaming import STREAM_REFUSES_LIMITS
+from feddraw.server.streaming import check_stream_limits
 from feddraw.system.file_reading import read_toml
 from feddraw.training.devices import device_names
 from feddraw.training.network_by_name import model_defaults
@@ -242,10 +242,7 @@ def complete(experiment: Experiment) -> Experiment:
 def _check_stream_settings(experiment: Experiment, method: Method) -> None:
     if not method.streams:
         raise UserError(f"{experiment.section('method')[0]} cannot stream (`feddraw list methods` shows which can)")
-    if experiment.gate.norm == "refuse" or experiment.gate.clip:
-        raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
-    if experiment.policy.limits_weights:
-        raise UserError(STREAM_REFUSES_LIMITS)
+    check_stream_limits(experiment.gate, experiment.policy)
 
 
 def _check_secure_settings(experiment: Experiment, method: Method) -> None:

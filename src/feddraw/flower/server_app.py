@@ -105,7 +105,7 @@ def serve_flower_run(grid: Grid, run_config: Mapping[str, Any]) -> MethodStrateg
     with nullcontext() if folder is None else folder.locked():
         if folder is not None:
             folder.begin(table, **how)  # another process may have used the folder in the meantime
-            numbers = federation.nodes * len(evaluation.initial.params)
+            numbers = _least_nodes(federation, evaluation) * len(evaluation.initial.params)
             layout = evaluation.initial.layout
             folder.write_settings(table, partition=evaluation.partition, parameters=numbers, layout=layout)
         return _run_strategy(grid, federation, evaluation, folder)
@@ -134,15 +134,22 @@ def _run_strategy(
     return strategy
 
 
+def _least_nodes(federation: FlowerSettings, evaluation: ServerEvaluation) -> int:
+    """How many nodes a round waits for."""
+    fewest = FEWEST_SUMMED if evaluation.experiment.secure else 2
+    return federation.nodes or len(evaluation.partition.shards) or fewest
+
+
 def make_strategy(federation: FlowerSettings, evaluation: ServerEvaluation, folder: RunFolder | None) -> MethodStrategy:
     experiment, method = evaluation.experiment, evaluation.method
     if not experiment.policy.limits_weights:
         why = why_no_policy(method) or "the run's settings turn it off"
         log.warning("no policy limits how much a site counts: %s", why)
-    least = FEWEST_SUMMED if experiment.secure else 2
-    nodes = federation.nodes or len(evaluation.partition.shards) or least
-    if experiment.secure and nodes < least:
-        raise UserError(f"secure sums need at least {least} clients, and nodes = {nodes} would begin with fewer")
+    nodes = _least_nodes(federation, evaluation)
+    if experiment.secure and nodes < FEWEST_SUMMED:
+        raise UserError(
+            f"secure sums need at least {FEWEST_SUMMED} clients, and nodes = {nodes} would begin with fewer"
+        )
     counted = evaluation.dataset is None  # the sites evaluate, and send counts
     return MethodStrategy(
         method,

@@ -1,4 +1,4 @@
-"""Random effects early, equal weights late: rho of the first rounds is held, and FedDRAW's clock does the rest.
+"""Random effects early, equal weights late: rho is from the first rounds; FedDRAW's beta makes weights equal.
 
 rho is the mean of what `random_effects` measures before round `until`; afterwards nothing is measured. The weights are
 beta_t / beta_max times those of random effects, the rest equal, with FedDRAW's beta_t: 1 in round 0, 0 in the last.

@@ -1,4 +1,4 @@
-"""FedDRAW whose trust in size decays as fast as the similarities prove steady. See docs/extensions.md.
+"""FedDRAW with an adaptive gamma: the weight of size decays only while similarities are stable. See docs/extensions.md.
 
 gamma <- gamma · exp(-eta · rho), where rho in [0, 1] is the correlation over clients between this round's similarities
 and the last. A steady signal gives FedDRAW itself; one that is noise leaves the weights with size.

@@ -1,4 +1,4 @@
-"""FedDyn: each client's loss is bent so that all share one stationary point. (Acar et al., ICLR 2021)
+"""FedDyn: terms in each client's loss make all clients share one stationary point. (Acar et al., ICLR 2021)
 
 Client: F(w) - <lam_i, w> + alpha/2 |w - x|², then lam_i <- lam_i - alpha (w - x). Server: h <- h - alpha/K · sum of the
 moves, x <- mean of the clients - h/alpha. So h is the mean of all clients' lam_i, and it is zero at the end.

@@ -1,4 +1,4 @@
-"""Krum: the one client whose nearest others are nearest. (Blanchard et al., NeurIPS 2017)
+"""Krum: takes the client with the smallest distances to its nearest neighbours. (Blanchard et al., NeurIPS 2017)
 
 A client's score is the sum of squared distances to its K - f - 2 nearest (at least one), f the number of clients that
 may be false; `keep` of the lowest scores are averaged. Clients with equal scores share: with one neighbour the two

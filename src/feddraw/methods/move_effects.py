@@ -1,4 +1,4 @@
-"""Random effects from moves: how much clients differ, told by their classifiers' moves, with nothing measured beside.
+"""Random effects from moves: how much clients differ is estimated from their classifiers' moves alone.
 
 A client's move per step m has a mean of its own with variance tau² between clients, and sampling adds sigma²/n. With
 N = sum n, the sums over clients Q_n = sum n |m - mean by size|² and Q_1 = sum |m - plain mean|² have the expectations

@@ -1,4 +1,4 @@
-"""Random effects: size counts as far as the clients are alike, by how much their gradients differ at the sent model.
+"""Random effects: weights move from size to equal as the clients' gradients at the sent model differ more.
 
 (DerSimonian and Laird 1986, with traces in place of variances; docs/heterogeneity.md has the derivation.) Each client
 sends the mean g of some batch gradients, how many images N they cover, and s², the variance of one image's gradient.

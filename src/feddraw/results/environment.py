@@ -33,10 +33,10 @@ def installed_version(package: str) -> str:
 
 def _git_commit() -> str:
     """The commit of a source checkout, empty elsewhere."""
-    here = Path(__file__).parent
-    if not (here.parent.parent / ".git").exists():
+    checkout = Path(__file__).parents[3]
+    if not (checkout / ".git").exists():
         return ""
-    git = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return git.stdout.strip()
 
 

@@ -186,7 +186,9 @@ class WeightLimits:
             return "fixed"
         if before == after:
             return ""
-        return self.high if after == self.upper[index] else self.low if after == self.lower[index] else ""
+        if after == self.upper[index] < 1:
+            return self.high
+        return self.low if after == self.lower[index] > 0 else ""
 
 
 def nearest_within_limits(point: Floats, lower: Floats, upper: Floats) -> Floats:

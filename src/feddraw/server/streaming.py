@@ -24,10 +24,6 @@ from feddraw.server.partial_labels import divided_among_labelling, with_unweight
 from feddraw.server.policy import Policy, with_limited_size
 from feddraw.server.round import RoundResult, round_result
 
-STREAM_REFUSES_LIMITS = (
-    "a stream adds an update before all weights are known, so a policy cannot limit them: set stream = false, or "
-    "leave only policy.max_size and policy.max_size_times"
-)
 _STREAM_BLOCK = 1 << 15  # numbers at a time: no second sum in float64 beside the first
 
 
@@ -122,10 +118,9 @@ def aggregate_stream(
     gate: Gate | None = None,
     policy: Policy | None = None,
 ) -> RoundResult:
-    """The same for updates that come one by one, in client order, from clients that have announced their sizes."""
+    """As `aggregate_round`, for updates that come one by one, in client order, after their sizes were announced."""
     gate, policy = gate or Gate(), policy or Policy()
-    if policy.limits_weights:
-        raise UserError(STREAM_REFUSES_LIMITS)
+    check_stream_limits(gate, policy)
     limited = policy.limited_sizes(sizes)
     counted = {client: limited[client][0] if client in limited else size for client, size in sizes.items()}
     cohort = Cohort(round, rounds, model, (), len(clients))
@@ -145,6 +140,17 @@ def aggregate_stream(
     verdicts |= compare_with_median({client: v for client, v in verdicts.items() if not v.reason}, gate)
     aggregate = stream.aggregate(state) if stream.updates else None
     return round_result(method, cohort, state, aggregate, clients, sizes, received, verdicts, sizes, limited)
+
+
+def check_stream_limits(gate: Gate, policy: Policy) -> None:
+    """Refuse a gate and a policy that need all updates at once."""
+    if gate.norm == "refuse" or gate.clip:
+        raise UserError("a stream cannot wait for the median of all moves: gate.norm = off or warn, and no gate.clip")
+    if policy.limits_weights:
+        remedy = "set stream = false, or leave only policy.max_size and policy.max_size_times"
+        raise UserError(
+            f"a stream adds an update before all weights are known, so a policy cannot limit them: {remedy}"
+        )
 
 
 def _check_streamed(update: Update, model: Model, method: Method, sizes: Mapping[int, int], gate: Gate) -> GateVerdict:

@@ -60,14 +60,17 @@ class WorkerPool:
                 yield from self._receive(heard, admit)
 
     def _next(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:
-        while self._waiting and pipe not in self._busy:
+        while self._waiting and pipe in self._processes and pipe not in self._busy:
             planned = self._waiting.pop()
             yield self._begin(pipe, planned) if admit(planned) else StudyEvent("left out", planned.name)
 
     def _begin(self, pipe: Connection, planned: PlannedRun) -> StudyEvent:
         self._busy[pipe] = planned
         request = {"experiment": planned.experiment.table(), "folder": str(self.out / planned.name)}
-        pipe.send_bytes(json.dumps(request).encode())
+        try:
+            pipe.send_bytes(json.dumps(request).encode())
+        except OSError:  # it has died since its last run
+            return self._replace(pipe)
         return StudyEvent("started", planned.name)
 
     def _receive(self, pipe: Connection, admit: Callable[[PlannedRun], bool]) -> Iterator[StudyEvent]:

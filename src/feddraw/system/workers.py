@@ -45,7 +45,7 @@ def in_workers(
                 assert isinstance(pipe, Connection)
                 reply = receive_result(pipe, running[pipe], doing, then)
                 item = next(waiting, None)
-                pipe.send(item)
+                send_piece(pipe, running[pipe], item, doing, then)
                 if item is None:
                     running.pop(pipe).join()
                 if reply is not None:
@@ -87,16 +87,28 @@ def cause_of_death(process: SpawnProcess) -> tuple[str, str]:
     return how, "; out of memory? try fewer workers" if code == -signal.SIGKILL else ""
 
 
+def send_piece(pipe: Connection, process: SpawnProcess, piece: int | None, doing: str, then: str) -> None:
+    """The next piece for a worker, or that there is none."""
+    try:
+        pipe.send(piece)
+    except OSError:
+        raise _worker_died(process, doing, then) from None
+
+
 def receive_result(pipe: Connection, process: SpawnProcess, doing: str, then: str) -> tuple[int, Any] | None:
     """A worker's result, or nothing when it has just begun."""
     try:
         reply: tuple[int, Any] | Exception | None = pipe.recv()
     except (EOFError, ConnectionResetError):
-        how, advice = cause_of_death(process)
-        raise RunFailed(f"a worker that {doing} {how}{advice}; {then}") from None
+        raise _worker_died(process, doing, then) from None
     if isinstance(reply, Exception):
         raise reply
     return reply
+
+
+def _worker_died(process: SpawnProcess, doing: str, then: str) -> RunFailed:
+    how, advice = cause_of_death(process)
+    return RunFailed(f"a worker that {doing} {how}{advice}; {then}")
 
 
 def serve_pieces(pipe: Connection, job: Callable[[int], Any]) -> None:

@@ -49,6 +49,10 @@ class GrowingFile:
         self.path, self._table = path, table
         self._inode, self._read = 0, 0
 
+    def forget(self) -> None:
+        """Begin anew at the next look."""
+        self._inode, self._read = 0, 0
+
     def added(self) -> tuple[bool, str]:
         """Whether it begins anew, and its whole new lines."""
         try:
@@ -145,6 +149,8 @@ class FollowedRun:
             self.state, self.why = self._judged(locked, now), ""
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, csv.Error, UserError) as error:
             self.state, self.why = "broken", naming.safe_line(str(error))[:200]
+            for tail in self._tails:
+                tail.forget()  # so that the damage is met again at the next look
             return before != (self.state, self.why)
         if self.state == "stopped" and failed is not None:
             self.state, self.why = "failed", failed
